@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from launching import silent
 from recorded_ends import BOOM, ENDINGS, ENDS_OTHERS, HOSTS, JOB, OVER_LIMIT, PROGRAM_ENDINGS, WATCHDOG, XID_79, said, tables
 from rendering import job
+from tables import table
 
 from hpc_mp.cluster.slurm.allocation import Allocation
 from hpc_mp.diagnosis.classify import classify
@@ -240,12 +241,7 @@ def test_the_verdict(program: bool, one: str, other: str, code: int, kind: str, 
     assert words in found.message
 
 
-@pytest.mark.parametrize("words", [
-    "but OMPI was not built with SLURM's PMI support and therefore cannot",
-    "[n1:00775] OPAL ERROR: Unreachable in file ext3x_client.c",
-    "[unset]: launcher not compatible with PMI1 client",
-    "check_MPIR_CVAR_PMI_VERSION(167):  Runtime environment uses unsupported PMI version PMIx. Aborting.",
-    "MPIR_pmi_init(225)..............: PMI2_Init returned 14", "No PMIx server was reachable, but a PMI1/2 was detected."])
+@pytest.mark.parametrize("words", table(__file__, "diagnose.toml", "no_launcher"))
 def test_an_mpi_that_does_not_know_its_launcher_names_the_key(words: str) -> None:
     """Open MPI 4.1.4 and 5.0.11 with pmi2, MPICH 5.0.2 with pmix, started by srun 22.05.8."""
     said = {"n1": (f"0: {words}", "0: *** An error occurred in MPI_Init"), "n2": ()}

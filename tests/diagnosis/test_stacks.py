@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from recorded_ends import tables
+from tables import table
 
 from hpc_mp.diagnosis.stacks import (
     Frame,
@@ -150,15 +151,7 @@ def test_any_lines(lines: list[str]) -> None:
 # --- tracebacks, and what only looks like one ------------------------------------------------------------------------
 
 
-PROGRAMS = {
-    "plain": ("raise ValueError('no such column')", "ValueError: no such column", ":1"),
-    "in a function": ("def f():\n    x = 1\n    return x / 0\nf()", "ZeroDivisionError: division by zero", ":3"),
-    "without a word": ("raise KeyError", "KeyError", ":1"),
-    "in a library": ("import json\njson.loads('{')", "json.decoder.JSONDecodeError: Expecting property name", ":2"),
-    "after another": ("try:\n    1 / 0\nexcept Exception:\n    raise RuntimeError('second')", "RuntimeError: second", ":4"),
-    "of its own": ("class Oops(Exception): ...\nraise Oops('x')", "Oops: x", ":2"),
-    "several lines": ("raise RuntimeError('CUDA error\\nsecond line')", "RuntimeError: CUDA error", ":1"),
-}
+PROGRAMS = table(__file__, "stacks.toml", "programs")
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -48,8 +48,7 @@ def test_of_ranks_that_all_stand_in_a_collective_the_one_behind_is_named() -> No
     found = [stands(0, collective(7, 1, 2), {"g": 7}), stands(1, collective(7, 0, 2), {"g": 7}),
              stands(2, collective(3, 3, group="h"), {"g": 6, "h": 3}), stands(3, None, {"h": 2})]
     assert awaited(found, range(4)) == Awaited(3, (0, 1, 2)), "2 waits for 3 in an earlier message of another group"
-    alone = [*found[:2], stands(2, None, {"g": 6})]
-    assert awaited(alone, range(3)) == Awaited(2, (0, 1))
+    assert awaited([*found[:2], stands(2, None, {"g": 6})], range(3)) == Awaited(2, (0, 1))
 
 
 def test_who_waits_for_nobody_in_vain_is_not_named() -> None:
