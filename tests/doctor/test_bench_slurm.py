@@ -23,8 +23,7 @@ GIGABYTES = 0.025  # of RATE
 WITHIN = 0.1
 
 
-def bench(lab: Lab, *words: str, user: str | None = None, inside: tuple[str, ...] = (), code: int = 0,
-          turns: int = 4) -> str:
+def bench(lab: Lab, *words: str, user: str | None = None, inside: tuple[str, ...] = (), code: int = 0, turns: int = 4) -> str:
     done = lab.run([*inside, *BENCH, *words, "-n", str(turns), *SMALL], user=user, timeout=240, environ={"PYTHONSAFEPATH": "1"})
     assert done.returncode == code, done.stdout + done.stderr + lab.logs()
     return done.stdout

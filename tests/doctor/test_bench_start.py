@@ -132,5 +132,4 @@ def _silent(argv: object) -> str:
 
 
 def test_events_are_found_among_other_lines() -> None:
-    lines = ["NCCL INFO Bootstrap", f"0: {MARK}" + '{"event":"end"}', "", "Killed"]
-    assert list(events(lines)) == [{"event": "end"}]
+    assert list(events(["NCCL INFO Bootstrap", f"0: {MARK}" + '{"event":"end"}', "", "Killed"])) == [{"event": "end"}]

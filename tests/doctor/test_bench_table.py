@@ -49,8 +49,7 @@ def text(spec: BenchSpec, rows: list[BenchRow], against: Yardstick = Yardstick()
 def test_an_nccl_tests_parser_reads_the_table(name: str) -> None:
     this, sizes = COLLECTIVES[name], (2**20, 2**24, 2**33)
     spec = spec_of(name, sizes=sizes)
-    rows = [row(spec, size, said(16, size / 100e9, wrong=3)) for size in sizes]
-    printed = text(spec, rows)
+    printed = text(spec, [row(spec, size, said(16, size / 100e9, wrong=3)) for size in sizes])
     assert HEADER in printed
     output = parse(printed)
     assert [each.size for each in output.lines] == list(sizes) and len(output.devices) == 16

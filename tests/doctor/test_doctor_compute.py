@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from machines.tree import broken, tree
+from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.findings import Finding
@@ -203,12 +204,7 @@ def test_what_nvidia_smi_says_under_load_goes_to_its_gpu(tmp_path: Path) -> None
     assert (result.loaded["pcie"], result.loaded["lanes"], result.loaded["clock"]) == (5.0, 16.0, 1980.0)
 
 
-@pytest.mark.parametrize(("text", "limit", "error"), [
-    ("import sys; sys.exit(3)", 60.0, "its process ended"),
-    ("print('hello')", 60.0, "its process said 'hello"),
-    ("import json; print(json.dumps({'error': 'CUDA error: device is lost'}))", 60.0, "device is lost"),
-    ("import time; time.sleep(600)", 1.0, "no answer within 1 s"),
-])
+@pytest.mark.parametrize(("text", "limit", "error"), table(__file__, "doctor_compute.toml", "failing_devices"))
 def test_a_device_that_fails_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, limit: float,
                                                       error: str) -> None:
     monkeypatch.setattr("hpc_mp.doctor.compute.workers.START_S", limit)

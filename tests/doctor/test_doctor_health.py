@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tables import table
 
 import hpc_mp
 from hpc_mp.base.command import CommandFailed
@@ -152,12 +153,7 @@ def test_install_without_anything_before(tmp_path: Path) -> None:
     assert os.access(tmp_path / SCRIPT, os.X_OK)
 
 
-@pytest.mark.parametrize(("mounts", "directory"), [
-    ("server:/x {} nfs4 rw", "bin"),
-    ("auto {} autofs rw\nserver:/x {} nfs4 rw", "bin"),  # an automounter's placeholder lies below
-    (r"server:/x {}/my\040data nfs4 rw", "my data/bin"),
-    ("server:/x {}/far nfs4 rw", "near/bin"),  # near is a symlink to far
-])
+@pytest.mark.parametrize(("mounts", "directory"), table(__file__, "doctor_health.toml", "shared_storage"))
 def test_shared_storage_is_refused(tmp_path: Path, mounts: str, directory: str) -> None:
     place, root = tmp_path / "place", tmp_path / "root"
     (place / "far").mkdir(parents=True)

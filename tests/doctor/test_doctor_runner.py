@@ -95,8 +95,7 @@ def test_nothing_is_left_of_a_child_and_of_what_it_started(tmp_path: Path, monke
             print(subprocess.Popen(["sleep", "100"]).pid, file=file)
         time.sleep(100)
     before = set(psutil.Process().children())
-    found = in_time({"x": start}, 10.0)
-    assert isinstance(found["x"], Unavailable)
+    assert isinstance(in_time({"x": start}, 10.0)["x"], Unavailable)
     assert set(psutil.Process().children()) <= before
     pid = int((tmp_path / "pid").read_text())
     assert not Path(f"/proc/{pid}").exists() or "(sleep) Z" in Path(f"/proc/{pid}/stat").read_text()
