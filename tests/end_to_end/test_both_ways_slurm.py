@@ -12,6 +12,7 @@ from both_ways_run import Case, lab_for, run_all
 from both_ways_sandbox import programs, scaled
 from both_ways_scripts import drawn_script
 from slurm_lab.why_not import why_not
+from tables import table
 
 CELLS, LIMIT = 8, 300.0
 DRAWN = tuple(drawn_cases(30, seed=1))
@@ -95,12 +96,7 @@ def test_what_differs_from_job_to_job_is_taken_away() -> None:
     assert without_witness(["-n", "1", *witness, "./a", ":", *witness, "./b"]) == ["-n", "1", "./a", ":", "./b"]
 
 
-@pytest.mark.parametrize(("line", "expected"), [
-    ("--nodes=16 --ntasks-per-node 8", "--nodes=2 --ntasks-per-node=2"), ("-N 1-4", "--nodes=1-2"), ("-p gpu", ""),
-    ("--gres=gpu:a100:8", "--gres=gpu:4"), ("--gres=tmp:10G", ""), ("--mem=2T", "--mem=64000M"), ("--mem=0", "--mem=0"),
-    ("--array=3-9%2", "--array=3"), ("--chdir=/scratch/x", ""), ("--chdir=sub", "--chdir=sub"),
-    ("-A acc --exclusive", "--exclusive"), ("--gpus-per-node=h100:8", "--gpus-per-node=4"),
-    ("--comment=\"a b\"", "--comment=\"a b\""), ("--time=3-0", "--time=3-0")])
+@pytest.mark.parametrize(("line", "expected"), table(__file__, "both_ways_slurm.toml", "scaled"))
 def test_directives_are_scaled(line: str, expected: str) -> None:
     text = f"#!/bin/bash\n#SBATCH {line}  # why\necho\n#SBATCH {line}\n"
     lines = scaled(text, "c0").split("\n")

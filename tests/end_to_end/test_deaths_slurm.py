@@ -93,8 +93,7 @@ saving.write_shard = refused
 
 
 def refused(lab: Cluster, job: Path, error: str) -> tuple[RunDirectory, str]:
-    fault = f"exec({REFUSES.format(error=error)!r})"
-    return submit(lab, job, (*PACED, *with_fault(job, fault, step=15)))
+    return submit(lab, job, (*PACED, *with_fault(job, f"exec({REFUSES.format(error=error)!r})", step=15)))
 
 
 @pytest.mark.parametrize("error", ["EROFS", *(pytest.param(each, marks=pytest.mark.prove) for each in ("EACCES", "EIO"))])

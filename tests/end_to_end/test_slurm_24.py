@@ -111,8 +111,7 @@ def test_eight_ranks_on_four_hosts_are_the_emulator(lab: Cluster, job: Path) -> 
     script = (Path(ended["run"]) / "job.sbatch").read_text(encoding="utf-8")
     assert "--oom-kill-step=1" in script, "it is not the script for this release"
     assert close(losses(ended["run"]), emulated(job, EIGHT))
-    said = lab.run(hpc_mp("status", ended["run"], "--json"), timeout=120, check=True).stdout
-    status = json.loads(said)
+    status = json.loads(lab.run(hpc_mp("status", ended["run"], "--json"), timeout=120, check=True).stdout)
     assert (status["state"], status["job"]["state"], status["job"]["exit_code"]) == ("completed", "COMPLETED", 0)
 
 

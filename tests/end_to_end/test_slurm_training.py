@@ -34,8 +34,7 @@ def test_ranks_on_four_hosts_are_one_process(lab: Cluster, job: Path, per_node: 
     ended = launch(lab, job, layout)
     assert ended["state"] == "completed"
     assert close(losses(ended["run"]), run_plain(load_job(job, layout)).losses)
-    ranks = read_lines(Path(ended["run"]) / "ranks.jsonl")
-    found = {(line["rank"], line["node"]) for line in ranks}
+    found = {(line["rank"], line["node"]) for line in read_lines(Path(ended["run"]) / "ranks.jsonl")}
     assert found == {(rank, f"n{1 + rank // per_node}") for rank in range(4 * per_node)}
 
 
@@ -53,14 +52,12 @@ def test_every_form_of_start_gives_the_same_numbers(lab: Cluster, job: Path, for
     # Slurm lists the plugin also where the library that it loads is not there.
     if form == "pmix" and lab.run(["srun", "--mpi=pmix", "--ntasks=1", "true"]).returncode:
         pytest.skip("this Slurm cannot load PMIx: install libpmix-dev")
-    ended = launch(lab, job, (*EIGHT, *FORMS[form]))
-    assert close(losses(ended["run"]), emulated(job, EIGHT)), form
+    assert close(losses(launch(lab, job, (*EIGHT, *FORMS[form]))["run"]), emulated(job, EIGHT)), form
 
 
 @pytest.mark.prove
 def test_an_ordinary_user_gets_the_same_numbers(lab: Cluster, job: Path) -> None:
-    ended = launch(lab, job, EIGHT, user=USER)
-    assert Path(ended["run"]).owner() == USER
+    assert Path(launch(lab, job, EIGHT, user=USER)["run"]).owner() == USER
     shutil.rmtree(job.parent / "runs")
     assert close(losses(launch(lab, job, EIGHT)["run"]), emulated(job, EIGHT))
 
@@ -267,8 +264,7 @@ print("refused:", refused, "without", node, flush=True)
                       f"#SBATCH --output={log}\ntrap '' TERM USR2\n"
                       "echo start ${SLURM_RESTART_COUNT:-0} on $SLURM_JOB_NODELIST\n"
                       f'[ "${{SLURM_RESTART_COUNT:-0}}" -ge 20 ] || {sys.executable} {run}/again.py\n')
-    done = lab.run(["sbatch", "--parsable", str(script)], user=USER, check=True)
-    job_id = done.stdout.strip()
+    job_id = lab.run(["sbatch", "--parsable", str(script)], user=USER, check=True).stdout.strip()
     until(lambda: state(lab, job_id) in ENDS, "20 requeues", 900)
     said = log.read_text()
     assert state(lab, job_id) == "COMPLETED" and said.count("refused: None") == 20, said

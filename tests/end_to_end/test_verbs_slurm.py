@@ -217,8 +217,7 @@ def test_waiting_for_several_jobs(cluster: Lab, run: RunDirectory) -> None:
         pauses.append(seconds)
         time.sleep(seconds)
 
-    ids = [str(cluster.sbatch(f"--wrap=sleep {seconds}")) for seconds in (0, 3)]
-    ends = queue.wait(ids, pause, ask)
+    ends = queue.wait([str(cluster.sbatch(f"--wrap=sleep {seconds}")) for seconds in (0, 3)], pause, ask)
     assert {job.state for job in ends.values()} == {"COMPLETED"}
     rarely = itertools.chain(queue.DELAYS_S, itertools.repeat(queue.DELAYS_S[-1]))
     assert pauses == list(itertools.islice(rarely, len(pauses))) != [], "ever more rarely"
@@ -240,8 +239,7 @@ def test_the_words_of_a_submit_plugin(cluster: Lab, run: RunDirectory, tmp_path:
 def test_following_from_the_queue(cluster: Lab, run: RunDirectory) -> None:
     """``logs --follow`` begins while the job waits, and ends with it."""
     job_id = submitted(cluster, run, "exit 3", "--hold")
-    timer = threading.Timer(1.0, lambda: cluster.run(["scontrol", "release", job_id]))
-    timer.start()
+    threading.Timer(1.0, lambda: cluster.run(["scontrol", "release", job_id])).start()
     lines = call("logs", run.path, "--follow").output.splitlines()
     assert "task 0 runs" in lines and lines[-1].startswith(f"Slurm job {job_id} ended as FAILED")
 
