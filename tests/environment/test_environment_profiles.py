@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from machines.tree import KINDS, tree
+from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.environment.apply import apply
@@ -97,17 +98,7 @@ def test_a_slip_of_a_name_is_answered() -> None:
         load_profile("azure-nvd4")
 
 
-@pytest.mark.parametrize(("tree", "problem"), [
-    ({"variable": [{"name": "A", "value": "1", "reason": "r", "source": "s", "uses": "job"}]}, "uses"),
-    ({"variable": [{"name": "A", "value": "1", "reason": "r"}]}, "source"),
-    ({"variable": [{"name": "A B", "value": "1", "reason": "r", "source": "s"}]}, "name"),
-    ({"variable": [{"name": "A", "value": "1\n", "reason": "r", "source": "s"}]}, "value"),
-    ({"variable": [{"name": "A", "value": 1, "reason": "r", "source": "s"}]}, "value"),
-    ({"variable": [{"name": "A", "value": "1", "reason": "r", "source": "s", "needs": {"nccl": "2.21"}}]}, "needs"),
-    ({"variable": [{"name": "A", "value": "1", "reason": "r", "source": "s", "use": "leave"}]}, "must not have a value"),
-    ({"variable": [{"name": "A", "value": value, "reason": "r", "source": "s"} for value in "12"]}, "several values"),
-    ({"cloud": "Azur"}, "Azur is not one of"),
-])
+@pytest.mark.parametrize(("tree", "problem"), table(__file__, "environment_profiles.toml", "wrong"))
 def test_a_wrong_profile_is_refused(tree: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         Profile.model_validate({"name": "x", "title": "t"} | tree)
