@@ -206,8 +206,7 @@ def test_a_large_batch_takes_no_time(here: Path) -> None:
 @pytest.mark.parametrize("value", ["1", "two words", '"1"', "1.5"])
 def test_variables_of_the_command_line_need_no_quotes(here: Path, value: str) -> None:
     """A shell takes them away."""
-    spec = load_job(here / "job.toml", [f"environment.set.X={value}"])
-    assert spec.environment.set["X"] == value.strip('"')
+    assert load_job(here / "job.toml", [f"environment.set.X={value}"]).environment.set["X"] == value.strip('"')
 
 
 # --- the choices of a launch are applied to the job once, and nothing else of it changes -----------------------------

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from small_job import JOB
+from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, ProgramSpec, dump_job, load_any, load_job, load_sweep, resolve_any
@@ -44,14 +45,7 @@ def test_a_grid_is_every_combination_once_the_last_key_fastest(grid: dict[str, l
     assert runs_of(Sweep(runs=found)) == found, "a grid is the runs that it lists"
 
 
-@pytest.mark.parametrize("sweep", [
-    '[sweep]\ngrid = { "train.seed" = [1, 2], "train.learning_rate" = [1e-3, 3e-4] }',
-    "[sweep.grid]\ntrain.seed = [1, 2]\ntrain.learning_rate = [1e-3, 3e-4]",
-    "[sweep.grid.train]\nseed = [1, 2]\nlearning_rate = [1e-3, 3e-4]",
-    "[[sweep.runs]]\ntrain = { seed = 1, learning_rate = 1e-3 }\n[[sweep.runs]]\ntrain.seed = 1\ntrain.learning_rate = 3e-4\n"
-    '[[sweep.runs]]\n"train.seed" = 2\n"train.learning_rate" = 1e-3\n'
-    "[[sweep.runs]]\ntrain.seed = 2\ntrain.learning_rate = 3e-4\n",
-])
+@pytest.mark.parametrize("sweep", table(__file__, "sweep.toml", "ways"))
 def test_every_way_to_write_it_means_the_same_runs(tmp_path: Path, sweep: str) -> None:
     specs = load_sweep(written(tmp_path, sweep))
     assert [(spec.train.seed, spec.train.learning_rate) for spec in specs] == [(1, 1e-3), (1, 3e-4), (2, 1e-3), (2, 3e-4)]
