@@ -22,6 +22,7 @@ from click.testing import CliRunner
 from rendering import executable
 from slurm_lab.cluster import wait_until
 from slurm_lab.why_not import why_not
+from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.lab import SBIN, command
@@ -209,15 +210,8 @@ def test_what_was_killed_is_gone(running: Path) -> None:
     wait_until(lambda: status()["n3"]["state"] == "idle", "n3 idle again")
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (("kill", "n9"), "node n9: must be one of n1, n2, n3. Pass one of these."),
-    (("shape", "1gbit", "n1", "n0"), "node n0: must be one of n1, n2, n3."),
-    (("shape", "200"), "rate 200: must be a number above 0 with bit, kbit, mbit or gbit (per second). Write for example 200mbit"),
-    (("shape", "0mbit"), "rate 0mbit: must be a number above 0"),
-    (("shape", "fast", "n1"), "rate fast: must be"),
-    (("shape", "9999999999999gbit"), "rate 9999999999999gbit: was refused: "),
-    (("link", "n1", "sideways"), "'sideways' is not one of 'up', 'down'"),
-], ids=lambda value: "-".join(value) if isinstance(value, tuple) else "")
+@pytest.mark.parametrize(("words", "said"), table(__file__, "cluster_up.toml", "refused"),
+                         ids=lambda value: "-".join(value) if isinstance(value, list) else "")
 def test_what_it_does_not_take(running: Path, words: tuple[str, ...], said: str) -> None:
     assert said in act(*words, code=2)
     assert all(node["cable"] == {"up": True, "rate": None} for node in status().values())

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.lab import _say, chosen, command, down, forget, up
@@ -107,12 +108,7 @@ def test_no_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     assert f"`apt-get install --no-install-recommends {packages}`" in said and "systemctl mask munge" in said
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (("--nodes", "17"), "17 is not in the range 1<=x<=16"), (("--nodes", "two"), "'two' is not a valid integer"),
-    (("--show", "/nowhere"), "'/nowhere' does not exist"),
-    (("--name", "../etc"), "--name ../etc: must be at most 31 lower-case letters"),
-    (("--nodes", "2", "--switches", "3"), "--switches 3: must be at most --nodes, 2"),
-])
+@pytest.mark.parametrize(("words", "said"), table(__file__, "lab_refusals.toml", "options"))
 def test_options_that_cannot_be(words: tuple[str, ...], said: str) -> None:
     done = CliRunner().invoke(up, list(words))
     assert said in (str(done.exception) if isinstance(done.exception, HpcMpError) else done.output)
