@@ -9,6 +9,7 @@ import pytest
 from launching import make_run, the_run, write_job
 from played_slurm import Cluster
 from rendering import job as resolved_job
+from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.bad_nodes import BadNode, ledger, record
@@ -33,24 +34,14 @@ def training(nodes: int, **extra: str) -> AnySpec:
     return resolved_job(job={"nodes": nodes}, slurm={"extra": extra})
 
 
-@pytest.mark.parametrize(("nodes", "extra", "found", "down", "excluded", "words"), [
-    (2, {}, (), (), None, None), (2, {}, ("n3",), (), "n3", "avoided: n3 (lost: n3 vanished)"),
-    (2, {"exclude": "n4"}, ("n3",), (), "n[4,3]", "avoided: n3"), (2, {"exclude": "n3"}, ("n3",), (), "n3", None),
-    (2, {}, ("x9",), (), None, None),
-    (4, {}, ("n3",), (), None, "not avoided, as only 3 other nodes are there: n3"),
-    (3, {}, ("n2", "n3"), (), "n3", "avoided: n3 (lost: n3 vanished); not avoided, as only 2 other nodes are there: n2"),
-    (3, {"exclude": "n1"}, ("n2",), (), "n1", "not avoided, as only 2 other"),
-    (2, {"nodelist": "n[3-4]"}, ("n2", "n3"), (), "n2", "avoided: n2 (lost: n2 vanished)"),
-    (3, {}, ("n2", "n3"), ("n2",), "n2", "avoided: n2 (lost: n2 vanished); not avoided, as only 2 other nodes are there: n3"),
-    (2, {}, ("n3",), ("n1", "n2"), None, "not avoided, as only 1 other nodes are there: n3"),
-])
-def test_bad_nodes(nodes: int, extra: dict[str, str], found: tuple[str, ...], down: tuple[str, ...], excluded: str | None,
-                   words: str | None) -> None:
+@pytest.mark.parametrize(("nodes", "extra", "found", "down", "excluded", "words"), table(__file__, "avoid.toml", "bad_nodes"))
+def test_bad_nodes(nodes: int, extra: dict[str, str], found: tuple[str, ...], down: tuple[str, ...], excluded: str,
+                   words: str) -> None:
     """Nodes that are down are not among those that are enough."""
     spec = training(nodes, **extra)
     chosen = avoid(spec, ClusterFacts(partition=PARTITION, out_of_service=frozenset(down)), bad(*found))
     assert resolved(spec, [chosen]).slurm.extra == {**extra, **({"exclude": excluded} if excluded else {})}
-    assert chosen.why.startswith(words or "") and bool(chosen.why) == (words is not None)
+    assert chosen.why.startswith(words) and bool(chosen.why) == bool(words)
 
 
 @pytest.mark.parametrize(("found", "words"), [
@@ -119,8 +110,7 @@ def test_a_run_that_goes_on_is_kept_off_the_node_that_it_has_suffered_from(
     if program:
         job.write_text('[job]\nname = "t"\nnodes = 3\n[program]\ncommand = ["true"]\nresumes = true\n')
     play(tmp_path, "alike", "echo 4242")
-    overrides = () if program else ("job.nodes=3", "job.ranks_per_node=1", "train.global_batch=6")
-    run = make_run(load_any(job, overrides))
+    run = make_run(load_any(job, () if program else ("job.nodes=3", "job.ranks_per_node=1", "train.global_batch=6")))
     (tmp_path / "link").symlink_to(tmp_path / "runs")
     now, by = time.time(), str(tmp_path / sufferer)
     record(ledger("lab"), [BadNode("n3", "unwritable", "n3 could not write", by, now - 9, now + 3600),

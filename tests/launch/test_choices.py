@@ -216,8 +216,7 @@ def test_the_memory_of_nodes_holds_the_state() -> None:
     found = with_node_memory(Device("cpu", "x"), given, FACTS, [0, 1, 0, 1])
     assert [(pool.name, pool.size, pool.ranks) for pool in found.pools] == [
         ("a node of partition lab", 4 * GIB, (0, 2)), ("a node of partition lab", 4 * GIB, (1, 3))]
-    less = with_node_memory(Device("cpu", "x"), job(slurm={"extra": {"mem": "1G"}}), FACTS, [0])
-    assert less.pools[0].size == GIB
+    assert with_node_memory(Device("cpu", "x"), job(slurm={"extra": {"mem": "1G"}}), FACTS, [0]).pools[0].size == GIB
     assert with_node_memory(Device("cuda", "x"), given, FACTS, [0]).pools == ()
 
 
@@ -235,8 +234,7 @@ def test_gpus_that_slurm_would_never_give(slurm: dict[str, Any], elsewhere: tupl
 
 
 def test_cuda_as_asked() -> None:
-    asked = job(job={"device": "cuda"})
-    assert slurm_gpus(asked, FACTS).device.why == "as asked; the partition lists no GPU"
+    assert slurm_gpus(job(job={"device": "cuda"}), FACTS).device.why == "as asked; the partition lists no GPU"
     uncounted = job(job={"device": "cuda"}, slurm={"gpu_request": "none"})
     assert slurm_gpus(uncounted, replace(FACTS, gpu_partitions=("gpu",))).device.kind == "cuda"
     assert slurm_gpus(job(), FACTS).device.why == "as the partition has it"

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from launching import record, said, the_run, until
 from played_slurm import Cluster
+from tables import table
 
 from hpc_mp.cluster.bandwidth import LinkRates, read_measured, where, write_measured
 from hpc_mp.rundir import RunDirectory
@@ -96,12 +97,7 @@ def test_a_run_gets_the_rates_of_its_cluster(cluster: Cluster, job: Path, mark: 
     assert the_run(job).attempt() == 2 and not the_run(job).measured.exists()
 
 
-@pytest.mark.parametrize(("left", "state", "code", "figures", "words"), [
-    ("metrics.jsonl", "COMPLETED", 0, {"state": "completed", "first_loss": 8.0, "loss": 4.0, "steps": 5}, ""),
-    ("failures", "FAILED", 1, {"state": "failed"}, "rank 1 on node0 failed: ValueError: boom"),
-    ("", "NODE_FAIL", 1, {"state": "failed"}, "Slurm job 4242 ended as NODE_FAIL"),
-    ("", "CANCELLED", 1, {"state": "stopped"}, "Continue with: hpc-mp launch"),
-])
+@pytest.mark.parametrize(("left", "state", "code", "figures", "words"), table(__file__, "launch_slurm.toml", "ends"))
 def test_waiting_for_the_end_of_a_job(cluster: Cluster, job: Path, mark: str, tmp_path: Path, left: str, state: str, code: int,
                                       figures: dict[str, Any], words: str) -> None:
     """The job copies what its ranks would leave."""

@@ -14,6 +14,7 @@ import pytest
 import warm
 from launching import call, executable, silent, until
 from layouts import write_job as write_training
+from tables import table
 from test_run import HARD, here
 
 from hpc_mp.base.errors import HpcMpError
@@ -76,14 +77,7 @@ def test_ranks_meet_and_arguments_arrive_byte_for_byte(here: Path) -> None:
 
 
 # (what rank 2 of 4 does, kind, words of the cause)
-ENDS = {
-    "SIGKILL": ("os.kill(os.getpid(), signal.SIGKILL)", "signal", "rank 2 on node1 was killed by SIGKILL"),
-    "SIGSEGV": ("os.kill(os.getpid(), signal.SIGSEGV)", "crash", "rank 2 on node1 was killed by SIGSEGV"),
-    "exit code": ("print('no such option', flush=True); os._exit(4)", "exit", "exit code 4; its last words: no such option"),
-    "alone": ("os._exit(0)", "early", "rank 2 on node1 ended before the others"),
-    "a traceback that MPI keeps from ending": ("raise ValueError('boom')", "error",
-                                               "rank 2 on node1 failed: ValueError: boom (program.py:6); it was still running"),
-}
+ENDS = table(__file__, "mpi_program.toml", "ends")
 
 
 @needs_mpirun
@@ -250,26 +244,15 @@ def planned(here: Path, known: tuple[str, ...] | None, mpi: str = "none", start:
     return compose_program(spec, Where(place, ""), target).spec.slurm.mpi  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("known", "mpi", "start", "place", "chosen"), [
-    (("pmi2", "pmix"), "none", "mpi", "slurm", "pmix"), (("pmi2", "none"), "none", "mpi", "slurm", "pmi2"),
-    (None, "none", "mpi", "slurm", "pmix"), (("pmix", "pmi2"), "pmi2", "mpi", "slurm", "pmi2"),
-    (("none", "cray_shasta"), "none", "mpi", "slurm", "mpirun"), (("pmix",), "mpirun", "mpi", "slurm", "mpirun"),
-    (("pmix",), "none", "rank", "slurm", "none"), (("pmix",), "pmix", "rank", "slurm", "pmix"),
-    (None, "none", "mpi", "local", "none"), (None, "none", "mpi", "mpi", "none"),
-    # without an mpirun here
-    (("none", "pmi2"), "pmix", "mpi", "slurm", "is none of what this site's srun has: none, pmi2"),
-    (("none", "cray_shasta"), "none", "mpi", "slurm", "this site's srun has none of pmix, pmi2 (it has none, cray_shasta), and "
-     "mpirun: is not on PATH here"),
-    (("pmix",), "mpirun", "mpi", "slurm", 'slurm.mpi = "mpirun": is not on PATH here, which the job keeps'),
-    (None, "none", "rank", "mpi", 'set program.start = "mpi"')])
-def test_the_plug_in_that_is_taken(here: Path, known: tuple[str, ...] | None, mpi: str, start: str, place: str, chosen: str,
+@pytest.mark.parametrize(("known", "mpi", "start", "place", "chosen"), table(__file__, "mpi_program.toml", "plug_ins"))
+def test_the_plug_in_that_is_taken(here: Path, known: list[str], mpi: str, start: str, place: str, chosen: str,
                                    monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(here))
     if " " not in chosen:
         executable(here, "mpirun", "")
-        assert planned(here, known, mpi, start, place) == chosen
+        assert planned(here, tuple(known) or None, mpi, start, place) == chosen
         return
     with pytest.raises(HpcMpError) as refused:
-        planned(here, known, mpi, start, place)
+        planned(here, tuple(known) or None, mpi, start, place)
     assert chosen.lower() in str(refused.value).lower()
     assert planned(here, ("none",), modules=("openmpi",)) == "mpirun", "a module may bring the one that is not here"

@@ -46,8 +46,7 @@ def test_golden_scripts_are_accepted(big: Lab, name: str) -> None:
 
 def test_a_wrong_script_is_not(big: Lab) -> None:
     script = golden("gpus-per-node", (22, 5)).read_text().replace("h100:8", "h200:8")
-    said = big.run(["sbatch", "--test-only"], input=script)
-    assert said.returncode != 0
+    assert big.run(["sbatch", "--test-only"], input=script).returncode != 0
 
 
 # --- what ranks get ---------------------------------------------------------------------------------------------------

@@ -139,8 +139,7 @@ def test_emulated_nodes_in_place_of_a_cluster_are_named_at_the_end(
     for name in ("SLURM_JOB_ID", "SLURM_CONF"):
         monkeypatch.delenv(name, raising=False)
     said: list[str] = []
-    outcome = hpc_mp.run_job(job, on="auto", say=said.append)
-    assert outcome.state == "completed"
+    assert hpc_mp.run_job(job, on="auto", say=said.append).state == "completed"
     last = [text for text in said if text.startswith("ran ")]
     assert last == ["ran       emulated on this machine, not on a cluster: sbatch is on PATH, but no Slurm answers "
                     "(no controller), and\n          SLURM_CONF is not set: export it if slurm.conf is not in the default place"]

@@ -162,8 +162,7 @@ def test_a_prefix_of_its_own(tmp_path: Path) -> None:
     for name in ("bin/python3", "lib/python3.11/site-packages/gym/envs/__init__.py", "envs/other/bin/python3"):
         (prefix / name).parent.mkdir(parents=True, exist_ok=True)
         (prefix / name).write_text("")
-    library = prefix / "lib/python3.11/site-packages"
-    found = Interpreter(prefix, prefix, "3.11.7", prefix / "bin/python3", (library,))
+    found = Interpreter(prefix, prefix, "3.11.7", prefix / "bin/python3", (prefix / "lib/python3.11/site-packages",))
     assert [member.name for member in members(found)] == [
         ".relocate", "bin/python3", "lib/python3.11/site-packages/gym/envs/__init__.py"]
 
