@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from schedules import Request, requests
+from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.main import cli
@@ -56,8 +57,7 @@ ONE = "0F0,,0B0\n"
 def test_a_table_of_ones_own() -> None:
     schedule = from_csv(MINE)
     assert (schedule.placement, schedule.microbatches) == ((0, 1), 2)
-    assert [a.kind for a in schedule.ranks[1]] == [
-        "RECV_F", "RECV_F", "F", "F", "B", "SEND_B", "I", "SEND_B", "W", "REDUCE"]
+    assert [a.kind for a in schedule.ranks[1]] == ["RECV_F", "RECV_F", "F", "F", "B", "SEND_B", "I", "SEND_B", "W", "REDUCE"]
 
 
 WRONG = tomllib.loads(Path(__file__).with_name("wrong_tables.toml").read_text(encoding="utf-8"))["wrong"]
@@ -111,8 +111,7 @@ def test_the_model_is_cut_into_all_stages(tmp_path: Path, parallel: dict[str, ob
 @pytest.mark.parametrize("zero", range(4))
 def test_zero_2_and_3_synchronise_after_each_backward(tmp_path: Path, zero: int) -> None:
     schedule = schedule_of(job(tmp_path, schedule="zero_bubble", zero=zero, microbatches=6))
-    reductions = sum(action.kind == "REDUCE" for action in schedule.ranks[0])
-    assert reductions == (6 if zero >= 2 else 1)
+    assert sum(action.kind == "REDUCE" for action in schedule.ranks[0]) == (6 if zero >= 2 else 1)
 
 
 def test_microbatches_left_out_can_be_interleaved(tmp_path: Path) -> None:
@@ -184,8 +183,7 @@ def test_command_prints_one_json_document() -> None:
     assert [tree[key] for key in sizes] == ["zero_bubble_v", 4, 8, 2, [0, 1, 2, 3, 3, 2, 1, 0]]
     assert tree["bubble"] == simulate(schedule).bubble
     assert tree["peak_in_flight"] == [8, 8, 8, 8]
-    again = tuple(tuple(Action(**action) for action in rank["actions"]) for rank in tree["ranks"])
-    assert again == schedule.ranks
+    assert tuple(tuple(Action(**action) for action in rank["actions"]) for rank in tree["ranks"]) == schedule.ranks
 
 
 def test_command_prints_table_drawing_and_csv() -> None:
@@ -208,14 +206,6 @@ def test_command_reads_a_table(tmp_path: Path) -> None:
         run("--schedule", str(path), "--pp", "4")
 
 
-@pytest.mark.parametrize("arguments", [
-    ["--pp", "2", "--microbatches", "2", "--csv", "--json"],
-    ["--pp", "4", "--microbatches", "6", "--schedule", "interleaved_1f1b"],
-    ["--pp", "4", "--microbatches", "6", "--schedule", "1F1B"],
-    ["--pp", "4", "--microbatches", "6", "--virtual-stages", "0"],
-    ["--pp", "0", "--microbatches", "6"],
-    ["--pp", "2"],
-    ["--microbatches", "2"],
-])
+@pytest.mark.parametrize("arguments", table(__file__, "schedule_table.toml", "refused"))
 def test_command_refuses_wrong_input(arguments: list[str]) -> None:
     assert isinstance(CliRunner().invoke(cli, ["schedule", *arguments]).exception, HpcMpError)

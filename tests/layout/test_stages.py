@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, resolve
@@ -84,8 +85,7 @@ def test_parameters_make_the_largest_stage_as_small_as_it_can_be(
 
 
 def test_uniform_counts_layers_alone() -> None:
-    big = {"vocab_size": 10**6}
-    assert cut(4, partition="uniform", config=big) == (3, 3, 3, 3)
+    assert cut(4, partition="uniform", config={"vocab_size": 10**6}) == (3, 3, 3, 3)
     assert cut(5, partition="uniform") == (2, 2, 2, 3, 3)
     assert cut(14, partition="uniform") == (0, *[1] * 12, 0)
 
@@ -139,8 +139,7 @@ def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert spec.profile == tmp_path / "here/p.json"
     assert asdict(read_profile(spec, read_shape(spec))) == json.loads(spec.profile.read_text())
     assert read_profile(spec, read_shape(spec)).head == UnitProfile(1.5, 16, 17)
-    other = spec_of(3, base=tmp_path, partition="profile")
-    assert other.profile == tmp_path / "runs/.cache/profile-job.json"
+    assert spec_of(3, base=tmp_path, partition="profile").profile == tmp_path / "runs/.cache/profile-job.json"
 
 
 def test_memory_weight_moves_layers_from_balanced_time_to_balanced_memory(tmp_path: Path) -> None:
@@ -263,16 +262,7 @@ def test_neighbours_share_a_key_value_head() -> None:
     assert held == [(rank // 2 * 2, rank // 2 * 2 + 2, 2, rank % 2) for rank in range(12)]
 
 
-@pytest.mark.parametrize(("model", "tensor", "more", "said"), [
-    ("llama", 4, {}, r"tensor = 4: is neither a divisor nor a multiple of the model's 6 key-value heads. Use 2"),
-    ("llama", 5, {}, r"tensor = 5: does not divide the model's 12 attention heads"),
-    ("llama", 2, {"tensor_modules": ["*.mlp", "*.q_proj"]}, r"with '\*.q_proj'.*model.layers.\*.self_attn, model.layers.\*.mlp"),
-    ("gpt2", 2, {"tensor_modules": ["lm_head"]}, r"matches no module.*transformer.wte, transformer.h.\*.attn"),  # it is tied
-    ("llama", 2, {"tensor_modules": []}, "matches no module"),
-    ("llama", 6, {"sequence": True}, r"length = 8: is cut over tensor\(6\) ranks into pieces of 2, and 2 of them"),
-    ("llama", 1, {"sequence": True}, "sequence = true: has no effect with parallel.tensor = 1"),
-    ("llama", 1, {"tensor_modules": ["*.mlp"]}, "has no effect with parallel.tensor = 1"),
-])
+@pytest.mark.parametrize(("model", "tensor", "more", "said"), table(__file__, "stages.toml", "uncut"))
 def test_what_cannot_be_cut_is_refused_with_the_arithmetic(model: str, tensor: int, more: dict[str, object], said: str) -> None:
     with pytest.raises(HpcMpError, match=said):
         check_layout(read_shape(spec(model, 1)), spec(model, tensor, **more))
