@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from hypothesis import example, given
 from hypothesis import strategies as st
 from lint_cases import CASES, GOLDEN, HEAD, placed
+from tables import table
 
 from hpc_mp.cli.lint import command
 from hpc_mp.lint.sbatch import Finding, lint, shell
@@ -155,26 +156,7 @@ def test_mpirun_in_a_container_starts_ranks_of_its_own(inside: str, tmp_path: Pa
     assert "HM306" in {finding.code for finding in found(text, tmp_path)}
 
 
-FALSE_FRIENDS = (
-    "srun -K apptainer exec --nv --pwd /data/runs/llama/0001 image.sif python a.py\n",  # no password
-    "SRUN_ARGS=''\n$SRUN_ARGS\n",  # runs nothing
-    "#SBATCH --cluster=one\n",
-    "srun --nodes=4 --ntasks=2 -K python a.py\n",  # on two nodes, says srun, and starts them
-    "#SBATCH --exclusive\nsrun --gpus-per-node=8 -K python a.py\n",  # the job has all GPUs of its nodes
-    "srun --nodes=1-4 --gres=gpu:1 -K python a.py\n",
-    # scontrol is asked by the job's own shell, and its answer goes into the container
-    'A=$(scontrol show hostnames | head -n1)\nsrun -K --container-image=a.sqsh bash -c "python a.py --master $A"\n',
-    'A=`scontrol show hostnames`\nB="$A x"\nsrun -K apptainer exec --nv a.sif bash -c "export A=\'$B\'; exec python a.py"\n',
-    'srun -K --container-image=a.sqsh bash -c "python a.py --hosts \'$(scontrol show hostnames "$SLURM_JOB_NODELIST")\'"\n',
-    'N=node\nA=$(scontrol show $N)\nsrun -K podman run a bash -c "python a.py $A\n  python_done $A"\n',
-    "srun -K apptainer exec --nv --bind /usr/bin/mpirun a.sif python a.py\n",
-    "srun -K apptainer exec --nv a.sif which mpirun\n",
-    "srun -K apptainer exec --nv --bind=/opt --bind /opt/mpi/bin/mpirun a.sif python a.py\n",
-    "srun -K bash -ec 'python a.py; python b.py'\n",
-    "srun -K bash -c 'python a.py & python b.py'\n",
-    "srun -K bash -c 'python a.py; c=$?; python report.py; exit $c'\n",
-    "exec python3 -P -m watchdog /data/run -- \\\n  srun -K python a.py\n",
-)
+FALSE_FRIENDS = table(__file__, "lint.toml", "false_friends")
 
 
 @pytest.mark.parametrize("inner", [
@@ -199,8 +181,7 @@ def test_the_scanner_is_given_ascii_only(monkeypatch: pytest.MonkeyPatch) -> Non
     """A code point behind a brace makes it read outside of a table: every other run of the interpreter ended there."""
     given: list[bytes] = []
     parser = shell._parser()
-    monkeypatch.setattr(shell, "_parser", lambda: SimpleNamespace(parse=lambda text: given.append(text) or
-                                                                  parser.parse(text)))
+    monkeypatch.setattr(shell, "_parser", lambda: SimpleNamespace(parse=lambda text: given.append(text) or parser.parse(text)))
     read_shell("srun a{\U0001f680,b} \ud800\n")
     read_shell("#!/bin/bash\nsrun bash -c 'python {\U0010ffff..3}'\n")
     assert given and all(text.isascii() for text in given)
@@ -242,8 +223,7 @@ def test_warnings_exit_0(tmp_path: Path) -> None:
 @pytest.mark.parametrize("arguments", [["none.sbatch"], ["."], ["a.sbatch", "--slurm-version", "new"]], ids=" ".join)
 def test_wrong_input_exits_2_in_one_paragraph(arguments: list[str], tmp_path: Path) -> None:
     (tmp_path / "a.sbatch").write_text(HEAD)
-    done = subprocess.run([sys.executable, "-m", "hpc_mp", "lint", *arguments], cwd=tmp_path, capture_output=True,
-                          text=True)
+    done = subprocess.run([sys.executable, "-m", "hpc_mp", "lint", *arguments], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2 and "Traceback" not in done.stderr and done.stderr.count("\n") == 1 and not done.stdout
 
 
