@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from launching import write_job
+from tables import table
 
 import hpc_mp
 from hpc_mp.base.assets import asset
@@ -238,17 +239,7 @@ def copied(directory: Path) -> Path:
 
 
 # A file, a line that does not belong there, and what it must not import. Each breaks a contract by itself, all in one copy.
-FORBIDDEN = [
-    ("base/errors.py", "import hpc_mp.layout.placement", "hpc_mp.layout.placement"),
-    ("layout/schedule/__init__.py", "import hpc_mp.cluster", "hpc_mp.cluster"),
-    ("launch/__init__.py", "from hpc_mp.train import engine", "hpc_mp.train.engine"),
-    ("train/rank/__init__.py", "import hpc_mp.launch", "hpc_mp.launch"),
-    ("train/engine/__init__.py", "import hpc_mp.rundir", "hpc_mp.rundir"),
-    ("report/__init__.py", "import hpc_mp.cli.main", "hpc_mp.cli.main"),
-    ("rundir/__init__.py", "def lazily():\n    import torch", "torch"),
-    ("cluster/__init__.py", "from transformers import AutoConfig", "transformers"),
-    ("lab/__init__.py", "import hpc_mp.launch", "hpc_mp.launch"),
-]
+FORBIDDEN = table(__file__, "package.toml", "forbidden")
 
 
 @pytest.fixture(scope="module")

@@ -77,8 +77,7 @@ def test_each_long_case_is_there() -> None:
     """Cases of a function that was renamed would come back into `make test` without a word."""
     cases = long_cases()
     assert len(cases) > 100 and min(cases.values()) > 0
-    lost = [name for name in cases if not defined(name)]
-    assert lost == []
+    assert [name for name in cases if not defined(name)] == []
     assert not defined("tests/package/test_proofs.py::test_no_such[1]") and not defined("tests/no_such.py::test_no_such")
 
 
@@ -105,8 +104,7 @@ def prove(memory: Path, *words: str) -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     command = [sys.executable, "tests/support/proofs.py", *words, TWO, "-n0", "-p", "no:cacheprovider"]
     environment |= {"HPC_MP_PROVED": str(memory), "HPC_MP_PROVED_RECORD": str(memory.parent / "record")}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True,
-                          timeout=250, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -116,8 +114,7 @@ def test_what_has_passed_is_not_run_again(tmp_path: Path) -> None:
     assert f"2 proofs have not passed on this tree:\n        2  {TWO}" in prove(memory, "--minutes", "0")
     first = prove(memory)
     assert "0 of 2 proofs have passed" in first and "2 passed" in first and first.endswith("all proved on this tree\n")
-    again = prove(memory)
-    assert again == "2 of 2 proofs have passed on this tree\nall proved on this tree\n"
+    assert prove(memory) == "2 of 2 proofs have passed on this tree\nall proved on this tree\n"
 
     one, two = memory.read_text().splitlines()
     assert {json.loads(line)["proof"].partition("::")[0] for line in (one, two)} == {TWO}
