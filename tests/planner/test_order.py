@@ -80,8 +80,7 @@ def test_the_busiest_node_counts() -> None:
 def test_shard_groups_and_replicas_have_rings_of_their_own() -> None:
     """Eight replicas on four nodes, two on each; shard groups of two lie inside the nodes, of four on two of them."""
     placement = place(Degrees(data=8), "DPT", 2)
-    whole = node_loads(placement, Traffic(dp=1))
-    assert [load.dp for load in whole] == [1] * 4
+    assert [load.dp for load in node_loads(placement, Traffic(dp=1))] == [1] * 4
     pairs = node_loads(placement, Traffic(dp=1, replicas=1, shards=2))
     assert [(load.dp, load.replicas) for load in pairs] == [(0, 2)] * 4
     fours = node_loads(placement, Traffic(dp=1, replicas=1, shards=4))
