@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tables import table
 
 from hpc_mp.base.exit_codes import ending
 from hpc_mp.job import ProgramSpec, resolve_any
@@ -94,13 +95,7 @@ def test_nothing_of_ours_shields_the_program_from_signals(run: RunDirectory) -> 
     assert (done.returncode, done.stdout) == (-signal.SIGTERM, ""), ending(done.returncode)
 
 
-@pytest.mark.parametrize(("command", "words"), [
-    (["no-such-program"], "does not exist (PATH = "),
-    (["./no-such-program"], "does not exist (seen from "),
-    (["./text"], "cannot be started (Permission denied)"),
-    (["./no-magic"], "cannot be started (Exec format error)"),
-    (["./bad-magic"], "its #! line is wrong"),
-])
+@pytest.mark.parametrize(("command", "words"), table(__file__, "rank.toml", "not_started"))
 def test_a_program_that_cannot_be_started_is_the_users_to_mend(run: RunDirectory, command: list[str], words: str) -> None:
     give(run, command)
     directory = run.path.parent / "a directory"
