@@ -43,8 +43,7 @@ def row(rows: tuple[ComparedRow, ...], what: str) -> ComparedRow:
 def pair(tmp_path: Path) -> tuple[Run, Run]:
     """Two runs of the same job; the second has another pipeline and more steps, and evaluates better though not in the end."""
     first = evaluate(Run(tmp_path).complete(), (10, 6.0), (20, 5.5))
-    second = evaluate(Run(tmp_path, steps=30, pipeline=1).complete(), (10, 5.0), (30, 5.75))
-    return first, second
+    return first, evaluate(Run(tmp_path, steps=30, pipeline=1).complete(), (10, 5.0), (30, 5.75))
 
 
 def test_programs_differ_by_the_variables_of_a_sweep_and_keep_the_others_to_themselves() -> None:
@@ -57,8 +56,7 @@ def test_programs_differ_by_the_variables_of_a_sweep_and_keep_the_others_to_them
 def test_two_runs_on_one_page(pair: tuple[Run, Run]) -> None:
     first, second = pair
     page = reported(first.path, second.path)
-    written = first.run.comparison
-    assert stat.S_IMODE(written.stat().st_mode) == 0o600 and not first.run.report.exists()
+    assert stat.S_IMODE(first.run.comparison.stat().st_mode) == 0o600 and not first.run.report.exists()
     assert [given["aria-label"] for given in page.all("svg", class_="overlay")] == [
         "Loss of all runs", "Held-out loss of all runs", "Throughput of all runs",
         "Learning rate of all runs"]
@@ -140,8 +138,7 @@ def test_many_runs_and_those_that_have_only_begun(tmp_path: Path) -> None:
     shown = {given["class"] for given in page.all("g") if "data-label" in given}
     assert len(shown) == 28, "seven colours in four strokes"
     assert "running" in page.text
-    empty = reported(runs[0].path, Run(tmp_path).path)
-    assert "No run has ended a step yet." in empty.text
+    assert "No run has ended a step yet." in reported(runs[0].path, Run(tmp_path).path).text
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:

@@ -166,8 +166,7 @@ def test_evaluations_are_drawn_into_the_loss(run: Run) -> None:
     assert not run.page().all("g", class_="held-out")
     (run.path / "evaluations.jsonl").write_text("".join(
         line_of(Evaluation(step, loss, 100, 1.0)) + "\n" for step, loss in ((5, 6.5), (10, math.nan), (20, 5.25))))
-    shown = {each.name: each.value for each in key_numbers(read_facts(run.run))}
-    assert shown["Held-out loss"] == "5.2500"
+    assert {each.name: each.value for each in key_numbers(read_facts(run.run))}["Held-out loss"] == "5.2500"
     assert len(list(run.page().all("g", class_="held-out"))) == 1
     loss, *others = curves(read_facts(run.run).metrics, read_facts(run.run).evaluations)
     assert len(loss.held_out) == 2 and not any(other.held_out for other in others)
