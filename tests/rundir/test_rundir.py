@@ -29,15 +29,7 @@ from hpc_mp.rundir import (
     write_json,
     write_manifest,
 )
-from hpc_mp.rundir.checkpoint_index import (
-    INDEX,
-    CheckpointIndex,
-    HashedFile,
-    StoredPart,
-    StoredTensor,
-    block_hash,
-    document_of,
-)
+from hpc_mp.rundir.checkpoint_index import INDEX, CheckpointIndex, HashedFile, StoredPart, StoredTensor, block_hash, document_of
 from hpc_mp.rundir.checkpoints import checkpoint_name, sha256
 from hpc_mp.rundir.outcome import figures
 from hpc_mp.rundir.plan import ChunkCounts, RunPlan, StateBytes, Traffic, read_plan, write_plan
