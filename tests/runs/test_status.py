@@ -295,8 +295,7 @@ def test_cancel_lets_ranks_save(run: RunDirectory) -> None:
 @pytest.mark.parametrize("options", [["--now"], ["--grace", "1"]])
 def test_cancel_ends_emulated_ranks_that_do_not_stop(tmp_path: Path, mark: str, options: list[str]) -> None:
     job = write_job(tmp_path)
-    launch = warm.Program([FAKE_CLI, "launch", job, "--on", "local"],
-                          environment(mark, DEED="hang_deaf", SLURM_PROCID=""))
+    launch = warm.Program([FAKE_CLI, "launch", job, "--on", "local"], environment(mark, DEED="hang_deaf", SLURM_PROCID=""))
     run = the_run(job)
     until(lambda: len(list(run.path.glob("ready-*"))) == 4)
     assert status(run)["state"] == "running"
