@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from launching import silent
 from rendering import executable, job
+from tables import table
 
 from hpc_mp.base.files import write_json
 from hpc_mp.cluster.slurm.allocation import Allocation
@@ -93,18 +94,7 @@ def test_a_departure_is_not_counted_and_goes_on_for_ever() -> None:
     assert decide(dead, cancelled=False, retries=1, stalled=gone, saved=0, lacking="").action == "requeue"
 
 
-@pytest.mark.parametrize(("lines", "srun", "kind", "nodes", "words"), [
-    ((because("PREEMPTION"),), "", "stopped", (), "stopped: Slurm preempted the job, which ended its ranks and its supervisor"),
-    ((because("JOB REQUEUE"),), "", "stopped", (), "stopped: the job was requeued (scontrol requeue), which ended"),
-    ((because("NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"),), "srun: error: Node failure on n2\n", "node", ("n2",),
-     "node n2 failed according to Slurm: srun: error: Node failure on n2; all its nodes answer now"),
-    (("srun: error: Node failure on n1",), "", "node", ("n1",), "node n1 failed according to Slurm"),
-    ((), "", "vanished", (), "it ended without a record, as if its first node, n1, had died; all its nodes answer now"),
-    (("hpc-mp: 11:00:00 attempt 1 (token 7.0.9) on n1, n2; x", because("PREEMPTION"),
-      "hpc-mp: 11:00:00 attempt 1 (token TOKEN) on n1"),
-     "", "vanished", (), "it ended without a record"),  # an earlier start was preempted
-    (("hpc-mp: 11:00:00 attempt 1 has ended: node n1 lost: srun: error: Node failure on n1; waiting",), "", "vanished", (), "it"),
-])
+@pytest.mark.parametrize(("lines", "srun", "kind", "nodes", "words"), table(__file__, "departure.toml", "attempts"))
 def test_an_attempt_that_was_ended_with_its_job(
         tmp_path: Path, lines: tuple[str, ...], srun: str, kind: str, nodes: tuple[str, ...], words: str) -> None:
     """Its supervisor was killed as its ranks were; the next one reads what Slurm has said."""
@@ -120,8 +110,8 @@ def test_an_attempt_that_was_ended_with_its_job(
 
     begin(replace(before, allocation=replace(GIVEN, restart=1)), ask, ScriptLog(log, log.stat().st_size))
     [end] = history(run)
-    named = {"node": nodes[:1], "vanished": ("n1",)}.get(kind, (None,))
-    assert (end.kind, end.nodes, (end.node,)) == (kind, nodes, named) and end.message.startswith(words), end
+    named = {"node": tuple(nodes[:1]), "vanished": ("n1",)}.get(kind, (None,))
+    assert (end.kind, end.nodes, (end.node,)) == (kind, tuple(nodes), named) and end.message.startswith(words), end
     assert end.counts == (kind != "stopped") and bool(end.departed) == (kind == "stopped")
 
 
@@ -146,8 +136,7 @@ def test_a_failed_node_comes_before_what_follows_from_it(
     assert _departed(attempt, record, ScriptLog(log, 0)) == why
     assert _departed(replace(attempt, allocation=None), record, None) == ""
     words = gather(attempt, 1, ScriptLog(log, 0), ask=silent).srun
-    named = {failed[1] for line in words if (failed := NODE_FAILURE.search(line))}
-    assert named == ({"n2"} if lines else set())
+    assert {failed[1] for line in words if (failed := NODE_FAILURE.search(line))} == ({"n2"} if lines else set())
 
 
 def test_the_end_of_a_job_is_what_it_is_now(tmp_path: Path) -> None:
@@ -260,5 +249,4 @@ def test_how_the_ranks_of_a_killed_supervisor_have_ended(
     assert run.outcome.exists() is (action != "requeue")
     if kind == "supervisor":
         assert end.message.startswith("the supervisor on n1 was killed by SIGKILL")
-    saves = "its ranks save and stop, and the run continues" in run.main_log.read_text()
-    assert saves is given["resumes"]
+    assert ("its ranks save and stop, and the run continues" in run.main_log.read_text()) is given["resumes"]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from rendering import executable, job
+from tables import table
 
 from hpc_mp.cluster.slurm.allocation import Allocation
 from hpc_mp.diagnosis.classify import classify
@@ -130,14 +131,7 @@ def test_ranks_of_mpirun_that_a_signal_to_all_has_ended(tmp_path: Path, code: in
     assert ended(begun, code) is None
 
 
-@pytest.mark.parametrize(("line", "record", "told"), [
-    ("0: slurmstepd-n1: error: *** STEP 7.1 ON n1 CANCELLED AT 2026-11-26T11:41:45 ***", "", True),
-    ("0: slurmstepd-n1: error: *** STEP 7.1 ON n1 CANCELLED AT 2026-11-26T11:41:45 DUE TO PREEMPTION ***", "", True),
-    ("0: slurmstepd: error: *** STEP 7.1 ON n1 CANCELLED AT 2026-11-26T11:41:45 DUE TO SIGNAL Terminated ***", "", True),
-    ("0: the words *** STEP 7.1 ON n1 CANCELLED AT 2026 *** of a program", "", False),
-    ("0: step 1", "JobId=7 JobState=RUNNING Restarts=0 PreemptTime=2026-11-26T11:41:45", True),  # by another signal
-    ("0: step 1", "JobId=7 JobState=RUNNING Restarts=1 PreemptTime=None", True),
-    ("0: step 1", "JobId=7 JobState=RUNNING Restarts=0 PreemptTime=None", False)])
+@pytest.mark.parametrize(("line", "record", "told"), table(__file__, "program_ending.toml", "told"))
 def test_who_has_told_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, record: str, told: bool) -> None:
     executable(tmp_path / "bin" / "scontrol", f"#!/bin/sh\necho '{record}'\n")
     monkeypatch.setenv("PATH", f"{tmp_path}/bin", prepend=":")

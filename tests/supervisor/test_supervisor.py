@@ -105,8 +105,7 @@ def test_progress_refills_the_budget() -> None:
     assert history.without_progress(ends, 40) == [ends[-1]]
     assert history.without_progress(ends, 50) == []
     assert history.without_progress(ends[:3], 0) == ends[2::-1]
-    resumed = replace(end(step=0), action="resume")
-    assert history.without_progress([*ends[:2], resumed, ends[2]], 0) == [ends[2]]
+    assert history.without_progress([*ends[:2], replace(end(step=0), action="resume"), ends[2]], 0) == [ends[2]]
 
 
 # --- requeue ---------------------------------------------------------------------------------------------------------
@@ -228,8 +227,7 @@ def test_what_is_queued_again_and_what_is_left_alone(job_id: str, shown: Any, an
 
 def test_slurm_is_asked_until_it_can_be_reached() -> None:
     silences = CommandFailed("Unable to contact slurm controller"), CommandFailed("did not answer within 20 s")
-    slurm = Slurm(scontrol=[*silences, "yes"])
-    assert persistent(("scontrol", "x"), slurm, lambda seconds: None) == "yes"
+    assert persistent(("scontrol", "x"), Slurm(scontrol=[*silences, "yes"]), lambda seconds: None) == "yes"
     with pytest.raises(CommandFailed, match="no such job"):
         persistent(("scontrol", "x"), Slurm(scontrol=CommandFailed("no such job")), lambda seconds: None)
 
@@ -365,5 +363,4 @@ def test_what_a_run_has_suffered_itself_counts_most_for_it(tmp_path: Path) -> No
     record(path, [replace(own, run="/runs/1"), *others])
     states = {f"n{number}": NodeState("idle") for number in range(1, 5)}
     for run, kept in ((None, "n2"), (Path("/runs/1"), "n3"), (Path("/runs/2"), "n2")):
-        found = bad_nodes(path, 5.0, run)
-        assert choose(list(found.values()), (), states, needed=3).nodes == (kept,)
+        assert choose(list(bad_nodes(path, 5.0, run).values()), (), states, needed=3).nodes == (kept,)

@@ -13,6 +13,7 @@ import pytest
 from launching import executable
 from rendering import job
 from slurm_lab.lab import Lab
+from tables import table
 
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.cluster.bandwidth import LinkRates, write_measured
@@ -27,13 +28,7 @@ from hpc_mp.supervisor.switches import PATTERN, TopologySources, switches
 HOSTS = ("n1", "n2", "n3", "n4")
 SRUN = ("srun", "--export=ALL", "--nodes=4", "--relative=0", "--ntasks=8", "--label", "python")
 CONF = "SwitchName={0}1 Nodes=n[1,3]\nSwitchName={0}2 Nodes=n[2,4]\nSwitchName=root Switches={0}[1-2]\n"
-YAML = """- topology: default
-  cluster_default: true
-  tree:
-    switches:
-      - {switch: y1, nodes: "n[1,3]"}
-      - {switch: y2, nodes: "n[2,4]"}
-"""
+YAML = table(__file__, "switches.toml", "yaml")
 TOLD = "".join(f"n{i} root.t{2 - i % 2}.n{i} switch.switch.node\n" for i in (3, 1, 4, 2))
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tables import table
 
 from hpc_mp.diagnosis.lines import HANG_ENDED, OTHERS_ENDED, task_ends
 from hpc_mp.layout.placement import Degrees, place
@@ -65,13 +66,7 @@ def test_ranks_that_may_never_begin_have_less_time(spoken: dict[float, list[int]
     assert (clock.noticed_by(watch, range(0, 900, 5)) or [None])[0] == at
 
 
-@pytest.mark.parametrize(("line", "troubled", "ranks"), [
-    ("0: slurmstepd-n1: error:  mpi/pmix_v4: pmixp_coll_belong_chk: n1 [0]: x.c:280: No process controlled by this", True, []),
-    ("0: [2026-09-10T10:08:16.944] error:  mpi/pmix_v4: _process_server_request: n1 [0]: x.c:935: unexpected contrib", True, []),
-    ("0: slurmstepd: error: mpi/pmi2: failed to send temp kvs to compute nodes", True, []),
-    ("0: slurmstepd: error: mpi/pmi2: no value for key hwloc in req", False, [0]),
-    ("0: slurmstepd: error: mpi/pmi2: value not properly terminated in client request", False, [0]),
-    ("0: training begins", False, [0])])
+@pytest.mark.parametrize(("line", "troubled", "ranks"), table(__file__, "watches.toml", "plug_in"))
 def test_complaints_of_slurms_plug_in_are_no_words_of_a_rank(tmp_path: Path, line: str, troubled: bool, ranks: list[int]) -> None:
     run = create_run(tmp_path, "x")
     spoken = NodeLogs(run, place(Degrees(data=4), "cluster", 2), ("n1", "n2"))
