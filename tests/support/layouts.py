@@ -192,8 +192,7 @@ def run_whole(spec: JobSpec, before: Callable[[], None] = lambda: None, run: Run
         before: called in every rank first, to break something on purpose.
     """
     run = run or start(spec)
-    codes = exit_codes(spec.ranks, run.job, before, timeout=600.0)
-    assert codes == [0] * spec.ranks, run.main_log.read_text()
+    assert exit_codes(spec.ranks, run.job, before, timeout=600.0) == [0] * spec.ranks, run.main_log.read_text()
     checkpoint, skipped = newest_complete(run.checkpoints)
     assert checkpoint is not None and not skipped
     losses, norms, dropped, routers = (tuple(line[key] for line in read_lines(run.metrics))

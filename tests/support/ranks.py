@@ -144,9 +144,7 @@ def _answered(call: Call) -> bytes:
         return pickle.dumps((False, traceback.format_exc()))
 
 
-def exit_codes(
-    world: int, job_file: Path, before: Callable[[], None] = lambda: None, timeout: float = TIMEOUT,
-) -> list[int]:
+def exit_codes(world: int, job_file: Path, before: Callable[[], None] = lambda: None, timeout: float = TIMEOUT) -> list[int]:
     """Return the exit codes of all ranks of a launched run. ``before``: called in each of them first."""
 
     def rank() -> int:
