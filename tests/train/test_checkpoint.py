@@ -20,6 +20,7 @@ from exact import EXACT, GPT2, LLAMA, Engine, Launched, cases, pairs
 from layouts import job, prepare, relaunch, run_whole, start, trained_run, write_text
 from planting import planted, wrapped
 from ranks import exit_codes
+from tables import table
 
 from hpc_mp.job import JobSpec, dump_job
 from hpc_mp.rundir import RunDirectory, newest_complete, problem, read_json, read_lines
@@ -291,15 +292,7 @@ def test_a_run_goes_on_with_another_global_batch_where_the_samples_ended(place: 
     assert trained_samples(noting_positions(second, spec))[48:] == list(range(120, 136)), "its own resume goes on from there too"
 
 
-REFUSED = {
-    "another activation": ('model.config.activation_function="relu"',
-                           "model.activation_function = 'gelu_new', but this job has 'relu'"),
-    "fewer layers": ("model.config.n_layer=4", "model.n_layer = 5, but this job has 4"),
-    "an untied head": ("model.config.tie_word_embeddings=false", "model.tie_word_embeddings = True, but this job has False"),
-    "another number of heads": ("model.config.n_head=4", "model.n_head = 8, but this job has 4"),
-    "another optimizer": ('train.optimizer="sgd"', "optimizer = 'adamw', but this job has 'sgd'"),
-    "no step more": ("train.steps=2", "leaves nothing to do"),
-}
+REFUSED = table(__file__, "checkpoint.toml", "refused")
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -308,8 +301,7 @@ def test_the_state_of_another_model_is_refused(place: Path, launched: Launched, 
     override, words = REFUSED[name]
     origin = launched(GPT2, "train.steps=2")
     more = [] if name == "no step more" else ["train.steps=3"]
-    spec = job(place, GPT2, [*more, override, f'checkpoint.resume="{origin.path}"'])
-    run = start(spec)
+    run = start(job(place, GPT2, [*more, override, f'checkpoint.resume="{origin.path}"']))
     assert exit_codes(1, run.job) == [2]
     failure = read_json(run.failure(1, 0))
     assert failure["kind"] == "user" and words in failure["message"]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import table
 from token_files import write
 
 from hpc_mp.base.errors import HpcMpError
@@ -42,21 +43,7 @@ def test_odd_directory_names_are_taken_literally(tmp_path: Path, folder: str) ->
 
 
 @pytest.mark.parametrize(("pattern", "rule", "remedy"), [
-    ("none/*.txt", "matches no file (looked in {root})", "check the path"),
-    ("none.txt", "matches no file (looked in {root})", "check the path"),
-    ("folder/*", "matches no file (looked in {root}/folder)", "check the path"),
-    ("nul\0.txt", "matches no file", "check the path"),
-    ("x" * 300, "matches no file", "check the path"),
-    ("folder", "is a directory", "folder/*.txt"),
-    ("a.parquet", "not supported yet", ".jsonl"),
-    ("A.PARQUET", "not supported yet", ".jsonl"),
-    ("a.txt.gz", "compressed", "unpack"),
-    ("a.so", "binary", "narrower pattern"),
-    ("*.pyc", "binary", "narrower pattern"),
-    ("pipe", "not a regular file", "write its text into a regular file"),
-    ("gone.txt", "cannot be read (No such file or directory)", "fix the link"),
-    ("gone.t*", "cannot be read (No such file or directory)", "fix the link"),
-])
+    *table(__file__, "data.toml", "bad_patterns"), ("x" * 300, "matches no file", "check the path")])
 def test_bad_patterns(tmp_path: Path, pattern: str, rule: str, remedy: str) -> None:
     for name in ("a.parquet", "A.PARQUET", "a.txt.gz", "a.so", "a.pyc"):
         write(tmp_path / name)
@@ -124,8 +111,7 @@ def test_a_file_that_went_away(tmp_path: Path) -> None:
 
 
 @given(text=st.text(st.sampled_from("ab \n\r\té漢🙂\ufeff")), size=st.integers(4, 16), row=st.booleans())
-def test_pieces_put_together_are_the_document(tmp_path_factory: pytest.TempPathFactory, text: str, size: int,
-                                              row: bool) -> None:
+def test_pieces_put_together_are_the_document(tmp_path_factory: pytest.TempPathFactory, text: str, size: int, row: bool) -> None:
     content = json.dumps({"text": text}) if row else text
     file = write(tmp_path_factory.getbasetemp() / f"pieces{'.jsonl' if row else '.txt'}", content)
     with pytest.MonkeyPatch.context() as patch:

@@ -121,9 +121,7 @@ QUICK = {
     (model, name) for model in (GPT2, GPTJ, LLAMA, TIED, MIXTRAL, "qwen2") for name in LAID_OUT
     if not (model in WHOLE_SAMPLES and "cp" in name) and not (model in OWN_ATTENTION and "selective" in name)
     and (model == MIXTRAL or "ep2" not in name)), QUICK))
-def test_separate_documents_equal_plain_transformers(
-    separate: Engine, expected: Reference, model: str, name: str,
-) -> None:
+def test_separate_documents_equal_plain_transformers(separate: Engine, expected: Reference, model: str, name: str) -> None:
     assert separate(model, *LAID_OUT[name]).distance(expected(model)) < EXACT
 
 
@@ -139,8 +137,7 @@ def test_separate_documents_with_dropout_are_the_same_on_all_layouts(separate: E
 def test_16_bits_are_near(separate: Engine, name: str) -> None:
     """Masks have the format that computes."""
     exact = separate(LLAMA)
-    found = separate(LLAMA, *LAID_OUT[name], 'train.precision="bf16"')
-    assert found.losses == pytest.approx(exact.losses, abs=3e-3)
+    assert separate(LLAMA, *LAID_OUT[name], 'train.precision="bf16"').losses == pytest.approx(exact.losses, abs=3e-3)
 
 
 CHOSEN = [(f"{model} with longrope", name) for model in (LLAMA, "qwen2", MIXTRAL)
@@ -239,8 +236,7 @@ def alone(spec: JobSpec, checkpoint: Path) -> float:
     ((MIXTRAL, "pp2 1f1b M3"), (GPT2, "cp2 ring"), (LLAMA, "cp2 ulysses"), (GPTJ, "tp2"), (LLAMA, "tp2 pp2 dp2 zero3")),
     ((MIXTRAL, "pp2 1f1b M3"),)))
 def test_an_evaluation_equals_documents_by_themselves(place: Path, model: str, name: str) -> None:
-    spec = job(place, model, [*SEPARATE, *HELD_OUT, ONE_STEP, *LAID_OUT[name]])
-    run = trained_run(spec)
+    run = trained_run(job(place, model, [*SEPARATE, *HELD_OUT, ONE_STEP, *LAID_OUT[name]]))
     (line,) = read_lines(run.evaluations)
     (found,) = run_ranks(1, alone, job(place, model, SEPARATE), run.checkpoint(1))
     assert line["loss"] == pytest.approx(found, abs=EXACT, rel=0)
@@ -279,15 +275,12 @@ def test_samples_are_what_the_rows_of_a_file_say(place: Path) -> None:
 
 def test_a_run_keeps_what_it_began_with(place: Path) -> None:
     """Its own checkpoint is refused; another run may begin with it, and says what is different."""
-    more = ("train.steps=1", "checkpoint.every=1")
-    spec = job(place, GPT2, [*SEPARATE, *more])
-    run = trained_run(spec)
+    run = trained_run(job(place, GPT2, [*SEPARATE, *("train.steps=1", "checkpoint.every=1")]))
     changed = job(place, GPT2, [SEPARATE[1], "train.steps=2"])
     prepare(changed, run)
     with pytest.raises(AssertionError, match="was trained with documents = 'separate', but this job has 'joined'"):
         run_whole(changed, run=run)
-    other = job(place, GPT2, [SEPARATE[1], "train.steps=2", f'checkpoint.resume="{run.path}"'])
-    begun = trained_run(other)
+    begun = trained_run(job(place, GPT2, [SEPARATE[1], "train.steps=2", f'checkpoint.resume="{run.path}"']))
     assert "documents were separate there, and are joined from now on" in begun.main_log.read_text()
 
 

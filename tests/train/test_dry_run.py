@@ -212,8 +212,7 @@ def check_against_the_plan(spec: JobSpec, rank: int) -> DryRun:
     forward, backward = (sum(size for axis, size in sent.items() if axis.startswith("pipeline") and axis.endswith(payload))
                          for payload in "FB")
     assert max(forward, backward) == planned.pp
-    ring = "shard" if spec.shard_degree > 1 else "replicate"
-    assert sent[ring] == pytest.approx(planned.dp, rel=1e-12)
+    assert sent["shard" if spec.shard_degree > 1 else "replicate"] == pytest.approx(planned.dp, rel=1e-12)
     assert sent["ends"] == planned.tied
     assert sent["expert"] == pytest.approx((spec.parallel.expert - 1) * planned.ep, rel=1e-12)
     assert sent["shard of experts"] + sent["replicate of experts"] == planned.expert_dp + planned.expert_replicas

@@ -90,8 +90,7 @@ def test_a_wrong_evaluation_is_seen(place: Path, control: str) -> None:
 
 def written(place: Path, name: str, model: str, *overrides: str) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
     """What a run wrote: the numbers of all steps, and every tensor file of its checkpoint."""
-    spec = job(place, model, [*LAYOUTS[name], DROPOUT, 'train.precision="fp32"', *overrides])
-    run = trained_run(spec)
+    run = trained_run(job(place, model, [*LAYOUTS[name], DROPOUT, 'train.precision="fp32"', *overrides]))
     exact = ("step", "loss", "grad_norm", "tokens", "label_tokens")
     steps = [{key: line[key] for key in exact} for line in read_lines(run.metrics)]
     newest, _ = newest_complete(run.checkpoints)
@@ -169,8 +168,7 @@ def test_each_row_is_one_replicas_in_equally_many_passes() -> None:
 def held_out_text(place: Path, tmp_path: Path, text: str) -> HeldOut:
     (tmp_path / "few.txt").write_text(text)
     spec = job(place, GPT2, [f'evaluate.files=["{tmp_path}/few.txt"]'])
-    training = prepare_job(spec, 307, place / "cache", quiet)
-    found = prepare_held_out(spec, 307, place / "cache", quiet, training)
+    found = prepare_held_out(spec, 307, place / "cache", quiet, prepare_job(spec, 307, place / "cache", quiet))
     assert found is not None
     return HeldOut(found, 24)
 
@@ -197,8 +195,7 @@ def test_one_token_alone_is_refused(tmp_path: Path) -> None:
 
 def test_text_that_is_trained_on_too_is_named(place: Path, caplog: pytest.LogCaptureFixture) -> None:
     spec = job(place, GPT2, ['evaluate.files=["*.jsonl"]'])
-    training = prepare_job(spec, 307, place / "cache", quiet)
-    prepare_held_out(spec, 307, place / "cache", quiet, training)
+    prepare_held_out(spec, 307, place / "cache", quiet, prepare_job(spec, 307, place / "cache", quiet))
     assert [message for message in caplog.messages if "text.jsonl" in message and "held-out.jsonl" not in message]
 
 
@@ -211,13 +208,11 @@ best_forgotten = wrapped(retention, "best_checkpoint", lambda best: lambda run: 
 @pytest.mark.parametrize("spoilt", [False, True])
 def test_the_best_checkpoint_stays_and_is_exported(place: Path, tmp_path: Path, spoilt: bool) -> None:
     """A rate that is far too high: the loss on held-out text rises, and the best checkpoint is none of the newest."""
-    spec = job(place, GPT2, RISING)
-    run = trained_run(spec, best_forgotten if spoilt else lambda: None)
+    run = trained_run(job(place, GPT2, RISING), best_forgotten if spoilt else lambda: None)
     losses = {line["step"]: line["loss"] for line in read_lines(run.evaluations)}
     best = min(losses, key=lambda step: losses[step])
     assert list(losses) == [1, 2, 3, 4] and best < 4, losses
-    kept = [step_of(path) for path in complete_steps(run.checkpoints)]
-    assert kept == ([4] if spoilt else [best, 4])
+    assert [step_of(path) for path in complete_steps(run.checkpoints)] == ([4] if spoilt else [best, 4])
     if not spoilt:
         found = CliRunner().invoke(export, [str(run.path), "--best", "--output", str(tmp_path / "model"), "--json"])
         assert found.exit_code == 0 and json.loads(found.stdout)["step"] == best

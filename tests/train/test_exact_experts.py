@@ -110,8 +110,7 @@ CHANGES = {
 @pytest.mark.parametrize("change", cases(CHANGES, ("ep2 to tp2 pp2", "tp2 pp2 to ep2")))
 def test_a_checkpoint_goes_on_on_another_layout(place: Path, engine: Engine, change: str) -> None:
     before, after = CHANGES[change]
-    spec = job(place, MIXTRAL, before)
-    run = trained_run(spec)
+    run = trained_run(job(place, MIXTRAL, before))
     assert relaunch(run, place, MIXTRAL, [*after, "train.steps=5"]).distance(engine(MIXTRAL, "train.steps=5")) < EXACT
 
 

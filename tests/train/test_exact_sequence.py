@@ -27,9 +27,7 @@ def test_every_rank_draws_the_dropout_of_its_own_tokens(engine: Engine, model: s
 
 
 @pytest.mark.parametrize(("tensor", "length"), [(2, 23), *(pytest.param(4, n, marks=pytest.mark.prove) for n in (22, 7))])
-def test_ranks_may_have_different_numbers_of_tokens(
-    place: Path, engine: Engine, plain: Plain, tensor: int, length: int,
-) -> None:
+def test_ranks_may_have_different_numbers_of_tokens(place: Path, engine: Engine, plain: Plain, tensor: int, length: int) -> None:
     size = f"data.sequence_length={length}"
     one = engine("gpt2", size)
     assert one.distance(plain(job(place, "gpt2", [size]))) < EXACT

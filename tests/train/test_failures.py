@@ -104,8 +104,7 @@ def test_open_files_that_run_out_do_not_hide_why_a_rank_ends(place: Path, fault:
 
 
 def test_groups_of_a_step_time_out_as_the_job_says(place: Path) -> None:
-    spec = job(place, "gpt2", ["job.ranks_per_node=2", "parallel.pipeline=2", "parallel.microbatches=2",
-                                "job.step_timeout=70"])
+    spec = job(place, "gpt2", ["job.ranks_per_node=2", "parallel.pipeline=2", "parallel.microbatches=2", "job.step_timeout=70"])
     run = start(spec)
 
     seen: list[float] = []

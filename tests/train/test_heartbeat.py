@@ -231,8 +231,7 @@ def stopped(job: Path, mark: str, rank: int, nodes: int, *overrides: str) -> Run
     started = warm.Program(command(job, [f"job.nodes={nodes}", "train.steps=100000", *overrides])[1:], environment(mark))
     run = RunDirectory(job.parent / "runs" / "exact" / "0001")
     until(lambda: len(read_lines(run.metrics)) >= 2, 120)
-    pid = next(line["pid"] for line in read_lines(run.ranks) if line["rank"] == rank)
-    os.kill(pid, signal.SIGSTOP)
+    os.kill(next(line["pid"] for line in read_lines(run.ranks) if line["rank"] == rank), signal.SIGSTOP)
     done = started.end(120)
     assert done.returncode == 1, done.stderr
     return run

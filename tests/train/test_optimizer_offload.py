@@ -48,8 +48,7 @@ CASES = [("tp2 pp2 dp2 zero2", TIED), ("dp2 zero3", LLAMA), ("dp2 zero0", GPT2),
 def test_training_is_the_same_to_the_last_bit(place: Path, engine: Engine, name: str, model: str, precision: str) -> None:
     more = [f'train.precision="{precision}"', *LAYOUTS[name]]
     whole = engine(model, *more)
-    spec = job(place, model, [*more, *on_disk(place)])
-    assert run_engine(spec, before=small_chunks).distance(whole) == 0
+    assert run_engine(job(place, model, [*more, *on_disk(place)]), before=small_chunks).distance(whole) == 0
     assert not list((place / "disk").iterdir()), "no file has a name"
 
 
@@ -76,8 +75,7 @@ def test_checkpoints_go_from_one_home_to_the_other(place: Path, engine: Engine) 
     whole = engine(GPT2, "train.steps=4")
     disk, dp2, zero3 = on_disk(place), LAYOUTS["dp2 zero0"], LAYOUTS["dp2 zero3"]
     for first, second in (([*disk, *dp2], zero3), (dp2, [*disk, *zero3])):
-        spec = job(place, GPT2, ["train.steps=2", *first])
-        run = trained_run(spec, small_chunks)
+        run = trained_run(job(place, GPT2, ["train.steps=2", *first]), small_chunks)
         assert relaunch(run, place, GPT2, ["train.steps=4", *second], small_chunks).distance(whole) < EXACT
 
 
@@ -189,8 +187,7 @@ def used(directory: Path, shape: StateShape, masters: dict[str, torch.Tensor], l
     gradients = trained(home, masters, 2, look)
     parts = [LocalPart(f"{unit}.{slot}", tuple(values.shape), (slice(0, len(values)),), values, home.release)
              for unit, slots in home.arrays().items() for slot, values in slots.items()]
-    index = shard_file.write_shard(directory / "shard", parts)
-    shard_file.ShardReader(directory, index).read(parts)
+    shard_file.ShardReader(directory, shard_file.write_shard(directory / "shard", parts)).read(parts)
     for part in parts:
         assert all(float(values.abs().max()) > 0 for values in part.pieces())
     assert gradients, "they are there all the time"
@@ -240,9 +237,7 @@ def peak_of_rank(job_file: Path, release: Callable[[FileStore, torch.Tensor], No
 
 @pytest.mark.prove
 @pytest.mark.parametrize("name", ["one rank", "dp2 zero1", "dp2 zero0"])
-def test_a_training_rank_holds_less_than_a_tenth_of_its_state(
-    place: Path, monkeypatch: pytest.MonkeyPatch, name: str,
-) -> None:
+def test_a_training_rank_holds_less_than_a_tenth_of_its_state(place: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """The largest memory of a rank falls by more than nine tenths of its optimizer state, in a run that begins and saves, and in
     one that goes on from there. There it does not where nothing is released: what was loaded is still there as they compute."""
     monkeypatch.setitem(MODELS, "gpt2-larger", LARGER)

@@ -120,8 +120,7 @@ def test_checkpoints_go_from_the_host_to_the_device_and_back(place: Path, engine
     whole = engine(GPT2, "train.steps=4")
     away, zero1 = [BOTH, *LAYOUTS["dp2 zero3"]], LAYOUTS["pp2 dp2 zero2 1f1b once"]
     for first, second in ((away, zero1), (zero1, away)):
-        spec = job(place, GPT2, ["train.steps=2", *first])
-        run = trained_run(spec, small_chunks)
+        run = trained_run(job(place, GPT2, ["train.steps=2", *first]), small_chunks)
         assert relaunch(run, place, GPT2, ["train.steps=4", *second]).distance(whole) < EXACT
 
 

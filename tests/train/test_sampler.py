@@ -145,8 +145,7 @@ LAYOUTS = st.sampled_from([(1, 1), (1, 4), (2, 1), (2, 2), (4, 1), (4, 2), (8, 1
 def test_a_resume_on_another_layout_sees_each_sample_once(tmp_path_factory: pytest.TempPathFactory,
                                                           before: tuple[int, int], after: tuple[int, int],
                                                           stop: int) -> None:
-    directory = tmp_path_factory.mktemp("tokens")
-    samples = Samples(tokens(directory / "t", 4 * 48 + 1), sequence_length=4, seed=11)
+    samples = Samples(tokens(tmp_path_factory.mktemp("tokens") / "t", 4 * 48 + 1), sequence_length=4, seed=11)
     assert len(samples) == 48  # 6 steps of 8
     seen: list[int] = []
     for step in range(12):  # two epochs

@@ -17,6 +17,7 @@ from unicodedata import normalize
 import numpy as np
 import pytest
 import tokenizers
+from tables import table
 from token_files import ODD, TEXT, gpt2_files, prepared, words, write, write_rows
 
 from hpc_mp.base.errors import HpcMpError
@@ -203,22 +204,7 @@ def test_a_run_does_not_depend_on_the_given_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("files", "rule"), [
-    ({}, "is not a directory with a tokenizer"),
-    ({"tokenizer_config.json": "{}"}, "is not a directory with a tokenizer"),
-    ({"tokenizer.json": "{"}, "cannot be loaded"),
-    ({"tokenizer.json": '{"model": {}}'}, "cannot be loaded"),
-    ({"tokenizer.json": b"\xff"}, "cannot be loaded"),
-    ({"vocab.json": "{", "merges.txt": ""}, "cannot be loaded"),
-    ({"vocab.json": "{}"}, "not supported yet"),
-    ({"tokenizer.model": "x"}, "this kind is not supported yet"),
-    ({"vocab.txt": "x"}, "this kind is not supported yet"),
-    ({"vocab.json": "{}", "merges.txt": "", "added_tokens.json": "{}"}, "this kind is not supported yet"),
-    ({"vocab.json": "{}", "merges.txt": "", "config.json": '{"model_type": "qwen2"}'},
-     "not supported yet (qwen2: vocab.json"),
-    ({"vocab.json": "{}", "merges.txt": "", "tokenizer_config.json": '{"tokenizer_class": "CLIPTokenizer"}'},
-     "not supported yet (CLIPTokenizer: vocab.json"),
-    ({"vocab.json": "{}", "merges.txt": "", "tokenizer_config.json": "[]"}, "cannot be read"),
-])
+    *table(__file__, "tokenizer.toml", "refused"), ({"tokenizer.json": b"\xff"}, "cannot be loaded")])
 def test_tokenizers_that_are_refused(tmp_path: Path, files: dict[str, str | bytes], rule: str) -> None:
     directory = tmp_path / "tokenizer"
     for name, content in files.items():
