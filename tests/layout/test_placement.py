@@ -15,17 +15,8 @@ from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.programs import NUMBERINGS
-from hpc_mp.layout.placement import (
-    Degrees,
-    Placement,
-    from_dict,
-    letters_of,
-    normalize_order,
-    numbered,
-    place,
-    reach_of,
-    to_dict,
-)
+from hpc_mp.layout import placement as placing
+from hpc_mp.layout.placement import Degrees, Placement, from_dict, letters_of, normalize_order, numbered, place, to_dict
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -47,7 +38,7 @@ def test_groups_of_all_six_orders(row: list[str]) -> None:
 def test_nodes_spanned_and_hops_on_64_ranks(row: list[str]) -> None:
     order, *cells = row
     for degrees, cell in zip(COST_DEGREES, cells, strict=True):
-        reach = reach_of(place(degrees, order, ranks_per_node=8))
+        reach = placing.reach_of(place(degrees, order, ranks_per_node=8))
         assert " ".join(f"{reach[axis].nodes},{reach[axis].hops}" for axis in ("tp", "pp", "dp")) == cell, degrees
 
 

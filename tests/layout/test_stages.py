@@ -17,24 +17,9 @@ from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, resolve
+from hpc_mp.layout import models
 from hpc_mp.layout.flat import rank_units, stage_spans, unit_weights
-from hpc_mp.layout.models import (
-    FAMILIES,
-    Family,
-    ModelProfile,
-    ModelShape,
-    TensorCut,
-    UnitProfile,
-    check_layout,
-    conditions,
-    family_of,
-    left_whole,
-    read_profile,
-    read_shape,
-    stage_cut,
-    stage_layers,
-    write_profile,
-)
+from hpc_mp.layout.models import FAMILIES, TensorCut, check_layout, left_whole, read_profile, read_shape, stage_cut, stage_layers
 
 LLAMAS = ("num_key_value_heads", "intermediate_size")
 NAMES = {"gpt2": ("transformer.h", "transformer.ln_f"), "llama": ("model.layers", "model.norm")}
@@ -65,7 +50,7 @@ def cut(*args: Any, **more: Any) -> tuple[int, ...]:
 def held(spec: JobSpec, layers: tuple[int, ...]) -> list[int]:
     """Parameters of every stage, as the engine allocates them."""
     shape = read_shape(spec)
-    units = [unit_weights(family_of(shape.model_type), shape, span) for span in stage_spans(layers)]
+    units = [unit_weights(models.family_of(shape.model_type), shape, span) for span in stage_spans(layers)]
     return [sum(prod(weight.shape) for weights in each.values() for weight in weights) for each in units]
 
 
@@ -129,8 +114,8 @@ def measured(tmp_path: Path, embedding: tuple[float, int], block: tuple[float, i
              stages: int = 3, **more: Any) -> JobSpec:
     """A job with a profile of (seconds, bytes) of its units."""
     spec = spec_of(stages, base=tmp_path, partition="profile", **more)
-    units = [UnitProfile(seconds, size // 2, size - size // 2) for seconds, size in (embedding, block, head)]
-    write_profile(spec.profile, ModelProfile("cpu", 3, conditions(spec, read_shape(spec)), *units))
+    units = [models.UnitProfile(seconds, size // 2, size - size // 2) for seconds, size in (embedding, block, head)]
+    models.write_profile(spec.profile, models.ModelProfile("cpu", 3, models.conditions(spec, read_shape(spec)), *units))
     return spec
 
 
@@ -138,7 +123,7 @@ def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
     spec = measured(tmp_path, (0.25, 10), (0.5, 20), (1.5, 33), profile="here/p.json")
     assert spec.profile == tmp_path / "here/p.json"
     assert asdict(read_profile(spec, read_shape(spec))) == json.loads(spec.profile.read_text())
-    assert read_profile(spec, read_shape(spec)).head == UnitProfile(1.5, 16, 17)
+    assert read_profile(spec, read_shape(spec)).head == models.UnitProfile(1.5, 16, 17)
     assert spec_of(3, base=tmp_path, partition="profile").profile == tmp_path / "runs/.cache/profile-job.json"
 
 
@@ -234,8 +219,8 @@ def spec(model: str, tensor: int, **more: object) -> JobSpec:
                     "train": {"steps": 1, "global_batch": 1}}, Path("/"))
 
 
-def model_of(model: str) -> tuple[Family, ModelShape]:
-    return family_of(model), read_shape(spec(model, 1))
+def model_of(model: str) -> tuple[models.Family, models.ModelShape]:
+    return models.family_of(model), read_shape(spec(model, 1))
 
 
 @pytest.mark.parametrize("modules", [("*",), ("*.mlp", "lm_head"), ("*.attn", "*.self_attn")])
