@@ -47,8 +47,7 @@ def test_help_shows_the_groups_with_every_verb_once() -> None:
 
 @pytest.mark.parametrize(("old", "new"), [
     (("cluster", "up"), "lab up"), (("cluster", "status"), "lab status"), (("cluster", "at"), "lab at"),
-    (("cluster", "render"), "cloud render"), (("cyclecloud", "render"), "cloud"), (("cyclecloud", "lint"), "cloud"),
-])
+    (("cluster", "render"), "cloud render"), (("cyclecloud", "render"), "cloud"), (("cyclecloud", "lint"), "cloud")])
 def test_an_old_spelling_works_and_says_the_new_one_on_standard_error(old: tuple[str, ...], new: str) -> None:
     done = CliRunner().invoke(cli, [*old, "--help"])
     assert done.exit_code == 0 and f"is now hpc-mp {new}" in done.stderr and "Options" in done.stdout
@@ -72,8 +71,7 @@ def test_bash_completes_verbs_and_options() -> None:
     ("", "node"), ("--json", "node --json"), ("--node --json", "node --json"), ("--check shm-size", "node --check shm-size"),
     ("--nodes 4 --json", "cluster --nodes 4 --json"), ("--nodelist=n[1-4]", "cluster --nodelist=n[1-4]"),
     ("--install /x --drain", "install /x --drain"), ("--install=/x", "install /x"), ("--list", "list"),
-    ("--list --json", "list --json"),
-])
+    ("--list --json", "list --json")])
 def test_options_alone_mean_the_sub_command_that_they_belong_to(words: str, meant: str) -> None:
     assert " ".join(spelled_out(words.split(), {})) == meant
 
@@ -123,8 +121,7 @@ def failed(kind: str, run: Path = Path("run")) -> Outcome:
     (stopped(0, None), "stopped after step 0. Continue with: again"),
     (failed("error"), "boom\ncontinue with: again"),
     (failed("memory"), "boom\nreduce the memory of a rank (more parallel.microbatches"),
-    (failed("space"), "boom\nfree disk space, then continue with: again"),
-])
+    (failed("space"), "boom\nfree disk space, then continue with: again")])
 def test_a_run_that_has_not_completed_says_what_is_kept_and_how_to_go_on(outcome: Outcome, words: str) -> None:
     with pytest.raises(RunFailed, match=re.escape(words)):
         _conclude(outcome, "again", Listener())
@@ -188,8 +185,7 @@ def test_what_is_refused_is_one_document(words: tuple[str, ...], said: str) -> N
     (click.Abort(), 1, {"state": "interrupted", "error": {"message": "interrupted"}}),
     (RunFailed("it broke"), 1, {"state": "failed", "error": {"message": "it broke"}}),
     (HpcMpError("run r", "is still going on", "wait"), 2, {"state": "refused", "error": {
-        "message": "run r: is still going on. Wait.", "value": "run r", "rule": "is still going on", "remedy": "wait"}}),
-])
+        "message": "run r: is still going on. Wait.", "value": "run r", "rule": "is still going on", "remedy": "wait"}})])
 @pytest.mark.parametrize("printed", ["", '{"run": "r"}'])
 def test_every_end_of_a_verb_is_one_document(
     end: Exception, code: int, document: dict[str, Any], printed: str, monkeypatch: pytest.MonkeyPatch,
