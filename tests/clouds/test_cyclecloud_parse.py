@@ -101,8 +101,7 @@ PIECES = (
     "\x00", "\u2028", "\x85", "x", "1", "Extends", "Abstract = true", "defaults", "MachineType",
     "Standard_ND96isr_H100_v5", "slurm.hpc = true", "MaxCount", "DefaultValue", "ifThenElse(", "isnt", "?", ":", "||",
     "undefined", "9" * 30, "ü", "\ud800", "Config.Entries := {[Value=1]}", "slurm.dampen_memory = ",
-    "slurm.default_partition = true", "slurm.accounting.enabled = true", "Azure.MaxScalesetSize = 64", '"""',
-)
+    "slurm.default_partition = true", "slurm.accounting.enabled = true", "Azure.MaxScalesetSize = 64", '"""')
 
 
 def check(text: str) -> None:

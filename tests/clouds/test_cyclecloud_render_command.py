@@ -86,9 +86,8 @@ SIZE = ("--sku", "Standard_HC44rs", "--nodes", "2")
 
 
 @pytest.mark.parametrize(("arguments", "words"), table(__file__, "cyclecloud_render_command.toml", "missing"))
-def test_what_is_missing_or_cannot_be_meant_is_named_as_it_was_given(
-    arguments: tuple[str, ...], words: str, tmp_path: Path,
-) -> None:
+def test_what_is_missing_or_cannot_be_meant_is_named_as_it_was_given(arguments: tuple[str, ...], words: str,
+                                                                     tmp_path: Path) -> None:
     done = call(*arguments, "--output", tmp_path / "out")
     assert isinstance(done.exception, HpcMpError) and words in str(done.exception)
     assert not (tmp_path / "out").exists()
