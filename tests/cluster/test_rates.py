@@ -143,9 +143,8 @@ def passing(placement: Placement, moved: Traffic, hosts: tuple[str, ...], a: str
 
 @settings(max_examples=settings.default.max_examples // 4)
 @given(st.sampled_from(CASES), st.sampled_from([HEAVY_DATA, HEAVY_PIPELINE]), st.floats(0.1, 0.7), st.data())
-def test_one_slow_link_gets_the_least_that_any_order_gives_it(
-    case: tuple[int, Degrees, int, str], moved: Traffic, share: float, data: st.DataObject
-) -> None:
+def test_one_slow_link_gets_the_least_that_any_order_gives_it(case: tuple[int, Degrees, int, str], moved: Traffic, share: float,
+                                                              data: st.DataObject) -> None:
     number, degrees, per_node, order = case
     placement, hosts = place(degrees, order, per_node), names(number)
     slow = data.draw(st.sampled_from(list(combinations(range(number), 2))))
@@ -176,9 +175,8 @@ def test_no_order_of_four_is_cheaper(case: tuple[int, Degrees, int, str], moved:
 @settings(max_examples=settings.default.max_examples // 2)
 @given(st.sampled_from([case for case in CASES if case[0] == 4]), st.permutations(names(4)), st.booleans(),
        st.randoms(use_true_random=False))
-def test_equal_rates_leave_the_order_to_the_switches(
-    case: tuple[int, Degrees, int, str], hosts: list[str], tree: bool, scatter: Random
-) -> None:
+def test_equal_rates_leave_the_order_to_the_switches(case: tuple[int, Degrees, int, str], hosts: list[str], tree: bool,
+                                                     scatter: Random) -> None:
     _, degrees, per_node, order = case
     placement, switches = place(degrees, order, per_node), read_topology(FABRIC) if tree else SwitchTree()
     assert cheapest_hosts(placement, HEAVY_DATA, hosts, switches, known(4, {}, scatter=scatter)) == (

@@ -56,8 +56,7 @@ def test_ask_says_why_there_is_no_answer(argv: list[str], message: str) -> None:
 @pytest.mark.parametrize(("answers", "gpus"), [
     ({"nvidia-smi --query-gpu=index,name,memory.total": "0, NVIDIA H200, 143771\n1, NVIDIA GB10, [N/A]\n"},
      (Gpu(0, "NVIDIA H200", 143771 * 2**20), Gpu(1, "NVIDIA GB10", None))),
-    ({}, ()), ({"nvidia-smi": CommandFailed("NVIDIA-SMI has failed")}, ()),
-])
+    ({}, ()), ({"nvidia-smi": CommandFailed("NVIDIA-SMI has failed")}, ())])
 def test_gpus_of_this_machine(answers: dict[str, str | CommandFailed], gpus: tuple[Gpu, ...]) -> None:
     assert find_gpus(Answers(answers)) == gpus
 
@@ -68,8 +67,7 @@ def test_gpus_of_this_machine(answers: dict[str, str | CommandFailed], gpus: tup
     ("gpu", ((None, 1),)),
     ("gpu:h100:8(S:0-1)", (("h100", 8),)),
     ("nvme:1,gpu:a100_1g.5gb:7(S:0,2),shard:4", (("a100_1g.5gb", 7),)),
-    ("gpu:v100:2,gpu:k80:2", (("v100", 2), ("k80", 2))),
-])
+    ("gpu:v100:2,gpu:k80:2", (("v100", 2), ("k80", 2)))])
 def test_gres(gres: str, expected: tuple[tuple[str | None, int], ...]) -> None:
     assert parse_gpus(gres) == expected
 
@@ -111,8 +109,7 @@ def test_a_node_that_mixes_gpus_has_no_type() -> None:
     ({"scontrol ping": "Slurmctld(primary) at ctl is DOWN\n"}, "Slurmctld(primary) at ctl is DOWN"),
     ({"scontrol ping": ""}, "scontrol ping prints nothing"),
     ({"scontrol ping": CommandFailed("scontrol: error: a\nscontrol: fatal: b")}, "scontrol: fatal: b"),
-    ({}, "scontrol is not on PATH"),
-])
+    ({}, "scontrol is not on PATH")])
 def test_why_slurm_is_silent(answers: dict[str, str | CommandFailed], why: str | None) -> None:
     assert why_silent(Answers(answers)) == why
 
@@ -184,8 +181,7 @@ def test_the_default_partition_is_chosen_if_it_has_gpus(rows: tuple[str, ...]) -
 @pytest.mark.parametrize(("change", "why"), [
     ({"scontrol ping": "Slurmctld(primary) at ctl is DOWN"}, "is DOWN"),
     ({"sinfo --noheader --exact": CommandFailed("sinfo: error: x")}, "sinfo: error: x"),
-    ({"sinfo --noheader --exact": "old|down|infinite|8|32000|gpu:2|x1\n"}, "no partition that is up"),
-])
+    ({"sinfo --noheader --exact": "old|down|infinite|8|32000|gpu:2|x1\n"}, "no partition that is up")])
 def test_no_site_and_why(change: dict[str, str | CommandFailed], why: str) -> None:
     site = find_site({}, Answers(SITE | change))
     assert isinstance(site, str)

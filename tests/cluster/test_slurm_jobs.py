@@ -140,8 +140,7 @@ def test_one_question_for_all_jobs() -> None:
     ({"squeue": GONE, "scontrol": GONE}, FORGOTTEN),
     ({"squeue": BUSY, "scontrol": BUSY}, UNKNOWN),
     ({"squeue": BUSY, "scontrol": BUSY, "sacct": "7|COMPLETED|Unknown|n1|0:0\n"}, "COMPLETED"),
-    ({}, UNKNOWN),
-])
+    ({}, UNKNOWN)])
 def test_with_and_without_each_program(answers: dict[str, Any], state: str) -> None:
     assert queue.job_states(["7"], program(answers))["7"].state == state
 

@@ -101,8 +101,7 @@ def test_measured_rates_as_a_tree_or_not(slurm: dict[str, str]) -> None:
 @pytest.mark.parametrize(("groups", "across", "verdict", "code"), [
     ([["n1", "n2"], ["n3", "n4"]], 0.3, "agrees", 0),
     ([["n1", "n3"], ["n2", "n4"]], 0.3, "disagrees", 1),
-    ([["n1", "n2"], ["n3", "n4"]], 1.0, "cannot tell", 0),
-])
+    ([["n1", "n2"], ["n3", "n4"]], 1.0, "cannot tell", 0)])
 def test_check(slurm: dict[str, str], groups: list[list[str]], across: float, verdict: str, code: int) -> None:
     note(slurm, measure(groups, across))
     done = hpc_mp("--check", environ=slurm)
@@ -131,8 +130,7 @@ def test_check_of_files(tmp_path: Path) -> None:
     (("--from", "azslurm"), "--from azslurm: needs a file"),
     (("no such file",), "cannot be read"),
     ((TREE, "--to", "block"), "has no block but tree"),
-    ((TREE, "--to", "tree", "--nodes", "x1"), "has no node"),
-])
+    ((TREE, "--to", "tree", "--nodes", "x1"), "has no node")])
 def test_wrong_words_are_refused(slurm: dict[str, str], words: tuple[str | Path, ...], said: str) -> None:
     done = hpc_mp(*words, environ=slurm)
     assert (done.returncode, bool(done.stdout)) == (2, "--json" in words) and said in done.stderr

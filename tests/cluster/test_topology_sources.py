@@ -110,8 +110,7 @@ def test_cliques_of_nvidia_smi() -> None:
     (f"n1 {UUID} 3\nn2 {UUID.upper()} 3\nn3 N/A N/A\nn4 {UUID} 4\n", [("n1", "n2"), ("n4",)]),  # however its UUID is spelt
     (f"n1 {UUID}.32766\nn2 {UUID}.32766\nn3 {UUID}.1\n", [("n1", "n2"), ("n3",)]),  # a label of Kubernetes
     (f"a {UUID} 1\nb {UUID[:-1]}0 1\n", [("b",), ("a",)]),
-    ("a N/A N/A\nb 00000000-0000-0000-0000-000000000000 0\n", []),
-])
+    ("a N/A N/A\nb 00000000-0000-0000-0000-000000000000 0\n", [])])
 def test_one_domain_is_one_block(text: str, blocks: list[tuple[str, ...]]) -> None:
     known = read(text, "x")
     switches = [switch for topology in known.topologies for switch in topology.switches]
@@ -125,8 +124,7 @@ NO_CLIQUE = "has no node's ClusterUUID and CliqueId"
 @pytest.mark.parametrize(("text", "words"), [
     (f"n1: {UUID}\nn2: {UUID}\n", NO_CLIQUE), ("n1: State : Completed\n", NO_CLIQUE), ("", NO_CLIQUE),
     (f"a {UUID} 1\nnonsense\n", "line 2, 'nonsense'"),
-    (f"a: ClusterUUID : {UUID}\n", "has 1 ClusterUUID and 0 CliqueId"),
-])
+    (f"a: ClusterUUID : {UUID}\n", "has 1 ClusterUUID and 0 CliqueId")])
 def test_wrong_cliques_are_refused(text: str, words: str) -> None:
     with pytest.raises(HpcMpError, match=words):
         read(text, "x", "cliques")
