@@ -233,8 +233,7 @@ def test_what_slurmstepd_says(name: str) -> None:
     ("no sif", "no sif", 255, "user", (), f"n1, like all nodes, could not start the ranks: {SEEN_BY_APPTAINER}. Set slurm.c"),
     ("no sif", "started", 255, "unfit", ("n1",), f"it could not start the ranks: {SEEN_BY_APPTAINER}"),
     ("no apptainer", "no apptainer", 2, "user", (), "execve(): apptainer: No such file or directory. Load the module"),
-    ("started", "started", 1, "exit", (), "ended with exit code 1; its last words: step 1"),
-])
+    ("started", "started", 1, "exit", (), "ended with exit code 1; its last words: step 1")])
 def test_the_verdict(program: bool, one: str, other: str, code: int, kind: str, nodes: tuple[str, ...], words: str) -> None:
     found = classify(replace(ended(one, other, code), program=program))
     assert (found.kind, found.nodes) == (kind, nodes)

@@ -55,8 +55,7 @@ NOTHING: tuple[Frame, ...] = ()
     ((Frame("/home/ann/solver.py", 7, "Mesh.all_reduce"), MAIN), True, "solver.py:7 in all_reduce"),
     ((Frame("/home/ann/solver.py", 7, "wait"), MAIN), False, "solver.py:7 in wait"),
     ((*LOADS, *REDUCES), False, "train.py:41 in next_batch"),
-    (NOTHING, False, "no Python frames, its process in state D (nfs_wait)"),
-])
+    (NOTHING, False, "no Python frames, its process in state D (nfs_wait)")])
 def test_where_a_rank_stands(frames: tuple[Frame, ...], waits: bool, words: str) -> None:
     stack = RankStack(0, frames, "state D (nfs_wait)")
     assert (stack.waits, str(stack)) == (waits, words)
@@ -77,8 +76,7 @@ def test_where_a_rank_stands(frames: tuple[Frame, ...], waits: bool, words: str)
     ([LOADS, LOADS, (MAIN,)], None, 2),
     ([LOADS, QUEUE, (MAIN,)], None, None),
     ([LOADS], None, None),
-    ([], None, None),
-])
+    ([], None, None)])
 def test_for_whom_the_others_wait(stands: list[tuple[Frame, ...]], first: int | None, apart: int | None) -> None:
     assert standing_apart([RankStack(rank, frames, "state D") for rank, frames in enumerate(stands)], first) == apart
 
@@ -169,8 +167,7 @@ def test_what_python_says(name: str, mark: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("lines", [
     [], ["ValueError: not behind a traceback"], ["Traceback (most recent call last):"],
     ["Traceback (most recent call last):", '  File "x.py", line 1, in <module>', "    cut off"],
-    ["Traceback (most recent call last):", '  File "x.py", line 1, in <module>', "what is this?"],
-])
+    ["Traceback (most recent call last):", '  File "x.py", line 1, in <module>', "what is this?"]])
 def test_what_is_no_end(lines: list[str]) -> None:
     assert last_error(lines) is None
 

@@ -145,8 +145,7 @@ def test_a_rank_that_left_the_training_is_an_echo(place: str, cause: int, at: fl
      "ranks 0, 1, 3 waited for it 600 s in ALLREDUCE (5), ALLGATHER (7), ALLREDUCE (9) (NCCL's watchdog)"),
     ({0: said(0, 5), 1: said(1, 7), 2: said(2, 9), 3: said(3, 9)}, None,
      "ranks 0-3 waited 600 s in ALLREDUCE (5), ALLREDUCE (7), ALLREDUCE (9) (NCCL's watchdog)"),
-    ({0: said(0)}, None, "rank 0 waited 600 s in ALLREDUCE (12) (NCCL's watchdog)"),
-])
+    ({0: said(0)}, None, "rank 0 waited 600 s in ALLREDUCE (12) (NCCL's watchdog)")])
 def test_who_waited_for_whom(lines: dict[int, list[str]], apart: int | None, words: str) -> None:
     found = collective_timeout(lines, 4)
     assert found is not None and (found.apart, str(found)) == (apart, words)
