@@ -95,9 +95,8 @@ def measured(lab: Lab, name: str, nodes: int) -> float:
     ("reduce_scatter", 4, "one way", 2, 0.2),  # gloo's reduce-scatter is an all-reduce
     ("broadcast", 4, "one way", 2, 0.2),  # the root of gloo's broadcast sends to two of three others
 ])
-def test_busbw_is_what_iperf3_gets_through_the_same_links(
-    lab: Lab, wire: dict[str, float], name: str, nodes: int, way: str, sends: int, within: float,
-) -> None:
+def test_busbw_is_what_iperf3_gets_through_the_same_links(lab: Lab, wire: dict[str, float], name: str, nodes: int, way: str,
+                                                          sends: int, within: float) -> None:
     found = sends * measured(lab, name, nodes)
     print(f"{name} on {nodes} hosts: {found * 8e3:.1f} Mbit/s on the wire, {sends} times busbw; iperf3 ({way}) "
           f"{wire[way] * 8e3:.1f}; ratio {found / wire[way]:.3f}")

@@ -33,9 +33,8 @@ def names(spec: BenchSpec, gpu: str = GPU) -> list[dict[str, Any]]:
              "device": rank % spec.ranks_per_node, "name": gpu} for rank in range(spec.world)]
 
 
-def spec_of(
-    collective: str = "all_reduce", how: str = "all", sizes: tuple[int, ...] = (2**20,), backend: str = "nccl",
-) -> BenchSpec:
+def spec_of(collective: str = "all_reduce", how: str = "all", sizes: tuple[int, ...] = (2**20,),
+            backend: str = "nccl") -> BenchSpec:
     return BenchSpec(collective, backend, 2, 8, split(16, 8, how), sizes, iterations=5)  # type: ignore[arg-type]
 
 

@@ -74,8 +74,7 @@ def test_equal_ones_are_well() -> None:
     (changed(gpus(), 0, wrong=("exact fp32",)), "compute-wrong", "error", "n1 cuda:0", ""),
     (changed(gpus(), 1, unsteady=("matmul bf16",)), "compute-unsteady", "error", "n1 cuda:1", ""),
     ([*gpus(), Result("n1", "cuda:8", error="no answer within 60 s")], "compute-failed", "error", "n1 cuda:8", "within 60 s"),
-    (nodes(1, **{"slowest core against the median core": 0.3}), "compute-core", "warning", "n0 cpu", ""),
-])
+    (nodes(1, **{"slowest core against the median core": 0.3}), "compute-core", "warning", "n0 cpu", "")])
 def test_what_is_ill_is_named(results: list[Result], code: str, severity: str, subject: str, words: str) -> None:
     (finding,) = ill(results)
     assert (finding.code, finding.severity, finding.subject) == (code, severity, subject)

@@ -109,8 +109,7 @@ def test_corrected_errors_and_a_missing_floppy_are_no_complaints(line: str) -> N
 @pytest.mark.parametrize(("file", "line", "codes"), [
     ("/proc/meminfo", "MemAvailable", ["memory-free"]), ("/proc/meminfo", "SwapTotal", ["memory-swap"]),
     ("/proc/meminfo", "MemTotal", ["memory-free"]), ("/proc/self/limits", "locked memory",
-          ["limit-memlock"]),
-])
+          ["limit-memlock"])])
 def test_a_line_that_the_kernel_does_not_write_is_named(file: str, line: str, codes: list[str]) -> None:
     lines = tree("ndv5").text(file).splitlines()
     source = broken("ndv5", {file: "\n".join(kept for kept in lines if line not in kept)})
@@ -131,8 +130,7 @@ SUB_FUNCTION = {f"{IB}/mlx5_9/device": {"link": "../../../bus/pci/devices/0103:0
     (SECOND_CARD, {f"{IB}/mlx5_ib1/ports/1/pkeys/0": "0x8001"}, ["mlx5_ib1 port 1"]),  # of the fabric of the others
     (("metal", "virtual-function"), {}, []),  # that no driver has
     (("virtual-function", "idle"), NOBODYS, []),
-    (("idle",), SUB_FUNCTION, []),
-])
+    (("idle",), SUB_FUNCTION, [])])
 def test_the_port_of_a_second_fabric_or_of_nobody_is_well(sets: tuple[str, ...], edits: dict[str, Any], wrong: list[str]) -> None:
     source = broken("ndv5", FAULTS.edits("ndv5", {"sets": sets}) | edits)
     checks = tuple(BY_CODE[code] for code in ("fabric-port", "fabric-partition", "fabric-rate", "fabric-gid"))

@@ -55,11 +55,9 @@ def test_a_broken_machine_refuses_the_job(node: Node, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("edits", "code"), [
     ({"/proc/self/environ": "SLURM_CPUS_ON_NODE=999\0"}, "cgroup-cpus"),
-    ({"/etc/fstab": "server:/x /x nfs defaults 0 0"}, "mount-missing"),
-])
-def test_how_the_host_is_set_up_keeps_no_node_out(
-    tmp_path: Path, edits: dict[str, str], code: str, capsys: pytest.CaptureFixture[str],
-) -> None:
+    ({"/etc/fstab": "server:/x /x nfs defaults 0 0"}, "mount-missing")])
+def test_how_the_host_is_set_up_keeps_no_node_out(tmp_path: Path, edits: dict[str, str], code: str,
+                                                  capsys: pytest.CaptureFixture[str]) -> None:
     machine = broken(KIND, edits)
     assert code in [finding.code for finding in diagnose(machine, [code], 60) if finding.severity == "error"]
     assert gate.main(recorded(tmp_path, machine.root)) == 0 and capsys.readouterr().out == ""

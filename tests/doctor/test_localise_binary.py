@@ -40,8 +40,7 @@ def across(leaf: str, leaves: dict[str, str]) -> set[tuple[str, str]]:
     ({("n1", "n3"), ("n2", "n4")}, [("link", ("n1–n3",), True), ("link", ("n2–n4",), True)]),
     (of("n1") | of("n3"), [("node", ("n1",), True), ("node", ("n3",), True)]),
     (of("n1") - {("n1", "n2")}, [("link", ("n1–n3",), True), ("link", ("n1–n4",), True)]),
-    ({*combinations(FOUR, 2)}, [("node", FOUR, False)]),
-])
+    ({*combinations(FOUR, 2)}, [("node", FOUR, False)])])
 def test_four_nodes(bad: set[tuple[str, str]], said: Named) -> None:
     assert named(FOUR, bad) == said
 
