@@ -27,8 +27,7 @@ def test_runs_complete_with_the_same_bits_after_random_faults(kind: str, faults:
     ({"kind": "lost", "node": "n2", "nodes": ["n2"], "message": "n2 lost contact"}, ""),
     ({"kind": "lost", "node": "n3", "nodes": ["n3"], "message": "n3 lost contact"}, "misnamed"),
     ({"kind": "vanished", "node": None, "nodes": [], "message": "the ranks have vanished"}, "unnamed"),
-    ({"kind": "unknown", "node": None, "nodes": [], "message": "something about n2"}, ""),
-])
+    ({"kind": "unknown", "node": None, "nodes": [], "message": "something about n2"}, "")])
 def test_an_end_must_name_a_host_that_was_hit(end: dict[str, object], words: str) -> None:
     hit = [Planted("host dies", "step", ("n2",), 0.0, 12, 1), Planted("requeued", "step", (), 300.0, 12, 3)]
     wrong = wrong_end({"attempt": 1, "time": 600.0, **end}, hit)

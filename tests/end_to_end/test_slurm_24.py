@@ -93,8 +93,7 @@ def test_golden_scripts_are_accepted(big24: Lab, name: str) -> None:
 
 @pytest.mark.parametrize(("right", "wrong", "words"), [
     ("h100:8", "h200:8", "Requested node configuration is not available"),
-    ("--nodes=", "--knots=", "unrecognized option"),
-])
+    ("--nodes=", "--knots=", "unrecognized option")])
 def test_a_wrong_script_is_not(big24: Lab, right: str, wrong: str, words: str) -> None:
     script = golden("gpus-per-node", NEW).read_text(encoding="utf-8")
     assert right in script
