@@ -68,8 +68,7 @@ def test_the_document_has_every_variable_of_nccl() -> None:
 
 @pytest.mark.parametrize(("kind", "platform", "words"), [
     ("ndh200v5", "azure-ndh200v5", ["^mlx5_an0", "profile azure-ndh200v5", "issues 142 and 143", "8 × nvidia 0x2335"]),
-    ("p5", "aws-efa", ["left out: needs ofi-nccl", "EFA: 32"]),
-])
+    ("p5", "aws-efa", ["left out: needs ofi-nccl", "EFA: 32"])])
 def test_a_copy_of_another_machine(kind: str, platform: str, words: list[str]) -> None:
     done = env("--root", str(tree(kind).root), HOME="/nowhere")
     assert done.exit_code == 0 and f"Platform {platform}" in done.stdout

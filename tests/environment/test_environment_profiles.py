@@ -51,8 +51,7 @@ def test_every_variable_has_a_name_that_somebody_reads(profile: Profile) -> None
     ("1.5.0", {"FI_EFA_USE_DEVICE_RDMA": "1", "FI_PROVIDER": "efa"}, []),
     ("1.6.2", {"FI_EFA_USE_DEVICE_RDMA": "1"}, [("FI_PROVIDER", False)]),
     ("1.7.0", {}, [("FI_EFA_USE_DEVICE_RDMA", False), ("FI_PROVIDER", False)]),
-    ("", {}, [("FI_EFA_USE_DEVICE_RDMA", True), ("FI_PROVIDER", True)]),
-])
+    ("", {}, [("FI_EFA_USE_DEVICE_RDMA", True), ("FI_PROVIDER", True)])])
 def test_a_guard_decides_by_the_release_and_says_when_it_cannot(plugin: str, said: dict[str, str],
                                                                 left: list[tuple[str, bool]]) -> None:
     applied = apply(load_profile("aws-efa"), NOTHING, {"ofi-nccl": release(plugin)}, {})
