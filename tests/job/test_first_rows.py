@@ -92,8 +92,7 @@ BPE = {"model": {"type": "BPE", "vocab": {"a": 0, "b": 7}}, "added_tokens": []}
 @pytest.mark.parametrize(("content", "size"), [
     (BPE, 8),
     (BPE | {"added_tokens": [{"id": 9, "content": "<end>"}]}, 10),
-    ({"model": {"type": "Unigram", "vocab": [["a", 0.0], ["b", -1.0], ["c", -2.0]]}}, 3),
-])
+    ({"model": {"type": "Unigram", "vocab": [["a", 0.0], ["b", -1.0], ["c", -2.0]]}}, 3)])
 def test_the_vocabulary_must_hold_all_ids(tmp_path: Path, content: object, size: int) -> None:
     given = tokenizer(tmp_path / "given", content)
     check_tokenizer(given, size)

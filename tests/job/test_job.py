@@ -84,8 +84,7 @@ def test_a_mistake_is_answered_with_value_rule_and_remedy(here: Path, answer: An
 @pytest.mark.parametrize(("content", "rule"), [
     (b"\xff\xfej\x00o\x00b\x00", "is not UTF-8 text"),
     (JOB.encode() + b"\x00", "is not valid TOML"),
-    (b"\x7fELF\x01\x02", "is not valid TOML"),
-])
+    (b"\x7fELF\x01\x02", "is not valid TOML")])
 def test_a_file_that_is_no_job(here: Path, answer: Answer, content: bytes, rule: str) -> None:
     (here / "job.toml").write_bytes(content)
     check_message(*answer(), rule)
@@ -96,8 +95,7 @@ def test_a_file_that_is_no_job(here: Path, answer: Answer, content: bytes, rule:
     ("[" * 100_000, "its config.json is not JSON"),
     ("[]", "its config.json names no model_type"),
     ('{"model_type": 5}', "its config.json names no model_type"),
-    ('{"model_type": "gpt2"}', "holds no *.safetensors file"),
-])
+    ('{"model_type": "gpt2"}', "holds no *.safetensors file")])
 def test_a_checkpoint_that_is_none(here: Path, answer: Answer, config: str, rule: str) -> None:
     (here / "job.toml").write_text(JOB.replace("config = {", 'pretrained = "model"\n#'))
     (here / "model").mkdir()
@@ -194,8 +192,7 @@ def test_a_job_written_in_python_can_be_shown_before_its_arithmetic_is_checked(
     spec = JobSpec.model_validate({
         "job": {"ranks_per_node": ranks}, "model": {"config": {"model_type": "gpt2"}},
         "data": {"files": ["a"], "sequence_length": 1}, "parallel": {"pipeline": pipeline},
-        "train": {"steps": 1, "global_batch": batch},
-    })
+        "train": {"steps": 1, "global_batch": batch}})
     assert f"microbatches = {microbatches if pipeline > 1 else 1}" in dump_job(spec)
 
 

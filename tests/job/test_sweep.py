@@ -94,8 +94,7 @@ def test_what_it_refuses(tmp_path: Path, mistake: str) -> None:
 
 
 @pytest.mark.parametrize(("override", "words"), [
-    ("train.seed=3", "has no effect: each run of the sweep has its own train.seed"), ("train.steps=7", ""),
-])
+    ("train.seed=3", "has no effect: each run of the sweep has its own train.seed"), ("train.steps=7", "")])
 def test_overrides_beside_a_sweep(tmp_path: Path, override: str, words: str) -> None:
     path = written(tmp_path, "[sweep]\ngrid = { train.seed = [1, 2] }")
     if words:
