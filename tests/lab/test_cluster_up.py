@@ -147,8 +147,7 @@ def test_nodes_share_the_cores_and_ranks_have_no_more_threads(running: Path) -> 
 
 
 @pytest.mark.parametrize(("cores", "nodes", "shares"), [
-    ([0, 1, 2, 3], "ab", [(0, 1), (2, 3)]), ([0, 2, 3], "ab", [(0,), (2,)]), ([4, 5], "abcd", [(4,), (5,), (4,), (5,)]),
-])
+    ([0, 1, 2, 3], "ab", [(0, 1), (2, 3)]), ([0, 2, 3], "ab", [(0,), (2,)]), ([4, 5], "abcd", [(4,), (5,), (4,), (5,)])])
 def test_cores_are_shared_out(cores: list[int], nodes: str, shares: list[tuple[int, ...]]) -> None:
     assert shared_out(cores, nodes) == dict(zip(nodes, shares, strict=True))
     assert shared_out([], nodes) == {}

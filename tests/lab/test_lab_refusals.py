@@ -59,9 +59,8 @@ def several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("{}//hpc-mp-lab/../hpc-mp-two/etc/slurm.conf", None, "two"), ("hpc-mp-two/etc/slurm.conf", None, "two"),
     ("{}/site.conf", None, "two"), ("{}/hpc-mp-two/etc/slurm.conf", "lab", "lab"), (None, "two", "two"),
     (None, None, None), ("", None, None), ("/etc/slurm/slurm.conf", None, None), ("{}/hpc-mp-old/etc/slurm.conf", None, None)])
-def test_of_several_clusters_that_of_slurm_conf_is_meant(
-    several: Path, monkeypatch: pytest.MonkeyPatch, conf: str | None, name: str | None, meant: str | None,
-) -> None:
+def test_of_several_clusters_that_of_slurm_conf_is_meant(several: Path, monkeypatch: pytest.MonkeyPatch, conf: str | None,
+                                                         name: str | None, meant: str | None) -> None:
     if conf is not None:
         monkeypatch.setenv("SLURM_CONF", conf.format(several))
     if meant is not None:
@@ -72,9 +71,8 @@ def test_of_several_clusters_that_of_slurm_conf_is_meant(
 
 
 @pytest.mark.parametrize(("name", "words"), [("two", "lab down --name two"), ("lab", "lab down")])
-def test_the_end_of_a_cluster_that_is_up_is_said_with_its_name(
-    several: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, words: str,
-) -> None:
+def test_the_end_of_a_cluster_that_is_up_is_said_with_its_name(several: Path, monkeypatch: pytest.MonkeyPatch,
+                                                               capsys: pytest.CaptureFixture[str], name: str, words: str) -> None:
     """At its start, and where it is up already."""
     monkeypatch.setattr(sys, "argv", ["/bin/hpc-mp"])
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
