@@ -83,11 +83,9 @@ def play(folder: Path, nodes: str, sbatch: str) -> Cluster:
     pytest.param("alike", "100G", "echo 4242", ("n1",), id="the others suffice"),
     pytest.param("alike", "100G", REFUSES, (), id="Slurm refuses"),
     pytest.param("two with memory", "100G", "echo 4242", (), id="memory"),
-    pytest.param("two with memory", "1G", "echo 4242", ("n1",), id="memory suffices"),
-])
-def test_a_job_that_could_not_start_on_the_others_gets_them(
-    tmp_path: Path, job: Path, overrides: tuple[str, ...], nodes: str, mem: str, sbatch: str, kept_off: tuple[str, ...]
-) -> None:
+    pytest.param("two with memory", "1G", "echo 4242", ("n1",), id="memory suffices")])
+def test_a_job_that_could_not_start_on_the_others_gets_them(tmp_path: Path, job: Path, overrides: tuple[str, ...], nodes: str,
+                                                            mem: str, sbatch: str, kept_off: tuple[str, ...]) -> None:
     play(tmp_path, nodes, sbatch)
     plans = plan_job(LaunchRequest(job, "slurm", (f'slurm.extra.mem="{mem}"', *overrides)))
     rehearsal = rehearse(plans, [tmp_path / str(number) for number, _ in enumerate(plans)])
@@ -103,9 +101,8 @@ def test_a_job_that_could_not_start_on_the_others_gets_them(
 @pytest.mark.parametrize(("sufferer", "resume", "kept_off"), [
     ("runs/t/0001", True, "n3"), ("link/t/0001", True, "n3"), ("runs/t/0001", False, "n2"), ("runs/t/0002", True, "n2"),
     ("runs/t", True, "n2")])
-def test_a_run_that_goes_on_is_kept_off_the_node_that_it_has_suffered_from(
-    tmp_path: Path, job: Path, program: bool, sufferer: str, resume: bool, kept_off: str,
-) -> None:
+def test_a_run_that_goes_on_is_kept_off_the_node_that_it_has_suffered_from(tmp_path: Path, job: Path, program: bool,
+                                                                           sufferer: str, resume: bool, kept_off: str) -> None:
     """Of four nodes three are needed, and others remember newer faults of n1 and n2. Run 1 is the one to go on with."""
     if program:
         job.write_text('[job]\nname = "t"\nnodes = 3\n[program]\ncommand = ["true"]\nresumes = true\n')

@@ -49,8 +49,7 @@ H100, A100, PLAIN, NONE, SLICES = (("h100", 8),), (("a100", 4),), ((None, 4),), 
     ((H100, A100), "auto", {"constraint": "ib"}, ("cuda", "gpus-per-node", None)),
     ((H100, A100), "auto", {"extra": {"nodelist": "n0"}}, ("cuda", "gpus-per-node", None)),
     ((H100, SLICES), "auto", {}, ("cuda", "gpus-per-node", "h100")), ((SLICES,), "cpu", {}, ("cpu", "gpus-per-node", None)),
-    ((H100,), "auto", {"gpu_request": "none"}, ("cuda", "none", None)),
-])
+    ((H100,), "auto", {"gpu_request": "none"}, ("cuda", "none", None))])
 def test_settle(kinds: tuple[Gpus, ...], device: str, slurm: dict[str, Any], expected: tuple[str, str, str | None]) -> None:
     assert settled(cluster(*kinds), device, **slurm) == expected
 
@@ -65,8 +64,7 @@ def test_an_older_selection_plugin_knows_gres_only_and_an_unknown_partition_deci
     ((H100,), {"gpu_type": "h10"}, "Did you mean 'h100'?"),
     ((SLICES,), {}, r"partition gpu with GPUs 1g.10gb \(7 per node\): is a slice of a GPU \(MIG\)"),
     ((H100, SLICES), {"gpu_type": "1g.10gb"}, "gpu_type = '1g.10gb': is a slice"),
-    (((("t4", 2),),), {}, "job.ranks_per_node = 4: needs as many GPUs on each node.*Use 2 or fewer"),
-])
+    (((("t4", 2),),), {}, "job.ranks_per_node = 4: needs as many GPUs on each node.*Use 2 or fewer")])
 def test_gpus_that_cannot_be_had(kinds: tuple[Gpus, ...], slurm: dict[str, Any], words: str) -> None:
     with pytest.raises(HpcMpError, match=words):
         settled(cluster(*kinds), **slurm)
@@ -131,8 +129,7 @@ def test_what_the_cluster_says() -> None:
 @pytest.mark.parametrize(("slurm", "words"), [
     ({"partition": "gpus"}, r"'gpus': is no partition of this cluster, which shows cpu, gpu. Did you mean 'gpu'\?"),
     ({"partition": "gpu,none,cpu"}, r"slurm.partition = 'none': .* Choose one of these"),
-    ({"components": [{"nodes": 1, "partition": "GPU"}]}, "slurm.components: partition = 'GPU'"),
-])
+    ({"components": [{"nodes": 1, "partition": "GPU"}]}, "slurm.components: partition = 'GPU'")])
 def test_a_partition_that_is_not_there(slurm: dict[str, Any], words: str) -> None:
     spec = job(slurm=slurm)
     with pytest.raises(HpcMpError, match=words):
@@ -141,8 +138,7 @@ def test_a_partition_that_is_not_there(slurm: dict[str, Any], words: str) -> Non
 
 @pytest.mark.parametrize("slurm", [
     {"partition": "gpu,cpu"}, {"partition": "hidden"}, {"partition": "cpu,hidden"},
-    {"partition": "elsewhere", "extra": {"clusters": "other"}}, {},
-])
+    {"partition": "elsewhere", "extra": {"clusters": "other"}}, {}])
 def test_a_partition_that_may_be_there(slurm: dict[str, Any]) -> None:
     spec = job(job={"device": "cpu"}, slurm=slurm)
     assert slurm_gpus(spec, ask_cluster(spec, ask=answer)).device.kind == "cpu"
@@ -226,8 +222,7 @@ def test_the_memory_of_nodes_holds_the_state() -> None:
 @pytest.mark.parametrize(("slurm", "elsewhere", "words"), [
     ({"gpu_request": "gres"}, (), "slurm.gpu_request = 'gres': asks Slurm for GPUs, and partition lab lists no GPU"),
     ({"gpu_type": "h100"}, (), "slurm.gpu_type = 'h100': asks Slurm for GPUs"),
-    ({}, ("gpu",), "job.device = 'cuda': partition lab lists no GPU, and Slurm counts those of gpu. Choose slurm.partition"),
-])
+    ({}, ("gpu",), "job.device = 'cuda': partition lab lists no GPU, and Slurm counts those of gpu. Choose slurm.partition")])
 def test_gpus_that_slurm_would_never_give(slurm: dict[str, Any], elsewhere: tuple[str, ...], words: str) -> None:
     with pytest.raises(HpcMpError, match=words):
         slurm_gpus(job(job={"device": "cuda"}, slurm=slurm), replace(FACTS, gpu_partitions=elsewhere))
@@ -273,8 +268,7 @@ def test_the_cluster_is_asked_once(slurm: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("reason", "meaning", "remedy"), [
     ("PartitionConfig", "9 nodes asked, the partition has 4", "cancel it and launch again with another job.nodes: use 4"),
-    ("Priority", "", ""),
-])
+    ("Priority", "", "")])
 def test_a_job_that_waits_for_ever(reason: str, meaning: str, remedy: str) -> None:
     ask = answers({"sinfo": "lab*|up|infinite|4|4000|(null)|n[1-4]\n"})
     found = never_starts(SlurmJob("7", "PENDING", reason), spec({"nodes": 9}), ask)

@@ -65,8 +65,7 @@ def test_a_refused_job(cluster: Cluster, job: Path, mark: str) -> None:
     ("allocation failure: Invalid account", "drained", 2, "is refused by Slurm (sbatch --test-only): allocation failure:"),
     (UNAVAILABLE, "drained", 0, "it will wait until nodes are back"),
     (UNAVAILABLE, "allocated", 2, f"is refused by Slurm (sbatch --test-only): {UNAVAILABLE}"),
-    ("sbatch: unrecognized option '--test-only'", "idle", 0, "slurm has not tested the script: sbatch: unrecognized option"),
-])
+    ("sbatch: unrecognized option '--test-only'", "idle", 0, "slurm has not tested the script: sbatch: unrecognized option")])
 def test_slurm_tests_the_script(cluster: Cluster, job: Path, mark: str, answer: str, node: str, code: int, words: str) -> None:
     """Before anything is written, and at a dry run; with a node that is drained a job may wait for it."""
     cluster.says("sinfo", 'case "$*" in *--Node*) echo "n1|' + node + '|x"; echo "n2|idle|none";; '
@@ -128,8 +127,7 @@ def test_an_interrupt_ends_the_waiting_not_the_job(cluster: Cluster, job: Path, 
 @pytest.mark.parametrize(("line", "code", "state", "words"), [
     ("exit 0", 0, "completed", ""), ("exit 75", 1, "stopped", "Continue with"),
     ("echo srun: error: a >&2; exit 3", 1, "failed", "the job ended with exit code 3, and the only message is 'srun: error: a'"),
-    ("exit 3", 1, "failed", "the job ended with exit code 3, and no message gives a reason"),
-])
+    ("exit 3", 1, "failed", "the job ended with exit code 3, and no message gives a reason")])
 def test_a_step(cluster: Cluster, job: Path, mark: str, line: str, code: int, state: str, words: str) -> None:
     cluster.runs(line)
     found, out, err = cluster.launch(mark, job, "--json", **STEP)
@@ -141,9 +139,8 @@ def test_a_step(cluster: Cluster, job: Path, mark: str, line: str, code: int, st
 
 @pytest.mark.parametrize(("answer", "signals", "words"), [
     ("exit 75", (signal.SIGTERM,), "saving at the next step"), ("", (signal.SIGTERM, signal.SIGINT), "killed")])
-def test_an_interrupted_step_saves_and_the_second_interrupt_kills(
-    cluster: Cluster, job: Path, mark: str, answer: str, signals: tuple[signal.Signals, ...], words: str,
-) -> None:
+def test_an_interrupted_step_saves_and_the_second_interrupt_kills(cluster: Cluster, job: Path, mark: str, answer: str,
+                                                                  signals: tuple[signal.Signals, ...], words: str) -> None:
     ready = cluster.folder / "ready"
     cluster.runs(f"trap '{answer}' USR2; touch {ready}; while :; do sleep 0.1; done")
     program = cluster.start(mark, job, "--json", **STEP)

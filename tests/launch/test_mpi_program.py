@@ -144,9 +144,8 @@ BLIND = "exec sleep 1000"  # which waits for no child
 @pytest.mark.parametrize("hosts", ["h1,h1,h1,h2", "a,b,a,b", "one,one,one,one"])
 @pytest.mark.parametrize(("own", "kind"), [("os._exit(4)", "exit"), ("os.kill(os.getpid(), 9)", "signal"),
                                            ("raise OSError(30, 'Read-only file system')", "storage"), ("pass", None)])
-def test_on_hosts_that_mpirun_alone_knows_each_rank_is_named_with_its_own(
-    here: Path, hosts: str, own: str, kind: str | None,
-) -> None:
+def test_on_hosts_that_mpirun_alone_knows_each_rank_is_named_with_its_own(here: Path, hosts: str, own: str,
+                                                                          kind: str | None) -> None:
     named = hosts.split(",")
     executable(here / "bin", "mpirun", MPIRUN.replace("HOSTS", " ".join(f"SLURMD_NODENAME={host}" for host in named)) + WAITS)
     (here / "program.py").write_text(f"import os, sys\nif os.environ['OMPI_COMM_WORLD_RANK'] == '2':\n    {own}\n")
@@ -209,8 +208,7 @@ def test_ranks_under_mpirun_are_those_of_the_emulator(job: Path) -> None:
 @pytest.mark.parametrize(("says", "words"), [
     ("mpirun (Open MPI) 4.1.4", ["--map-by", "slot:OVERSUBSCRIBE", "-x", "HPC_MP_TOKEN", "-x", "OMP_NUM_THREADS"]),
     ("HYDRA build details:\n    Version: 4.0.2", ["-ppn", "2", "-genvlist"]),
-    ("Intel(R) MPI Library for Linux* OS, Version 2021.9", ["-ppn", "2"]),
-])
+    ("Intel(R) MPI Library for Linux* OS, Version 2021.9", ["-ppn", "2"])])
 def test_each_family_is_told_in_its_own_words(job: Path, says: str, words: list[str]) -> None:
     options = mpirun(load_job(job, FOUR), lambda argv: says)
     assert options[:2] == ["-n", "4"] and all(word in options for word in words)

@@ -294,8 +294,7 @@ def test_a_sites_values_stand_under_the_jobs(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize(("content", "words"), [
     ("[train]\nsteps = 1\n", "train in .*site.toml: is not a site's to decide"),
-    ("slurm = 1\n", "slurm in .*is not a site's"), ("[slurm\n", "cannot be read"),
-])
+    ("slurm = 1\n", "slurm in .*is not a site's"), ("[slurm\n", "cannot be read")])
 def test_a_broken_site_file_is_refused(tmp_path: Path, content: str, words: str) -> None:
     executable(tmp_path / "hpc-mp/site.toml", content)
     with pytest.raises(HpcMpError, match=words):

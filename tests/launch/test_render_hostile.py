@@ -270,8 +270,7 @@ def test_the_directives_of_a_hostile_job(value: str) -> None:
     ({"slurm": {"extra": {"comment": "a\nb"}}}, "/runs", "slurm.extra.comment"),
     ({"slurm": {"components": [{"nodes": 1, "extra": {"nodelist": "a\nb"}}]}}, "/runs", "slurm.components[0].extra.nodelist"),
     ({"slurm": {"setup": ["a\0b"]}}, "/runs", "slurm.setup"),
-    ({"environment": {"set": {"A": "a\0b"}}}, "/runs", "environment.set.A"),
-])
+    ({"environment": {"set": {"A": "a\0b"}}}, "/runs", "environment.set.A")])
 def test_what_no_script_can_carry_is_refused(sections: dict[str, Any], run: str, value: str) -> None:
     with pytest.raises(HpcMpError, match=re.escape(value)):
         text(job(**sections), Path(run))

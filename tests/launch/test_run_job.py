@@ -130,9 +130,8 @@ def test_the_door_imports_nothing_heavy(job: Path) -> None:
     assert imported(code).splitlines()[0] == "cpu", "a script is rendered without tokenizers and torch"
 
 
-def test_emulated_nodes_in_place_of_a_cluster_are_named_at_the_end(
-    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_emulated_nodes_in_place_of_a_cluster_are_named_at_the_end(job: Path, tmp_path: Path,
+                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("sbatch", "scontrol"):
         executable(tmp_path / "bin", name, "echo 'no controller' >&2; exit 1")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")

@@ -69,9 +69,8 @@ def ask_packages(env: Path) -> str:
 
 
 @pytest.mark.parametrize("with_base", [True, False])
-def test_the_copy_works_without_the_original(
-    environment: Path, tmp_path: Path, with_base: bool, monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_copy_works_without_the_original(environment: Path, tmp_path: Path, with_base: bool,
+                                             monkeypatch: pytest.MonkeyPatch) -> None:
     if with_base:
         monkeypatch.setattr("hpc_mp.launch.staging.interpreter.SYSTEM", SYSTEM)
     shown = []
