@@ -114,8 +114,7 @@ def test_context_goes_directly_before_tensor() -> None:
 
 @pytest.mark.parametrize(("order", "remedy"), [
     ("dpt", "write DPT"), ("dpct", "write DPCT"), ("Cluster", "use cluster"), ("DDP", "use cluster"),
-    ("", "use cluster"), ("DPTE", "use cluster"),
-])
+    ("", "use cluster"), ("DPTE", "use cluster")])
 def test_wrong_orders_are_refused(order: str, remedy: str) -> None:
     with pytest.raises(HpcMpError) as caught:
         normalize_order(order)
@@ -132,8 +131,7 @@ def test_wrong_degrees_are_refused() -> None:
 
 
 @pytest.mark.parametrize("tree", [
-    {}, [], {"order": "DPT", "degrees": {"tensors": 1}, "ranks_per_node": 1, "ranks": []},
-])
+    {}, [], {"order": "DPT", "degrees": {"tensors": 1}, "ranks_per_node": 1, "ranks": []}])
 def test_what_is_no_placement_is_refused(tree: dict[str, object]) -> None:
     with pytest.raises(HpcMpError, match="is not a placement"):
         from_dict(tree)

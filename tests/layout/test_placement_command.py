@@ -123,8 +123,7 @@ def test_command_wants_as_many_hosts_as_nodes(tmp_path: Path, arguments: str, wo
 
 @pytest.mark.parametrize(("rank_map", "words"), [
     ((0, 0, 1), "does not put 4 ranks on the nodes 0 to 1"), ((0, 0, 0, 1), "at most 2 on each"),
-    ((0, 0, 2, 2), "the nodes 0 to 1"), ("blok", "must be auto, block, cyclic, or the node"),
-])
+    ((0, 0, 2, 2), "the nodes 0 to 1"), ("blok", "must be auto, block, cyclic, or the node")])
 def test_wrong_maps_are_refused(rank_map: str | tuple[int, ...], words: str) -> None:
     with pytest.raises(HpcMpError, match=words):
         place(Degrees(tensor=4), "DPT", 2, rank_map)

@@ -186,8 +186,7 @@ def test_equals_brute_force(data: st.DataObject, costs: list[float], first: floa
 
 
 @pytest.mark.parametrize(("layers", "stages", "counts"), [
-    (8, 4, (2, 2, 2, 2)), (7, 3, (2, 2, 3)), (3, 3, (1, 1, 1)), (5, 1, (5,)), (10, 4, (2, 2, 3, 3)),
-])
+    (8, 4, (2, 2, 2, 2)), (7, 3, (2, 2, 3)), (3, 3, (1, 1, 1)), (5, 1, (5,)), (10, 4, (2, 2, 3, 3))])
 def test_equal_layers(layers: int, stages: int, counts: tuple[int, ...]) -> None:
     assert partition([0.1] * layers, stages) == counts  # 0.1: sums of floats must not break ties
 

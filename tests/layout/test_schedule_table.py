@@ -29,8 +29,7 @@ def test_csv_golden() -> None:
         "0F0,0F1,0F2,0F3,,,,0B0,,0B1,,0B2,,0B3\n"
         ",1F0,1F1,1F2,,,1B0,1F3,1B1,,1B2,,1B3,\n"
         ",,2F0,2F1,,2B0,2F2,2B1,2F3,2B2,,2B3,,\n"
-        ",,,3F0,3B0,3F1,3B1,3F2,3B2,3F3,3B3,,,\n"
-    )
+        ",,,3F0,3B0,3F1,3B1,3F2,3B2,3F3,3B3,,,\n")
 
 
 @given(requests(), st.sampled_from(("last", "each")))
@@ -97,8 +96,7 @@ def job(directory: Path, layers: int = 8, **parallel: object) -> JobSpec:
     ({"schedule": "zero_bubble"}, (4, 4)),
     ({"schedule": "zero_bubble_v"}, (2, 2, 2, 2)),
     ({"schedule": "interleaved_1f1b", "virtual_stages": 3}, (1, 1, 1, 1, 2, 2)),
-    ({"schedule": "breadth_first", "virtual_stages": 2, "partition": [1, 3, 3, 1]}, (1, 3, 3, 1)),
-])
+    ({"schedule": "breadth_first", "virtual_stages": 2, "partition": [1, 3, 3, 1]}, (1, 3, 3, 1))])
 def test_the_model_is_cut_into_all_stages(tmp_path: Path, parallel: dict[str, object], layers: tuple[int, ...]) -> None:
     spec = job(tmp_path, **parallel)
     shape = read_shape(spec)
@@ -134,11 +132,9 @@ def test_a_job_takes_a_table_beside_it(tmp_path: Path) -> None:
     (to_csv(build("zero_bubble_v", 2, 4)), {"microbatches": 4}, "parallel.virtual_stages = 1", "is for 2 stages per rank",
      "set parallel.virtual_stages to 2"),
     (MINE.replace("1F0", "1B0"), {"microbatches": 2}, "schedule",
-     "is not a valid schedule: F(stage 1, microbatch 0) appears 0 times", "correct the table"),
-])
-def test_a_table_of_other_sizes_is_refused(
-    tmp_path: Path, text: str, parallel: dict[str, object], value: str, rule: str, remedy: str,
-) -> None:
+     "is not a valid schedule: F(stage 1, microbatch 0) appears 0 times", "correct the table")])
+def test_a_table_of_other_sizes_is_refused(tmp_path: Path, text: str, parallel: dict[str, object], value: str, rule: str,
+                                           remedy: str) -> None:
     (tmp_path / "mine.csv").write_text(text)
     spec = job(tmp_path, schedule="mine.csv", **parallel)
     with pytest.raises(HpcMpError) as refused:
@@ -153,8 +149,7 @@ def test_a_table_of_other_sizes_is_refused(
 @pytest.mark.parametrize(("file", "request_"), [
     ("schedule_1f1b.txt", ("1f1b", 4, 8, 1)), ("schedule_interleaved.txt", ("interleaved_1f1b", 4, 8, 2)),
     ("schedule_breadth_first.txt", ("breadth_first", 4, 4, 2)), ("schedule_zero_bubble.txt", ("zero_bubble", 4, 8, 1)),
-    ("schedule_zero_bubble_v.txt", ("zero_bubble_v", 4, 8, 1)),
-])
+    ("schedule_zero_bubble_v.txt", ("zero_bubble_v", 4, 8, 1))])
 def test_drawing_golden(file: str, request_: Request) -> None:
     text = draw(build(*request_), width=80).plain
     assert max(map(len, text.splitlines())) <= 80

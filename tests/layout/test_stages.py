@@ -25,9 +25,8 @@ LLAMAS = ("num_key_value_heads", "intermediate_size")
 NAMES = {"gpt2": ("transformer.h", "transformer.ln_f"), "llama": ("model.layers", "model.norm")}
 
 
-def spec_of(
-    stages: int, model: str = "llama", base: Path = Path("/"), config: dict[str, Any] | None = None, **more: Any,
-) -> JobSpec:
+def spec_of(stages: int, model: str = "llama", base: Path = Path("/"), config: dict[str, Any] | None = None,
+            **more: Any) -> JobSpec:
     sizes = {"num_hidden_layers": 12, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4,
              "intermediate_size": 160, "vocab_size": 1024} | (config or {})
     if model in ("gpt2", "gptj"):
@@ -60,9 +59,8 @@ def cuts(layers: int, stages: int) -> list[tuple[int, ...]]:
 
 
 @given(st.sampled_from(sorted(FAMILIES)), st.integers(1, 6), st.integers(4, 6), st.sampled_from([8, 200, 3000]), st.booleans())
-def test_parameters_make_the_largest_stage_as_small_as_it_can_be(
-    model: str, stages: int, layers: int, vocabulary: int, tied: bool,
-) -> None:
+def test_parameters_make_the_largest_stage_as_small_as_it_can_be(model: str, stages: int, layers: int, vocabulary: int,
+                                                                 tied: bool) -> None:
     spec = spec_of(stages, model, partition="parameters", config={
         "num_hidden_layers": layers, "vocab_size": vocabulary, "tie_word_embeddings": tied})
     found = stage_layers(spec, read_shape(spec))
@@ -158,9 +156,8 @@ def test_the_reason_tells_how_noisy_a_profile_was(tmp_path: Path, spread: tuple[
 
 
 @given(st.tuples(*[st.tuples(st.floats(0, 10), st.integers(0, 10**6))] * 3), st.floats(0, 1), st.integers(1, 5))
-def test_a_measured_cut_is_the_best_there_is(
-    tmp_path_factory: pytest.TempPathFactory, units: tuple[tuple[float, int], ...], weight: float, stages: int,
-) -> None:
+def test_a_measured_cut_is_the_best_there_is(tmp_path_factory: pytest.TempPathFactory, units: tuple[tuple[float, int], ...],
+                                             weight: float, stages: int) -> None:
     spec = measured(tmp_path_factory.getbasetemp(), *units, stages=stages, memory_weight=weight)
     shape = read_shape(spec)
 
