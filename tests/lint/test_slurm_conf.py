@@ -96,8 +96,7 @@ RIGHT = replace(
     },
     cgroup={"ConstrainCores": "yes", "ConstrainDevices": "yes", "ConstrainRAMSpace": "yes"},
     gres_conf="Name=gpu File=/dev/nvidia[0-1]\n",
-    measured=measure(leaves(2, 2), 0.3),
-)
+    measured=measure(leaves(2, 2), 0.3))
 
 
 def changed(**row: Any) -> dict[str, Any]:
@@ -143,8 +142,7 @@ def test_every_rule_finds_what_it_is_for_and_nothing_else(code: str) -> None:
     *(changed(**row) for row in SETTINGS["right"]), {"gres_conf": None}, {"cgroup": None}, {"measured": None},
     changed(config={"TopologyPlugin": "topology/flat"}) | {"measured": None}, {"nodes": (), "partitions": ()},
     {"topologies": None}, {"measured": measure(leaves(4))},
-    {"topologies": read_topologies(f"{TREE}SwitchName=t2 Switches=s[1-2]\nSwitchName=t3 Switches=s2\n"), "measured": None},
-])
+    {"topologies": read_topologies(f"{TREE}SwitchName=t2 Switches=s[1-2]\nSwitchName=t3 Switches=s2\n"), "measured": None}])
 def test_what_is_right_in_another_way_gets_no_word(changes: dict[str, Any]) -> None:
     assert codes(replace(RIGHT, **changes)) == set()
 

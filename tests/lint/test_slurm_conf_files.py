@@ -149,9 +149,8 @@ def test_a_part_of_a_configuration_is_not_held_to_be_the_whole(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("line", "words", "takes", "refuses"), table(__file__, "slurm_conf_files.toml", "releases"))
-def test_what_some_releases_refuse_says_which(
-    tmp_path: Path, line: str, words: str, takes: list[int], refuses: list[int],
-) -> None:
+def test_what_some_releases_refuse_says_which(tmp_path: Path, line: str, words: str, takes: list[int],
+                                              refuses: list[int]) -> None:
     conf = GPUS + line + "\n"
     (finding,) = [each for each in found(tmp_path, conf) if each.code == "conf-release"]
     assert words in finding.message and finding.severity == "warning" and finding.line == conf.count("\n")
@@ -182,8 +181,7 @@ def test_a_cluster_without_partitions_is_refused_by_22_05_alone(tmp_path: Path) 
     ("SwitchName=s1 Nodes=n[1-4] LinkSpeed=fast\n", "LinkSpeed=fast", "error"),
     ("SwitchName=s1 Nodes=n[1-2], n[3-4]\n", "must have the form KEY=VALUE", "error"),
     ("SwitchName=s1 Nodes=n[1-4]\nSwitchName=s2\nSwitchName=top Switches=s[1-2]\n", "before 25.05", "warning"),
-    ("SwitchName=s1 Nodes=n1\nInclude nothing.conf\n", "another file", "error"),
-])
+    ("SwitchName=s1 Nodes=n1\nInclude nothing.conf\n", "another file", "error")])
 def test_a_topology_that_slurm_refuses(text: str, words: str, severity: str, tmp_path: Path) -> None:
     wrong = [each for each in lint_topology(text, tmp_path / "topology.conf") if each.code != "topology-apart"]
     assert [each.severity for each in wrong] == [severity] and words in f"{wrong[0].subject} {wrong[0].message}"
