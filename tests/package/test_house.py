@@ -149,8 +149,7 @@ def test_the_table_of_decisions_leads_to_files() -> None:
 @pytest.mark.parametrize(("row", "found"), [
     ("| a requeue | `hpc_mp/base/errors.py` |", {}),
     ("| a requeue | `hpc_mp/base/erors.py` |", {"a requeue": ["hpc_mp/base/erors.py"]}),
-    ("| a requeue | somewhere |", {"a requeue": []}),
-])
+    ("| a requeue | somewhere |", {"a requeue": []})])
 def test_a_row_that_leads_nowhere_would_be_seen(row: str, found: dict[str, list[str]]) -> None:
     assert lost(decided(f"# A\n\n## Where is … decided?\n| question | file |\n|---|---|\n{row}\n\n## B\n| x | y |\n")) == found
 

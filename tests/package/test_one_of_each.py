@@ -99,8 +99,7 @@ def test_one_result_of_the_localiser() -> None:
     ("launch/a.py", "import shlex\nwords = shlex.split(line)", splitters),
     ("launch/a.py", "MPI = ('mpirun', 'mpiexec', 'orterun')", lambda package: tables_of(set(LAUNCHERS), package)),
     ("launch/a.py", "MORE = {'torchrun': 1, 'accelerate': 2, 'srun': 3}", lambda package: tables_of(set(LAUNCHERS), package)),
-    ("launch/a.py", "OTHER = {'memory': FailureKind(0)}", lambda package: callers("FailureKind", package)),
-])
+    ("launch/a.py", "OTHER = {'memory': FailureKind(0)}", lambda package: callers("FailureKind", package))])
 def test_a_second_one_would_be_seen(file: str, source: str, seen: object, tmp_path: Path) -> None:
     (tmp_path / "launch").mkdir()
     (tmp_path / file).write_text(source, encoding="utf-8")
@@ -160,8 +159,7 @@ def test_the_walks_lead_through_files_and_types_that_exist() -> None:
     ([(JUDGE, []), ("hpc_mp/rundir/lost.py", ["Cause"])], ["hpc_mp/rundir/lost.py"]),
     ([(JUDGE, []), ("hpc_mp/rundir/outcome.py", ["Verdict"])], ["Verdict"]),
     ([("hpc_mp/rundir/outcome.py", ["Cause"])], ["judge"]),
-    ([(JUDGE, []), *((str(file.relative_to(ROOT)), []) for file in (ROOT / "hpc_mp" / "base").glob("*.py"))], ["files"]),
-])
+    ([(JUDGE, []), *((str(file.relative_to(ROOT)), []) for file in (ROOT / "hpc_mp" / "base").glob("*.py"))], ["files"])])
 def test_a_walk_that_leads_nowhere_would_be_seen(walk: Walk, wrong: list[str]) -> None:
     assert faults(walk) == wrong
 

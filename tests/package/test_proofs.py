@@ -34,8 +34,7 @@ def reached(test: str) -> set[str]:
                                                "hpc_mp/train/rank/main.py"}, {"hpc_mp/cli/adopt.py"}),
     ("tests/diagnosis/test_diagnose.py", {"tests/diagnosis/attempts.toml", "tests/diagnosis/not_started.toml"},
      {"tests/diagnosis/program_ends.toml", "tests/doctor/faults.toml"}),
-    ("tests/end_to_end/test_every_example.py", {"examples/fsdp2/train.py"}, {"hpc_mp/clouds/__init__.py"}),
-])
+    ("tests/end_to_end/test_every_example.py", {"examples/fsdp2/train.py"}, {"hpc_mp/clouds/__init__.py"})])
 def test_what_a_proof_depends_on(test: str, depends: set[str], independent: set[str]) -> None:
     files = reached(test)
     assert depends <= files, depends - files
