@@ -89,9 +89,8 @@ SIZES = st.integers(1, 2**36)
 
 
 @given(NAMES, st.sampled_from(list(COLLECTIVES)), st.integers(1, 64), st.integers(1, 8), SIZES, SIZES)
-def test_time_grows_and_bandwidth_does_not_fall_with_the_payload(
-    name: str, collective: str, nodes: int, here: int, one: int, other: int,
-) -> None:
+def test_time_grows_and_bandwidth_does_not_fall_with_the_payload(name: str, collective: str, nodes: int, here: int, one: int,
+                                                                 other: int) -> None:
     small, large = sorted((one, other))
     less, more = (expect(collective, size, nodes, here, fabric(name)) for size in (small, large))
     if nodes * here == 1:

@@ -160,8 +160,7 @@ def traffic(spec: JobSpec) -> Traffic:
     (job("cpu"), "DPT"),
     (job("cpu", microbatches=16), "DPT"),
     (job("cpu", rank_map="cyclic"), "TDP"),  # the left-most letter stays inside a node
-    (job("cpu", order="spread"), "TPD"),
-])
+    (job("cpu", order="spread"), "TPD")])
 def test_the_order_follows_traffic_and_map(spec: JobSpec, letters: str) -> None:
     assert order(spec) == letters
 

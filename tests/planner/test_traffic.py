@@ -44,8 +44,7 @@ def sent(spec: JobSpec) -> Traffic:
     # bytes per parameter, each × (D−1)/D: gradients are reduced in fp32 under bf16, parameters are gathered in bf16
     ("bf16", 0, 8, 4 + 4), ("bf16", 1, 8, 2 + 4), ("bf16", 2, 8, 2 + 8 * 4), ("bf16", 3, 8, 8 * (2 + 2 + 4)),
     ("fp32", 0, 8, 4 + 4), ("fp32", 1, 8, 4 + 4), ("fp32", 2, 8, 4 + 8 * 4), ("fp32", 3, 8, 8 * (4 + 4 + 4)),
-    ("fp64", 1, 8, 8 + 8), ("bf16", 3, 1, 2 + 2 + 4),
-])
+    ("fp64", 1, 8, 8 + 8), ("bf16", 3, 1, 2 + 2 + 4)])
 def test_bytes_per_parameter(precision: str, zero: int, microbatches: int, factor: int) -> None:
     layer = 8192 * (8192 + 2 * 1024) + 8192 * 8192 + 3 * 8192 * 28672
     held = 20 * (layer // 4 + 2 * 8192) + 8192 + 8192 * 32000 // 4  # norms are whole on every tensor rank; the last stage's head
