@@ -207,8 +207,7 @@ def test_a_rank_of_an_earlier_attempt_ends(run: RunDirectory) -> None:
 
 @pytest.mark.parametrize(("command", "words"), [
     ("no such program", "program.command[0] = 'no such program': does not exist in the container"),
-    ('./a "quoted\\ one"', "program.command[0] = './a \"quoted\\ one\"': does not exist in the container"),
-])
+    ('./a "quoted\\ one"', "program.command[0] = './a \"quoted\\ one\"': does not exist in the container")])
 def test_what_is_not_in_the_image_is_the_users_to_mend(run: RunDirectory, command: str, words: str) -> None:
     write(run, place(Degrees(data=4), "cluster", 2), command)
     announced = time.time()  # what is older is taken for the end of an earlier start
