@@ -90,8 +90,7 @@ class Run:
     def fail(self, rank: int, kind: str, message: str, after: float = 60.0, traceback: str = "Traceback …") -> None:
         write_json(self.run.failure(self.attempt, rank), {
             "attempt": self.attempt, "rank": rank, "node": "node1", "host": "vm", "pid": 1, "time": BEGIN + after,
-            "kind": kind, "message": message, "traceback": traceback,
-        })
+            "kind": kind, "message": message, "traceback": traceback})
 
     def log(self, *lines: str) -> None:
         file = LineFile(self.run.main_log)

@@ -313,8 +313,7 @@ NAMES = ("job.toml", "placement.json", "metrics.jsonl", "ranks.jsonl", "status.j
 @pytest.mark.parametrize("content", [
     pytest.param(b"", id="empty"), pytest.param(b"{", id="brace"), pytest.param(b"[1, 2", id="cut"),
     pytest.param(b"3\n", id="number"), pytest.param(b"[]\n", id="list"), pytest.param(b"{}\n", id="object"),
-    pytest.param(b"\xff\xfe\n", id="bytes"), pytest.param(b'{"attempt": "x", "rank": {}}\n', id="kinds"),
-])
+    pytest.param(b"\xff\xfe\n", id="bytes"), pytest.param(b'{"attempt": "x", "rank": {}}\n', id="kinds")])
 def test_one_broken_file_never_breaks_the_page(run: Run, name: str, content: bytes) -> None:
     run.complete()
     run.fail(1, "error", "x")

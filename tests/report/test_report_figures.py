@@ -146,11 +146,9 @@ def bubble_of(run: Run) -> Bubble:
     ("gpipe", 4, 1, 3 / 7, "(4 − 1) / (4 + 4 − 1)"),
     ("interleaved_1f1b", 4, 2, 3 / 11, "(4 − 1) / (8 + 4 − 1)"),
     ("zero_bubble", 4, 1, 3 / 15, "(4 − 1) (F + I − W) / (4 (F + I + W) + (4 − 1) (F + I − W))"),
-    ("zero_bubble_v", 8, 1, 3 / 51, "(4 − 1) F / (16 (F + I + W) + (4 − 1) F) if F, I and W take equal time"),
-])
-def test_an_ideal_run_has_the_ideal_bubble(
-    tmp_path: Path, schedule: str, microbatches: int, virtual_stages: int, ideal: float, formula: str,
-) -> None:
+    ("zero_bubble_v", 8, 1, 3 / 51, "(4 − 1) F / (16 (F + I + W) + (4 − 1) F) if F, I and W take equal time")])
+def test_an_ideal_run_has_the_ideal_bubble(tmp_path: Path, schedule: str, microbatches: int, virtual_stages: int, ideal: float,
+                                           formula: str) -> None:
     run = Run(tmp_path, pipeline=4, schedule=schedule, microbatches=microbatches, virtual_stages=virtual_stages)
     run.trace()
     drawn, bubble = gantt_of(run), bubble_of(run)
