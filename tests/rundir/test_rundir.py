@@ -229,9 +229,8 @@ def names(*steps: int) -> list[str]:
     ([(2, math.nan, 9), (3, 3.0, 9), (5, math.nan, 9)], 3, [3, 4, 5]),
     ([(2, 1.0, 7), (3, 3.0, 9), (5, 4.0, 9)], 3, [3, 4, 5]),  # that of step 2 was on another text
 ])
-def test_the_newest_and_the_best_stay(
-    tmp_path: Path, evaluations: list[tuple[int, float, int]], best: int | None, kept: list[int],
-) -> None:
+def test_the_newest_and_the_best_stay(tmp_path: Path, evaluations: list[tuple[int, float, int]], best: int | None,
+                                      kept: list[int]) -> None:
     run = saved(tmp_path, range(1, 6), *evaluations)
     prune(run, keep=2)
     assert left(run) == names(*kept)
