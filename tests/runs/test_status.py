@@ -143,8 +143,7 @@ def test_a_loss_that_is_no_number_is_null(run: RunDirectory) -> None:
     ("PENDING", None, "pending"), ("RUNNING", None, "running"), ("COMPLETING", "completed", "completed"),
     ("COMPLETED", None, "completed"), ("COMPLETED", "stopped", "stopped"), ("FAILED", None, "failed"),
     ("NODE_FAIL", None, "failed"), ("CANCELLED", None, "stopped"), (FORGOTTEN, "completed", "completed"),
-    (FORGOTTEN, None, "failed"), (UNKNOWN, None, "unknown"), (UNKNOWN, "failed", "failed"),
-])
+    (FORGOTTEN, None, "failed"), (UNKNOWN, None, "unknown"), (UNKNOWN, "failed", "failed")])
 def test_states(run: RunDirectory, slurm: str, left: str | None, state: str) -> None:
     if left is not None:
         ended(run, left)
