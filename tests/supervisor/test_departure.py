@@ -56,16 +56,14 @@ def waiting(tmp_path: Path) -> SupervisedRun:
     (RUNS | {"Restarts": "1"}, (), QUEUED_AGAIN),
     (RUNS, (because("TIME LIMIT"),), None),  # it would come again
     (RUNS, (SAYS.format(""), SAYS.format(" DUE TO SIGNAL Terminated")), None),
-    (RUNS, ("hpc-mp: 11:38:47 attempt 1 failed: " + because("NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"),), None),
-])
+    (RUNS, ("hpc-mp: 11:38:47 attempt 1 failed: " + because("NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"),), None)])
 def test_why_a_job_has_to_go(record: Mapping[str, str], said: tuple[str, ...], why: str | None) -> None:
     assert departure(record, 0, said) == why
 
 
 @pytest.mark.parametrize(("words", "expired", "cancelled"), [
     ("", False, True), (" DUE TO TIME LIMIT", True, False), (" DUE TO PREEMPTION", False, False),
-    (" DUE TO SIGNAL Terminated", False, True),
-])
+    (" DUE TO SIGNAL Terminated", False, True)])
 def test_what_slurmstepd_says_of_the_end_of_a_job(tmp_path: Path, words: str, expired: bool, cancelled: bool) -> None:
     log = tmp_path / "slurm-7.log"
     log.write_text(f"{SAYS.format(words)}\n")
@@ -74,8 +72,7 @@ def test_what_slurmstepd_says_of_the_end_of_a_job(tmp_path: Path, words: str, ex
 
 @pytest.mark.parametrize(("states", "expired", "refused"), [
     ("RUNNING", False, None), ("COMPLETING", False, "the job is COMPLETING"), ("COMPLETING", True, None), ("TIMEOUT", True, None),
-    ("CANCELLED", True, "the job is CANCELLED"),
-])
+    ("CANCELLED", True, "the job is CANCELLED")])
 def test_a_job_at_its_time_limit_is_taken_back_while_it_ends(
         tmp_path: Path, states: str, expired: bool, refused: str | None) -> None:
     script = tmp_path / "0001" / "job.sbatch"
@@ -126,8 +123,7 @@ def test_an_attempt_that_was_ended_with_its_job(
     ((), ("hpc-mp: 14:47:48 attempt 1: node n2 failed according to Slurm: "
           + because("NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"), because("JOB REQUEUE")),
      RUNS | {"Restarts": "1"}, REASONS["JOB REQUEUE"]),
-    ((), ("hpc-mp: 14:47:48 attempt 1 failed: node n1 lost: " + because("PREEMPTION"),), RUNS, ""),
-])
+    ((), ("hpc-mp: 14:47:48 attempt 1 failed: node n1 lost: " + because("PREEMPTION"),), RUNS, "")])
 def test_a_failed_node_comes_before_what_follows_from_it(
         tmp_path: Path, lines: tuple[str, ...], script: tuple[str, ...], record: dict[str, str], why: str) -> None:
     attempt = begin(waiting(tmp_path), silent)
@@ -239,8 +235,7 @@ def killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run
     (EXITED, {"resumes": True}, "supervisor", "requeue"),
     (STOPPED, {"resumes": True, "asked_to_stop": True}, "stopped", "done"),
     (STOPPED, {"resumes": True, "engine": True}, "supervisor", "requeue"),
-    (LOST, {"resumes": True, "engine": True}, "node", "requeue"),
-])
+    (LOST, {"resumes": True, "engine": True}, "node", "requeue")])
 def test_how_the_ranks_of_a_killed_supervisor_have_ended(
         killed: Callable[..., RunDirectory], said: str, given: dict[str, Any], kind: str, action: str) -> None:
     run = killed(BEGAN + said, **given)

@@ -87,8 +87,7 @@ LIMIT_NEAR = 'its time limit was near (job.time_limit = "01:00:00")'
     # of ranks that went on until they were ended
     (-9, "resumes, near, overdue", "stopped"), (137, "resumes, near, overdue", "stopped"), (-9, "resumes, near", None),
     (-9, "near", None), (-9, "near, overdue", f"{LIMIT_NEAR}, and its ranks kept running after SIGTERM"),
-    (137, "near, overdue", f"{LIMIT_NEAR}, and its ranks kept running after SIGTERM"),
-])
+    (137, "near, overdue", f"{LIMIT_NEAR}, and its ranks kept running after SIGTERM")])
 def test_an_end(tmp_path: Path, code: int, given: str, means: str | None) -> None:
     words = set(given.split(", ")) - {""}
     left = next((LEFT[word] for word in words & LEFT.keys()), HOUR)
@@ -111,8 +110,7 @@ USR2 = "User defined signal 2"
     (-12, {"2": USR2}, None),
     (-2, {"0-1": "Interrupt", "2-3": "Interrupt"}, None),  # so programs end themselves, too
     (-15, {"0-1": "Terminated", "2-3": "Terminated"}, None),  # where memory ends; of scancel's slurmstepd tells
-    (1, {"0": "Exited with exit code 1", "1": USR2, "2-3": USR2}, None),
-])
+    (1, {"0": "Exited with exit code 1", "1": USR2, "2-3": USR2}, None)])
 def test_ranks_that_a_signal_to_all_has_ended(tmp_path: Path, code: int, ends: dict[str, str], means: str | None) -> None:
     for resumes in (True, False):
         begun = attempt(tmp_path / str(resumes), resumes=resumes)

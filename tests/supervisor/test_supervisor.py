@@ -84,8 +84,7 @@ SPENT, FORGIVEN = [end()] * 3, [replace(end(), returned=("n3",))] * 2
     (MACHINE, {"stalled": [*FORGIVEN, end(), end()]}, "requeue", "machine failure 3 of 3"),
     (MACHINE, {"stalled": [end("stopped")] * 3}, "requeue", "machine failure 1 of 3"),
     (PROGRAM, {}, "fail", "would recur"),
-    (PROGRAM, {"returned": ("n3",)}, "fail", "would recur"),
-])
+    (PROGRAM, {"returned": ("n3",)}, "fail", "would recur")])
 def test_decisions(ending: Any, options: dict[str, Any], action: str, why: str) -> None:
     decision = decide(ending, **{"stalled": [], "saved": 0, **options})
     assert decision.action == action and why in decision.why
@@ -153,8 +152,7 @@ def test_a_name_that_slurm_does_not_know_any_more_is_left_off() -> None:
     ("BeginTime", "1", "00:02:01", True),
     ("BeginTime", "1", "09:00:00", False),  # so its user has set it
     ("BeginTime", "0", "00:02:01", False),
-    ("Resources", "1", "00:02:01", False),
-])
+    ("Resources", "1", "00:02:01", False)])
 def test_slurms_own_hold_is_known_from_a_time_that_the_user_has_set(reason: str, restarts: str, begin: str, held: bool) -> None:
     said = (f"JobId=7 JobState=PENDING Reason={reason} Restarts={restarts} SubmitTime=2026-01-02T00:00:00 "
             f"EligibleTime=2026-01-02T{begin}")
@@ -187,8 +185,7 @@ class Later:
 @pytest.mark.parametrize(("says", "seconds", "comes"), [
     ({"restarts": "Restarts=1"}, 60.0, True),  # Slurm has noticed
     ({"state": "allocated"}, 60.0, True),  # the node has answered again
-    ({}, 0.2, False),
-])
+    ({}, 0.2, False)])
 def test_slurm_is_given_the_time_to_notice_a_dead_node(says: dict[str, str], seconds: float, comes: bool) -> None:
     slurm = Later(says)
 
@@ -247,8 +244,7 @@ ELEMENT = {"SLURM_JOB_ID": "6", "SLURM_ARRAY_JOB_ID": "6", "SLURM_ARRAY_TASK_ID"
     ({}, "", None), (PLAIN, "", Allocation("7", 2, ("n2", "n3", "n4"), "lab", 1234.0)),
     (MIXED, "N/A", Allocation("8", 0, ("n1", "n3", "n4"), "cluster", None)),
     (ELEMENT, "N/A", Allocation("6_2", 0, ("n1",), "cluster", None)),
-    (ELEMENT, "2126-01-02T03:04:05", Allocation("6_2", 0, ("n1",), "cluster", datetime(2126, 1, 2, 3, 4, 5).timestamp())),
-])
+    (ELEMENT, "2126-01-02T03:04:05", Allocation("6_2", 0, ("n1",), "cluster", datetime(2126, 1, 2, 3, 4, 5).timestamp()))])
 def test_an_allocation_is_read_from_the_scripts_environment(environ: dict[str, str], end: str, found: Allocation | None) -> None:
     assert allocation(environ, Slurm(squeue=f"{end}\n")) == found
 
@@ -318,9 +314,8 @@ def ended_well(directory: Path, monkeypatch: pytest.MonkeyPatch, restarts: int =
 
 
 @pytest.mark.parametrize(("restarts", "cut_short"), [(0, False), (1, True)])
-def test_a_step_that_ends_well_while_its_node_fails_is_no_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: int, cut_short: bool,
-) -> None:
+def test_a_step_that_ends_well_while_its_node_fails_is_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: int,
+                                                              cut_short: bool) -> None:
     assert interrupted(ended_well(tmp_path, monkeypatch, restarts)) is cut_short
 
 

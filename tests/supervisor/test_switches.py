@@ -83,8 +83,7 @@ def test_what_tells_nothing_of_these_hosts_is_passed_over(tmp_path: Path, useles
     ("", (None, "nobody", 1)),
     ("n3 root.n3 switch.switch.node", (None, "nobody", 1)),
     ("n1 n1 node\nn3 n3 node\n", (None, "nobody", 1)),
-    (f"welcome to n3 of this site\nn9 root.t9.n9 switch.switch.node\nn1\n{TOLD}", ("t1", "the nodes", 1)),
-])
+    (f"welcome to n3 of this site\nn9 root.t9.n9 switch.switch.node\nn1\n{TOLD}", ("t1", "the nodes", 1))])
 def test_what_nodes_say(tmp_path: Path, told: str | None, expected: tuple[str | None, str, int]) -> None:
     assert leaf(None, tmp_path, told) == expected
 

@@ -46,8 +46,7 @@ class Clock:
     ({2: [0, 1, 2], 9: [0, 2]}, 3, 10, 19, 1),
     ({2: [0, 1, 2], 9: [0]}, 3, 10, 19, None),
     ({}, 2, 0, None, None),
-    ({1: [0], 9: [0], 18: [0], 27: [0], 36: [0], 45: [0], 54: [0], 60: [0]}, 1, 10, None, None),
-])
+    ({1: [0], 9: [0], 18: [0], 27: [0], 36: [0], 45: [0], 54: [0], 60: [0]}, 1, 10, None, None)])
 def test_a_hang(spoken: dict[float, list[int]], ranks: int, limit: float, at: float | None, first: int | None) -> None:
     clock = Clock(dict(spoken))
     watch = SilenceWatch(limit, ranks, clock.speakers, clock)
