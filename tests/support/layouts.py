@@ -208,9 +208,8 @@ def trained_run(spec: JobSpec, before: Callable[[], None] = lambda: None) -> Run
     return run
 
 
-def relaunch(
-    run: RunDirectory, directory: Path, model: str, overrides: Sequence[str], before: Callable[[], None] = lambda: None,
-) -> Result:
+def relaunch(run: RunDirectory, directory: Path, model: str, overrides: Sequence[str],
+             before: Callable[[], None] = lambda: None) -> Result:
     """Resume a run with a changed job, and return its result."""
     spec = job(directory, model, overrides)
     prepare(spec, run)

@@ -119,8 +119,7 @@ def _child(rank: int, world: int, listener: socket.socket, parent: Connection, o
         os.environ.update({
             "SLURM_PROCID": str(rank), "SLURM_NTASKS": str(world), "SLURM_LOCALID": str(rank), "SLURM_STEP_ID": "0",
             "SLURM_JOB_ID": "1", "SLURMD_NODENAME": "node0", "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(listener.getsockname()[1]), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
-        })
+            "MASTER_PORT": str(listener.getsockname()[1]), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"})
         if rank == 0:
             os.environ["HPC_MP_LISTEN_FD"] = str(listener.fileno())
         else:
