@@ -49,9 +49,8 @@ SAME = {"1": ONE, "tp2pp2": TP2PP2, "dp2zero3": DP2Z3, "dp2zero1": DP2Z1, "dp4ze
 
 
 @pairs(SAME, (GPT2, LLAMA), {"1": (LLAMA,), "tp2pp2": (GPT2,), "dp2zero3": (LLAMA,), "dp2zero1": (GPT2,)})
-def test_resume_is_bit_for_bit_on_the_same_layout(
-    place: Path, engine: Engine, launched: Launched, model: str, name: str, tmp_path: Path,
-) -> None:
+def test_resume_is_bit_for_bit_on_the_same_layout(place: Path, engine: Engine, launched: Launched, model: str, name: str,
+                                                  tmp_path: Path) -> None:
     whole = engine(model, *SAME[name], "train.steps=4", "train.dropout=0.1")
     first = launched(model, *SAME[name], "train.steps=2", "train.dropout=0.1")
     resumed = relaunch(copied(first, tmp_path), place, model, [*SAME[name], "train.steps=4", "train.dropout=0.1"])
@@ -74,9 +73,8 @@ RESUMED = [*((model, name, 6) for name, models in QUICK.items() for model in mod
 
 
 @pytest.mark.parametrize(("model", "name", "steps"), cases(RESUMED, [case for case in RESUMED if case[2] == 6]))
-def test_resume_on_another_layout_is_exact(
-    place: Path, engine: Engine, launched: Launched, model: str, name: str, steps: int, tmp_path: Path,
-) -> None:
+def test_resume_on_another_layout_is_exact(place: Path, engine: Engine, launched: Launched, model: str, name: str, steps: int,
+                                           tmp_path: Path) -> None:
     """Of one process that never stopped: 3 steps on the one layout and more, up to ``steps``, on the other."""
     before, after = OTHER[name]
     first = launched(model, *before, "train.steps=3")
@@ -118,9 +116,8 @@ HARMS, PATTERNS = (truncate, flip_a_byte, Path.unlink), ("shard-00002-*", "state
 @pytest.mark.parametrize(("harm", "pattern"), [
     pytest.param(harm, pattern, marks=() if h == p else pytest.mark.prove)
     for (h, harm), (p, pattern) in product(enumerate(HARMS), enumerate(PATTERNS))])
-def test_the_checkpoint_before_a_damaged_one_is_used(
-    place: Path, engine: Engine, launched: Launched, tmp_path: Path, harm: Callable[[Path], None], pattern: str,
-) -> None:
+def test_the_checkpoint_before_a_damaged_one_is_used(place: Path, engine: Engine, launched: Launched, tmp_path: Path,
+                                                     harm: Callable[[Path], None], pattern: str) -> None:
     """That every changed byte is found is shown in tests/rundir/test_rundir.py."""
     run = copied(launched("gpt2", *EVERY_SECOND, "train.steps=4"), tmp_path)
     newest = complete_steps(run.checkpoints)[-1]

@@ -81,8 +81,7 @@ def test_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize("row", [
     "plain", "[]", "3", "null", '{"text": 3}', '{"content": "x"}', '{"prompt": "x"}', '{"completion": "x"}',
     '{"text": "x", "prompt": "y"}', '{"text": "x", "completion": "y"}', '{"prompt": ["x"], "completion": "y"}',
-    '{"text": "x"', "[" * 100_000, '{"text": ' + "1" * 5000 + "}", b'{"text": "\xff"}', b"\x00",
-])
+    '{"text": "x"', "[" * 100_000, '{"text": ' + "1" * 5000 + "}", b'{"text": "\xff"}', b"\x00"])
 def test_malformed_rows_name_file_and_line(tmp_path: Path, row: str | bytes) -> None:
     raw = row if isinstance(row, bytes) else row.encode()
     file = write(tmp_path / "bad.jsonl", b'{"text": "fine"}\n\n' + raw + b"\n")

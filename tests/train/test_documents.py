@@ -145,9 +145,8 @@ CHOSEN = [(f"{model} with longrope", name) for model in (LLAMA, "qwen2", MIXTRAL
 
 
 @pytest.mark.parametrize(("model", "name"), cases(CHOSEN, (CHOSEN[0], CHOSEN[-2])))
-def test_short_documents_get_the_frequencies_of_whole_samples(
-    separate: Engine, expected: Reference, model: str, name: str,
-) -> None:
+def test_short_documents_get_the_frequencies_of_whole_samples(separate: Engine, expected: Reference, model: str,
+                                                              name: str) -> None:
     """A step has documents of whole samples, by which transformers chooses; most microbatches have none."""
     found = separate(model, *LAID_OUT.get(name) or layout(pipeline=2 if "pp2" in name else 1, microbatches=24))
     assert found.distance(expected(model)) < EXACT

@@ -71,9 +71,8 @@ class PromptGloo(TorchDispatchMode):
         super().__init__()
         self.lent: list[tuple[dist.Work, list[Tensor]]] = []
 
-    def __torch_dispatch__(
-        self, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, function: Any, types: Sequence[type], args: Sequence[Any] = (),
+                           kwargs: Mapping[str, Any] | None = None) -> Any:
         self.lent = [(work, owned) for work, owned in self.lent if not work.is_completed()]
         if function.namespace != "c10d" or function.name() in ("c10d::send", "c10d::recv_"):
             return function(*args, **(kwargs or {}))
@@ -267,8 +266,7 @@ SIZES = {
 @pytest.mark.prove
 @pytest.mark.parametrize(("size", "nodes", "pipeline", "batch", "rank"), [
     ("70B", 128, 4, 512, 0), ("70B", 128, 4, 512, 300), ("70B", 128, 4, 512, 1023),
-    ("405B", 2048, 16, 2048, 0), ("405B", 2048, 16, 2048, 9000), ("405B", 2048, 16, 2048, 16383),
-])
+    ("405B", 2048, 16, 2048, 0), ("405B", 2048, 16, 2048, 9000), ("405B", 2048, 16, 2048, 16383)])
 def test_large_models(tmp_path: Path, size: str, nodes: int, pipeline: int, batch: int, rank: int) -> None:
     """The command as a user gives it. It prints its CPU time, some 20 s; the timeout is for one that would take hours."""
     path = tmp_path / "job.toml"
@@ -308,8 +306,7 @@ def test_the_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("options", "words"), [
     (["--dry-run", "--rank", "1"], "must be 0 to 0 in this job"), (["--rank", "1"], "Add --dry-run"),
     (["--json"], "^--json: .*Add --dry-run"), (["--set", "train.steps=1"], "Add --dry-run"),
-    (["--profile", "--dry-run"], "^--profile: "), (["--profile", "--rank", "1"], "^--rank: "),
-])
+    (["--profile", "--dry-run"], "^--profile: "), (["--profile", "--rank", "1"], "^--rank: ")])
 def test_what_cannot_be_is_refused(tmp_path: Path, options: list[str], words: str) -> None:
     job(tmp_path, "gpt2")
     with pytest.raises(HpcMpError, match=words):

@@ -138,9 +138,8 @@ def stopped_in_its_last_evaluation(share: Any, evaluator: evaluation.Evaluator, 
 
 @pytest.mark.parametrize(("broken_off", "code", "left", "saved"), [
     (killed_after_its_evaluation, 1, [2], 1), (stopped_in_its_last_evaluation, EXIT_STOPPED, [2], 3)])
-def test_a_resume_on_another_layout_gives_the_same_evaluations(
-    place: Path, reference: Reference, broken_off: Callable[[], None], code: int, left: list[int], saved: int,
-) -> None:
+def test_a_resume_on_another_layout_gives_the_same_evaluations(place: Path, reference: Reference, broken_off: Callable[[], None],
+                                                               code: int, left: list[int], saved: int) -> None:
     """Killed after the first evaluation and before its checkpoint: that evaluation is cut away and made again. Asked to stop in
     the last one: it is put off, the state is saved, and the run is not complete before it has been made."""
     each = list(HELD_OUT)

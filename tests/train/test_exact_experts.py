@@ -203,9 +203,8 @@ def test_one_choice_of_each_expert_drops_most(place: Path, engine: Engine, plain
 
 
 @given(st.integers(1, 3), st.integers(0, 7), st.integers(1, 3), st.integers(1, 5), st.data())
-def test_an_expert_takes_the_earliest_of_each_sample(
-    samples: int, tokens: int, choices: int, most: int, data: st.DataObject,
-) -> None:
+def test_an_expert_takes_the_earliest_of_each_sample(samples: int, tokens: int, choices: int, most: int,
+                                                     data: st.DataObject) -> None:
     size = samples * tokens * choices
     chosen = data.draw(st.lists(st.integers(0, 3), min_size=size, max_size=size))
     index = torch.tensor(chosen, dtype=torch.int32).view(samples, tokens, choices)

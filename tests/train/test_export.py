@@ -140,9 +140,8 @@ def check_loss(loss: float, directory: Path, spec: JobSpec, step: int = 1) -> No
 
 @pytest.mark.parametrize(("model", "precision"), cases(product(sorted(MODELS), TOLERANCE), {
     *((model, "fp64") for model in FIRST), ("gpt2", "fp32")}))
-def test_plain_transformers_computes_the_loss_of_the_engine(
-    trained: Callable[..., Trained], tmp_path: Path, model: str, precision: str,
-) -> None:
+def test_plain_transformers_computes_the_loss_of_the_engine(trained: Callable[..., Trained], tmp_path: Path, model: str,
+                                                            precision: str) -> None:
     spec, run = trained(model, precision)
     document = apart(exported, run, tmp_path / "model", "--step", "2")
     assert (document["step"], document["dtype"]) == (2, {"fp32": "float32", "fp64": "float64"}[precision])

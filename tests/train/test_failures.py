@@ -47,8 +47,7 @@ def caused(error: Exception, cause: Exception) -> Exception:
     (NodeLost("n1 is silent", ("n1",), silent=True), "lost"),
     (RuntimeError("Connection closed by peer [10.0.0.1]:1234"), "peer"),
     (OSError(errno.ENOSPC, "No space left on device"), "space"),
-    (ValueError("boom"), "error"),
-])
+    (ValueError("boom"), "error")])
 def test_kinds_of_failure(error: Exception, kind: str) -> None:
     assert failure_kind(error) == kind
 

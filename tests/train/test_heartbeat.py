@@ -79,8 +79,7 @@ def greeted(to: Node, node: int) -> socket.socket:
     (4, [1, 3], ["n1", "n3"], False),
     (4, [1, 2, 3], ["n0"], False),
     (2, [1], ["n1"], True),
-    (4, [], [], False),
-])
+    (4, [], [], False)])
 def test_rank_0_names_exactly_the_silent_nodes(nodes: int, mute: list[int], named: list[str], ambiguous: bool) -> None:
     first = server(nodes)
     others = [greeted(first, node) if node in mute else client(first, node) for node in range(1, nodes)]

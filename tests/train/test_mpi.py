@@ -26,8 +26,7 @@ needs_mpi = pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec (pip install 
 @pytest.mark.parametrize(("size", "expected", "environ", "words"), [
     (1, 8, {"SLURM_MPI_TYPE": "pmi2"}, ["MPI came up as 8 singletons", "SLURM_MPI_TYPE=pmi2", "srun --mpi=list", "PMIx"]),
     (1, 2, {}, ["2 singletons", "none of SLURM_MPI_TYPE, PMI_RANK"]),
-    (3, 4, {"PMI_SIZE": "3"}, ["3 processes", "4 ranks", "PMI_SIZE=3"]),
-])
+    (3, 4, {"PMI_SIZE": "3"}, ["3 processes", "4 ranks", "PMI_SIZE=3"])])
 def test_another_number_of_processes_is_refused(size: int, expected: int, environ: dict[str, str], words: list[str]) -> None:
     with pytest.raises(HpcMpError) as caught:
         check_size(size, expected, environ)

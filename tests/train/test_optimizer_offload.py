@@ -112,9 +112,8 @@ def test_a_chunk_is_no_longer_than_the_longest_part() -> None:
     assert chunk_elements([13, 700, 1]) == 700
 
 
-def trained(
-    home: StateHome, masters: dict[str, torch.Tensor], steps: int, look: Callable[[], None] = lambda: None,
-) -> list[torch.optim.Optimizer]:
+def trained(home: StateHome, masters: dict[str, torch.Tensor], steps: int,
+            look: Callable[[], None] = lambda: None) -> list[torch.optim.Optimizer]:
     """Steps of AdamW with gradients that stay the same; ``look`` is called after each turn's update. What has the gradients comes
     back."""
     optimizers: list[torch.optim.Optimizer] = []
@@ -215,9 +214,8 @@ def most_resident(directory: Path, release: Callable[[FileStore, torch.Tensor], 
 
 
 @pytest.mark.parametrize(("release", "little"), [(FileStore.release, True), (keep_all, False)])
-def test_less_than_a_tenth_of_the_state_is_in_memory(
-    tmp_path: Path, release: Callable[[FileStore, torch.Tensor], None], little: bool,
-) -> None:
+def test_less_than_a_tenth_of_the_state_is_in_memory(tmp_path: Path, release: Callable[[FileStore, torch.Tensor], None],
+                                                     little: bool) -> None:
     (most,) = run_ranks(1, most_resident, tmp_path, release)
     print(f"resident of the state at most: {most:.3f}")
     assert most < 0.1 if little else most > 0.9, most

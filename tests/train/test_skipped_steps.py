@@ -29,8 +29,7 @@ from hpc_mp.train.engine.optimizer import Optimizer
 
 @pytest.mark.parametrize(("name", "model", "rank", "value"), [
     ("one", "gpt2", 0, math.nan), ("tp2 pp2 dp2 zero1", "llama-tied", 1, math.inf), ("dp4 zero3", "llama", 3, math.inf),
-    ("dp2 zero0", "gpt2", 1, math.nan),
-])
+    ("dp2 zero0", "gpt2", 1, math.nan)])
 def test_a_skipped_step_changes_nothing(place: Path, plain: Plain, name: str, model: str, rank: int, value: float) -> None:
     spec = job(place, model, LAYOUTS.get(name, ()))
     run = start(spec)
@@ -127,8 +126,7 @@ def test_the_scale_moves_as_deepspeeds(name: str) -> None:
 @pytest.mark.parametrize(("state", "rule", "absorbed"), [
     (ScaleState(4, 0, 2), LossScale(), True), (ScaleState(4, 0, 1), LossScale(), True), (ScaleState(1, 7, 2), LossScale(), True),
     (ScaleState(1, 0, 1), LossScale(), False), (ScaleState(4, 0, 2), LossScale(window=0), False),
-    (first(Unscaled()), Unscaled(), False),
-])
+    (first(Unscaled()), Unscaled(), False)])
 def test_a_step_is_absorbed_while_the_scale_can_give_way(state: ScaleState, rule: LossScale, absorbed: bool) -> None:
     assert bool(advanced(on_device(state, CPU), torch.tensor(False), rule)[1]) == absorbed
     assert not advanced(on_device(state, CPU), torch.tensor(True), rule)[1]

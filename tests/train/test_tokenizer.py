@@ -162,9 +162,8 @@ def test_an_own_rule_is_kept_or_refused(tmp_path: Path, family: str, given: dict
     ("gpt2", {}, {"tokenizer_class": bpe.CLASS}),  # else that class names an end that the run does not have
     ("qwen2", {"eos_token": bpe.END, "unk_token": None, "pad_token": bpe.END, "bos_token": None}, {}),
     ("llama", {"eos_token": bpe.END, "pad_token": bpe.END}, {})], ids=str)
-def test_special_and_added_tokens_are_compared(
-    tmp_path: Path, family: str, config: dict[str, object], difference: str | dict[str, str],
-) -> None:
+def test_special_and_added_tokens_are_compared(tmp_path: Path, family: str, config: dict[str, object],
+                                               difference: str | dict[str, str]) -> None:
     text = write(tmp_path / "a.txt", TEXT)
     source = bpe.train([text], ["a"], vocabulary=300, cache=tmp_path / "cache", model_type=family)
     (source / "special_tokens_map.json").unlink()
