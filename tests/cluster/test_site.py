@@ -155,19 +155,13 @@ def test_this_machine() -> None:
     assert machine.memory > GIB // 2
 
 
-def test_the_site_of_a_first_job() -> None:
-    site = find_site({}, Answers(SITE))
-    assert isinstance(site, SlurmSite)
+def test_the_site_of_a_first_job_heeds_the_users_own_defaults() -> None:
+    site, own = (find_site(environ, Answers(SITE)) for environ in ({}, {"SBATCH_PARTITION": "debug", "SBATCH_ACCOUNT": "mine"}))
+    assert isinstance(site, SlurmSite) and isinstance(own, SlurmSite)
     assert site.chosen.name == "gpu", "the default partition has no GPUs"
     assert site.kind.gpu_type == "h100"
     assert (site.version, site.cpus, site.accounts) == ((22, 5), 126, ("proj", "other"))
-
-
-def test_the_users_own_defaults_are_heeded() -> None:
-    site = find_site({"SBATCH_PARTITION": "debug", "SBATCH_ACCOUNT": "mine"}, Answers(SITE))
-    assert isinstance(site, SlurmSite)
-    assert site.chosen.name == "debug"
-    assert site.accounts == ("mine", "proj", "other")
+    assert (own.chosen.name, own.accounts) == ("debug", ("mine", "proj", "other"))
 
 
 @pytest.mark.parametrize("rows", list(itertools.permutations((

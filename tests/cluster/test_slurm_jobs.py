@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from recorded import LINES, RECORDED, SHOWN
+from tables import table
 
 from hpc_mp.base.assets import asset
 from hpc_mp.base.command import CommandFailed
@@ -188,12 +189,7 @@ def test_wait_waits_for_all() -> None:
 
 # --- reasons ------------------------------------------------------------------------------------------------------
 
-NAMED = re.findall(r"\w+", """
-QOSMaxGRESPerUser QOSMaxJobsPerUserLimit AssocGrpGRES AssocGrpCPUMinutesLimit AssocGrpJobsLimit AssocMaxJobsLimit ReqNodeNotAvail
-PartitionTimeLimit PartitionNodeLimit PartitionDown BadConstraints Priority Resources Dependency DependencyNeverSatisfied
-JobHeldUser JobHeldAdmin BeginTime Reservation ReservationDeleted Licenses NodeDown InvalidAccount InvalidQOS QOSUsageThreshold
-JobArrayTaskLimit FrontEndDown Cleaning
-""")
+NAMED = re.findall(r"\w+", table(__file__, "slurm_jobs.toml", "reasons"))
 
 
 @pytest.mark.parametrize("reason", [*NAMED, "launch failed requeued held", "launch_failed_requeued_held"])

@@ -72,11 +72,11 @@ def test_azslurm_scale_sets_are_fabrics_of_their_own() -> None:
     assert any("share no InfiniBand" in note for note in notes) and any("starts no job across" in note for note in notes)
 
 
-def test_azslurm_fabric() -> None:
-    topology, notes = of_file("azslurm-fabric.txt")
-    assert plan(topology) == {"sw00": ("ccw-gpu-7", "ccw-gpu-8", "ccw-gpu-99"), "sw01": ("ccw-gpu-29", "ccw-gpu-30"),
-                              "sw02": ("ccw-gpu-192",), "sw03": ("sw00", "sw01", "sw02")}
-    assert notes == ()
+@pytest.mark.parametrize(("file", "switches", "sizes", "notes"), table(__file__, "topology_sources.toml", "sources"))
+def test_files_of_several_sources(file: str, switches: dict[str, list[str]], sizes: list[int], notes: list[str]) -> None:
+    topology, said = of_file(file)
+    assert {name: list(below) for name, below in plan(topology).items()} == switches
+    assert (list(topology.sizes), list(said)) == (sizes, notes)
 
 
 def test_azslurm_blocks_with_a_blank_in_their_names() -> None:
@@ -91,13 +91,6 @@ def test_azslurm_blocks_with_a_blank_in_their_names() -> None:
 
 
 # --- NVLink domains --------------------------------------------------------------------------------------------------
-
-
-def test_cliques_of_a_table() -> None:
-    topology, notes = of_file("cliques-table.txt")
-    assert plan(topology) == {"nvl-b78ed242-32766": ("gb-1", "gb-2", "gb-10"), "nvl-cc79d754-1": ("gb-5", "gb-6"),
-                              "nvl-cc79d754-32766": ("gb-3", "gb-4")}
-    assert topology.sizes == (2,) and notes == ("h-[1-2]: in no NVLink domain, so in no block",)
 
 
 def test_cliques_of_nvidia_smi() -> None:
@@ -131,12 +124,6 @@ def test_wrong_cliques_are_refused(text: str, words: str) -> None:
 
 
 # --- InfiniBand ------------------------------------------------------------------------------------------------------
-
-
-def test_ibnetdiscover() -> None:
-    topology, notes = of_file("ibnetdiscover-fat-tree.txt")
-    assert plan(topology) == {"leaf01": ("node018", "node020"), "leaf02": ("gpu001", "node2"), "tier1": ("leaf01", "leaf02")}
-    assert notes == ("1 adapters left out: their description names no host",)
 
 
 @pytest.mark.parametrize(("description", "host"), table(__file__, "topology_sources.toml", "hosts"))
