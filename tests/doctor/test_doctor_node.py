@@ -78,9 +78,10 @@ def test_every_check_has_a_fault_and_says_what_it_reads_and_when_it_complains() 
     assert all(check.reads and check.rule and (check.remedy or check not in NODE) for check in PASSIVE)
 
 
-def test_roce_with_addresses_over_ipv4_is_well() -> None:
-    source = broken("ndv5", FAULTS.edits("ndv5", {"sets": ["roce"]}))
-    assert bad(looked(source, tuple(check for check in NODE if check.code.startswith("fabric")))) == []
+@pytest.mark.parametrize(("sets", "code"), [(("roce",), "fabric"), (("metal", "virtual-function"), "fabric-count")])
+def test_roce_over_ipv4_and_a_virtual_function_without_a_device_are_well(sets: tuple[str, ...], code: str) -> None:
+    source = broken("ndv5", FAULTS.edits("ndv5", {"sets": sets}))
+    assert bad(looked(source, tuple(check for check in NODE if check.code.startswith(code)))) == []
 
 
 def test_a_free_second_port_is_well_and_one_that_was_up_is_not() -> None:
@@ -135,11 +136,6 @@ def test_the_port_of_a_second_fabric_or_of_nobody_is_well(sets: tuple[str, ...],
     source = broken("ndv5", FAULTS.edits("ndv5", {"sets": sets}) | edits)
     checks = tuple(BY_CODE[code] for code in ("fabric-port", "fabric-partition", "fabric-rate", "fabric-gid"))
     assert sorted({finding.subject for finding in bad(looked(source, checks))}) == wrong
-
-
-def test_a_virtual_function_is_no_adapter_that_lacks_a_device() -> None:
-    source = broken("ndv5", FAULTS.edits("ndv5", {"sets": ("metal", "virtual-function")}))
-    assert bad(looked(source, (BY_CODE["fabric-count"],))) == []
 
 
 def test_an_adapter_at_the_same_switch_is_near_whatever_the_memory_node() -> None:
