@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tables import table
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
@@ -45,21 +47,7 @@ ENGINE = (f"job.nodes={NODES}", "job.ranks_per_node=1", "parallel.tensor=2", "pa
           "train.dropout=0.1", f"checkpoint.every={EVERY}", "checkpoint.keep=2", "slurm.retries=20", "job.heartbeat_timeout=15",
           "train.global_batch=4", "environment.health=false")
 SIGNALS = {"engine": "USR2", "program": "TERM"}
-PROGRAM = """
-[job]
-name = "exact"
-nodes = {nodes}
-[program]
-command = ["{python}", "{program}", "{steps}", "{every}"]
-resumes = true
-silent_limit = 60
-[slurm]
-retries = 20
-grace = 20
-[environment]
-health = false
-set = {{ OMP_NUM_THREADS = "1" }}
-"""
+PROGRAM = table(__file__, "campaign.toml", "job")
 
 
 @dataclass

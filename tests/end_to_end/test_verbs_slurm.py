@@ -18,6 +18,7 @@ from click.testing import CliRunner, Result
 from launching import executable, until, write_job
 from slurm_lab.lab import Lab
 from slurm_lab.why_not import why_not
+from tables import table
 
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.cli.main import cli
@@ -28,15 +29,7 @@ from hpc_mp.job import dump_job, load_job
 from hpc_mp.rundir import RunDirectory, write_json
 
 # Ranks played by bash: they go on until they are asked to stop, save, and say so.
-RANKS = """#!/bin/bash
-#SBATCH --open-mode=append
-cd {run}
-trap '' TERM
-srun --ntasks=2 --overlap bash -c 'trap : USR2; echo "task $SLURM_PROCID runs"; {deed}'
-code=$?
-[ -e stop ] && printf '{{"attempt": 1, "state": "stopped", "cause": null}}' > outcome.new && mv outcome.new outcome.json
-exit $code
-"""
+RANKS = table(__file__, "verbs_slurm.toml", "ranks")
 OBEY = "until [ -e {run}/stop ]; do sleep 0.2; done; mkdir -p {run}/checkpoints/step-00000003; exit 75"
 
 
