@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tables import table
 
 ROOT = Path(__file__).resolve().parents[2]
 ENV = ROOT / "env"
@@ -62,14 +63,7 @@ def test_it_installs_the_wheel_that_it_takes_along() -> None:
 
 # --- the module -------------------------------------------------------------------------------------------------------
 
-STAND_INS = """
-proc module-whatis {text} {}
-proc module-info {what {which ""}} { return [expr {$which eq "load"}] }
-proc conflict {name} { puts "conflict $name" }
-proc prepend-path {name value} { puts "$name $value" }
-set ModulesCurrentModulefile [lindex $argv 0]
-if {[catch {source [lindex $argv 0]} said] == 3} { puts refused }
-"""
+STAND_INS = table(__file__, "environment_files.toml", "stand_ins")
 
 
 @pytest.mark.skipif(shutil.which("tclsh") is None, reason="needs tclsh, which Environment Modules bring")
