@@ -17,16 +17,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, ProgramSpec, dump_job, load_any, load_job, load_sweep, resolve_any
 from hpc_mp.job.sweep import MOST_RUNS, Sweep, runs_of, summary_of, words_of
 
-PLAIN = """
-[model]
-config = { model_type = "gpt2", n_layer = 2, n_embd = 64, n_head = 4, vocab_size = 512, n_positions = 64 }
-[data]
-files = ["text.txt"]
-sequence_length = 32
-[train]
-steps = 5
-global_batch = 8
-"""
+PLAIN = table(__file__, "sweep.toml", "plain")
 KEYS = ("train.seed", "train.learning_rate", "train.clip", "model.config.n_layer")
 
 
