@@ -30,15 +30,11 @@ def rendered(placement: Placement, width: int = 80, **where: Any) -> str:
     return "\n".join(line.rstrip() for line in console.export_text().splitlines()) + "\n"
 
 
-def test_picture() -> None:
-    text = rendered(place(Degrees(tensor=2, pipeline=2, data=3), "cluster", 4))
-    assert text == (GOLDEN / "placement.txt").read_text(encoding="utf-8")
-
-
-def test_picture_with_switches() -> None:
-    text = rendered(place(Degrees(tensor=2, pipeline=2, data=2), "cluster", 2), hosts=("n1", "n3", "n2", "n5"),
-                    tree=read_topology(FABRIC))
-    assert text == (GOLDEN / "placement_switches.txt").read_text(encoding="utf-8")
+def test_pictures_with_and_without_switches() -> None:
+    plain, tree = place(Degrees(tensor=2, pipeline=2, data=3), "cluster", 4), read_topology(FABRIC)
+    switched = rendered(place(Degrees(tensor=2, pipeline=2, data=2), "cluster", 2), hosts=("n1", "n3", "n2", "n5"), tree=tree)
+    assert rendered(plain) == (GOLDEN / "placement.txt").read_text(encoding="utf-8")
+    assert switched == (GOLDEN / "placement_switches.txt").read_text(encoding="utf-8")
 
 
 def test_picture_colours_stages_and_tensor_groups() -> None:
