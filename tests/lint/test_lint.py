@@ -195,10 +195,6 @@ def test_words_and_lines_are_those_of_the_text() -> None:
     assert text.comments == ((1, "# ü"), (4, "# ö"))
 
 
-def test_usr1_is_as_good_as_usr2(tmp_path: Path) -> None:
-    assert found(HEAD + "#SBATCH --signal=USR1@120\nsrun -K python a.py\n", tmp_path) == ()
-
-
 # --- the command ------------------------------------------------------------------------------------------------------
 
 

@@ -163,18 +163,15 @@ def test_partitions_of_a_file_inherit_from_the_default_before_them(default: str,
     assert ("memory-shared" in {finding.code for finding in lint_slurm_conf(text, tmp_path / "slurm.conf")}) == found
 
 
-@pytest.mark.parametrize("changes", [
-    changed(config={"SelectTypeParameters": "CR_CORE_MEMORY,CR_LLN"}), changed(partitions={"LLN": "YES"}),
-    changed(partitions={"OverSubscribe": "FORCE"})])
-def test_nodes_are_shared_in_several_ways(changes: dict[str, Any]) -> None:
-    assert codes(replace(RIGHT, **changes)) == {"nodes-shared"}
-
-
-@pytest.mark.parametrize("state", [
-    "DOWN+CLOUD+NOT_RESPONDING", "DOWN*", "IDLE+DRAIN", "MIXED+DRAIN", "IDLE+FAIL", "IDLE+INVALID_REG", "IDLE+NOT_RESPONDING",
-    "DOWN+CLOUD+POWERED_DOWN"])
-def test_nodes_that_take_no_jobs(state: str) -> None:
-    assert codes(replace(RIGHT, **changed(first_nodes={"State": state}))) == {"nodes-out"}
+@pytest.mark.parametrize(("changes", "said"), [
+    *((changes, "nodes-shared") for changes in (
+        changed(config={"SelectTypeParameters": "CR_CORE_MEMORY,CR_LLN"}), changed(partitions={"LLN": "YES"}),
+        changed(partitions={"OverSubscribe": "FORCE"}))),
+    *((changed(first_nodes={"State": state}), "nodes-out") for state in (
+        "DOWN+CLOUD+NOT_RESPONDING", "DOWN*", "IDLE+DRAIN", "MIXED+DRAIN", "IDLE+FAIL", "IDLE+INVALID_REG", "IDLE+NOT_RESPONDING",
+        "DOWN+CLOUD+POWERED_DOWN"))])
+def test_nodes_are_shared_and_take_no_jobs_in_several_ways(changes: dict[str, Any], said: str) -> None:
+    assert codes(replace(RIGHT, **changes)) == {said}
 
 
 @pytest.mark.parametrize(("conf", "code"), [("AutoDetect=nvml\n", 0), ("Name=gpu Count=2\n", 1)])
