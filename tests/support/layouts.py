@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from ranks import exit_codes
+from tables import table
 from torch import Tensor
 
 from hpc_mp.job import JobSpec, dump_job, load_job
@@ -67,27 +68,7 @@ VARIANTS: dict[str, str] = {
 }
 
 DEVICE = os.environ.get("TEST_DEVICE", "cpu")  # the device of the engine; plain transformers always uses the CPU
-JOB = """
-[job]
-name = "exact"
-directory = "runs"
-device = "{device}"
-[model]
-config = {{ {model} }}
-[data]
-files = ["text.jsonl"]
-sequence_length = 24
-[train]
-steps = 3
-global_batch = 24
-precision = "fp64"
-optimizer = "adamw"
-eps = 1e-2
-learning_rate = 1e-2
-weight_decay = 0.1
-clip = 0.5
-seed = 7
-""".replace("{device}", DEVICE)
+JOB = table(__file__, "layouts.toml", "job").replace("{device}", DEVICE)
 
 
 @dataclass(frozen=True)
