@@ -98,15 +98,12 @@ def test_undecodable_text_is_replaced_and_counted(tmp_path: Path) -> None:
         ("caf\ufffd \ufffd\ufffd ok \ufffd", 3), ("\ufffd\ufffd\ufffd!", 3), ("naïve \ufffd", 0)]
 
 
-@pytest.mark.parametrize("content", [b"\x7fELF\0\0", "wide".encode("utf-16"), b"some words\n" * 20_000 + b"\0"])
-def test_binary_text_files_are_refused(tmp_path: Path, content: bytes) -> None:
-    with pytest.raises(HpcMpError, match="NUL bytes"):
-        read(write(tmp_path / "a.txt", content))
-
-
-def test_a_file_that_went_away(tmp_path: Path) -> None:
-    with pytest.raises(HpcMpError, match="No such file"):
-        read(tmp_path / "gone.txt")
+@pytest.mark.parametrize(("content", "words"), [
+    *((content, "NUL bytes") for content in (b"\x7fELF\0\0", "wide".encode("utf-16"), b"some words\n" * 20_000 + b"\0")),
+    (None, "No such file")])
+def test_binary_files_and_those_that_went_away_are_refused(tmp_path: Path, content: bytes | None, words: str) -> None:
+    with pytest.raises(HpcMpError, match=words):
+        read(tmp_path / "a.txt" if content is None else write(tmp_path / "a.txt", content))
 
 
 @given(text=st.text(st.sampled_from("ab \n\r\té漢🙂\ufeff")), size=st.integers(4, 16), row=st.booleans())

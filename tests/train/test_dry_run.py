@@ -18,6 +18,7 @@ import torch.distributed as dist
 from click.testing import CliRunner
 from layouts import job, layout
 from ranks import run_ranks
+from tables import table
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
@@ -243,20 +244,7 @@ def test_the_planner_says_the_same(tmp_path: Path, model: str, overrides: list[s
     check_against_the_plan(job(tmp_path, model, [ON_CPU, BF16, *overrides]), rank)
 
 
-LARGE = """
-[job]
-ranks_per_node = 8
-[model]
-config = { model_type = "llama", %s, num_key_value_heads = 8, vocab_size = 128256, max_position_embeddings = 8192 }
-[data]
-files = ["not there"]
-sequence_length = 8192
-[parallel]
-tensor = 8
-[train]
-steps = 1
-precision = "bf16"
-"""
+LARGE = table(__file__, "dry_run.toml", "large")
 SIZES = {
     "70B": "num_hidden_layers = 80, hidden_size = 8192, intermediate_size = 28672, num_attention_heads = 64",
     "405B": "num_hidden_layers = 126, hidden_size = 16384, intermediate_size = 53248, num_attention_heads = 128",
