@@ -1,7 +1,5 @@
 """How tests run: threads, examples of hypothesis, which worker takes which file; and a real Slurm where there can be one."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

@@ -1,7 +1,5 @@
 """``hpc-mp adopt``: scripts of our own. Directives become keys, the body stays as it is, and each line is accounted for."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

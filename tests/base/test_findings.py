@@ -1,7 +1,5 @@
 """One finding for all that find something: its JSON, its scale, what a monitor reads."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Numbers and lists as people read them: units, rounding, plurals, what a slip of the pen was to be."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Callable
 from pathlib import Path

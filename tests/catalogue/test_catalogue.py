@@ -1,7 +1,5 @@
 """The catalogue of machines: every figure has a source, rows of users count and are checked, and there is no second table."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -1,7 +1,5 @@
 """``hpc-mp cluster nodes``: the ledger as a user sees and changes it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

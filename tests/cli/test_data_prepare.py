@@ -1,7 +1,5 @@
 """``hpc-mp data prepare``: the tokens that ranks find afterwards."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The command's face: help in groups, verbs that were renamed, completion, the sub-commands of the doctor."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

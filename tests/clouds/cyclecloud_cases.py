@@ -1,7 +1,5 @@
 """The clean template and project of the CycleCloud tests, and the faults that are planted into them."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from pathlib import Path

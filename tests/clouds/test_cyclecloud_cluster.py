@@ -3,8 +3,6 @@
 What it stands on and what stands in for Azure: docs/admin/cluster-init.md.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

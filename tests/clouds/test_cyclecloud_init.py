@@ -1,7 +1,5 @@
 """The cluster-init specs of the CycleCloud project: read, and run for real on machines that are namespaces of this one."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import stat

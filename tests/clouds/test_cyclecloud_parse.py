@@ -1,7 +1,5 @@
 """The parser of cluster templates: sections, values, expressions; a printed tree parses to itself, and no text breaks it."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Rendered clusters: every size of the catalogue, their findings, their summary, and choices that are refused."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """``hpc-mp cloud render``: what it writes, what it prints, what it asks, what it leaves alone."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

@@ -1,7 +1,5 @@
 """Parameters for Azure CycleCloud Workspace for Slurm: held against the names and types of its release, as they were recorded."""
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Which exclusions of ours hold, and what the ledger says: pure decisions, and files."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -7,8 +7,6 @@
   number varies. Names are what is compared here.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 import re

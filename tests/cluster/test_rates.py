@@ -1,7 +1,5 @@
 """Rates between hosts: without their scatter, of pairs that nobody measured, and the order of hosts that they make."""
 
-from __future__ import annotations
-
 import json
 import time
 from dataclasses import replace

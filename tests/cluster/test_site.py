@@ -1,7 +1,5 @@
 """Facts about machines: GPUs, and what Slurm's programs answer, well or badly."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

@@ -1,7 +1,5 @@
 """What Slurm says about jobs: answers of several releases as they were recorded, and who is asked when."""
 
-from __future__ import annotations
-
 import re
 import time
 import tomllib

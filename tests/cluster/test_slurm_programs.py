@@ -1,7 +1,5 @@
 """Slurm's programs are named, and so started, in one room."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Handing a script to Slurm: submission, following, ending, steps. Fake programs on PATH, no Slurm."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """``hpc-mp cluster topology`` as a user calls it: files, standard input, a Slurm that answers as recorded, exit codes."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

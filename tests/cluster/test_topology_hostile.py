@@ -1,7 +1,5 @@
 """Topologies as sites write them and fabrics as they are built: what Slurm's parser takes and refuses, what is no fat tree."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 

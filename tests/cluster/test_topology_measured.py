@@ -1,7 +1,5 @@
 """Leaves inferred from measured rates, and Slurm's belief held against them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from random import Random

@@ -1,8 +1,6 @@
 """Written topologies are taken by a real Slurm, which then says of them what we meant; and a belief that is wrong is found out
 by a real measurement."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Sources of topologies: what each prints, read from recorded and rebuilt texts and from planned fabrics."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

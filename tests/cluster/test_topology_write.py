@@ -1,7 +1,5 @@
 """Topologies written for Slurm: they are read back as they were, and stand up to what Slurm's documentation asks."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 import pytest

@@ -1,7 +1,5 @@
 """Faults of a machine that its doctor must see."""
 
-from __future__ import annotations
-
 from .site import Machine
 
 

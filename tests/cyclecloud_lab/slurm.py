@@ -4,8 +4,6 @@ Files and links are as its `install.py` (4.0.9) makes them. Daemons are started 
 `start-services.sh` does.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Mapping, Sequence
 

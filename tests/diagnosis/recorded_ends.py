@@ -1,7 +1,5 @@
 """Ends of attempts and of ranks, recorded or as those that were, read from the TOML files beside this one."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping

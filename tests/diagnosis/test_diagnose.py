@@ -1,7 +1,5 @@
 """Why a start died: recorded and real-looking ends, what goes before what, any text at all, and tasks that were never started."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

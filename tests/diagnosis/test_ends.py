@@ -1,7 +1,5 @@
 """What a rank's end was, by its code and its last words, as programs have them: what counts, and what only looks like it."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

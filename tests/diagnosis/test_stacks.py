@@ -1,7 +1,5 @@
 """Stacks as py-spy and faulthandler leave them, and tracebacks as Python and torch write them."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

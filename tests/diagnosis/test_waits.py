@@ -1,7 +1,5 @@
 """Who waits for whom: chains, loops, silence, messages that have been passed since; and the words of NCCL's watchdog."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Mapping
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """What can be done to a tree: edits of its files and of the answers of programs, as ``broken`` takes them."""
 
-from __future__ import annotations
-
 import functools
 import json
 import re

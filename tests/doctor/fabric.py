@@ -4,8 +4,6 @@ It knows nothing of the localiser. Rates are max-min fair: a flow gets what its 
 fair share of the uplinks that it crosses beside the other flows of the same round.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

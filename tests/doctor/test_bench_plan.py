@@ -1,7 +1,5 @@
 """What ``hpc-mp bench`` decides from what the user says and what is here, and what the command prints and returns."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

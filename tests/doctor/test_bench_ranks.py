@@ -1,7 +1,5 @@
 """The rank program on real gloo ranks: right results are right, and every planted mistake in the data is seen."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """``hpc-mp bench`` on a real Slurm: as a job, as a step of an allocation, and over shaped links beside iperf3."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """How the ranks of a measurement are started: forked and by srun; and what happens when they fail."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The table and the JSON of ``hpc-mp bench``, read by a parser that knows nccl-tests alone."""
 
-from __future__ import annotations
-
 import json
 import statistics as standard
 from typing import Any

@@ -1,7 +1,5 @@
 """Judging what devices computed, with injected results; and measuring for real on this machine's processors."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """The GPU checks on healthy machines and on broken ones; and that every check has a healthy and a broken case."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """What is read of GPUs, their links and the kernel's log of them; cards that have a bridge or none, and GPUs in MIG mode."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The health check as Slurm runs it: one file, the node's own Python, the standard library, and what it says and does."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

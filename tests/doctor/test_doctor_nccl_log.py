@@ -1,7 +1,5 @@
 """What NCCL's log tells, and what is said of it on which machine; nothing that stands in a log makes reading it fail, or slow."""
 
-from __future__ import annotations
-
 import functools
 import time
 import tomllib

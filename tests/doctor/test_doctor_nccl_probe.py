@@ -1,7 +1,5 @@
 """What network NCCL takes here: asked of NCCL itself, or read from logs that were kept."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

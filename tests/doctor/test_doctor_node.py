@@ -1,7 +1,5 @@
 """Node checks, GPUs apart: on every healthy tree nothing is found, on every broken one exactly what was broken."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How checks are run: whatever hangs, stumbles or is not there, an answer comes in time and nothing is left behind."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

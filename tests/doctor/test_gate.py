@@ -1,7 +1,5 @@
 """Before the ranks start every node is looked at: on a broken one the job is refused, with what is wrong."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

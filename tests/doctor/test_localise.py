@@ -1,7 +1,5 @@
 """The localiser on simulated clusters: what is bad is named, what is healthy is not, and what cannot be told is said so."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor

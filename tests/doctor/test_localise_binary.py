@@ -1,7 +1,5 @@
 """Which node, link or uplink explains bad pairs."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import pytest

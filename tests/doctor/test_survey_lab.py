@@ -1,7 +1,5 @@
 """From a real measurement on shaped links to a job that leaves the bad node out, as an ordinary user of a real Slurm."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What the nodes of a survey say of themselves: equal findings together, how nodes differ, and which of it keeps a node out."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, replace
 

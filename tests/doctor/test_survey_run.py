@@ -1,7 +1,5 @@
 """How srun starts agents; a whole survey through something like srun: a node that cannot be reached, an interrupt."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping, Sequence

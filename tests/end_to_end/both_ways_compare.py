@@ -3,8 +3,6 @@
 Not compared are the variables of ``DIFFER`` and those of hpc-mp itself, the numbers of jobs and steps, and the shims on PATH.
 """
 
-from __future__ import annotations
-
 import re
 from ast import literal_eval
 from collections import Counter

@@ -9,8 +9,6 @@
 - added, after the first line: the partition of the sandbox's own hosts.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

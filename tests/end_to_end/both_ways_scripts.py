@@ -4,8 +4,6 @@ In a text of the grammar ``«launch»`` stands for one of the texts with that na
 that no other text of the script has.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from itertools import count

@@ -7,8 +7,6 @@ its losses, its gradient norms and its last checkpoint equal the undisturbed run
 ``metrics.jsonl``, and every end of an attempt names a host that was hit then, or is no failure because the job was asked to go.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import random

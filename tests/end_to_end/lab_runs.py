@@ -1,7 +1,5 @@
 """Runs on the lab's Slurm: how tests start and disturb them, and what they read of their ends."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

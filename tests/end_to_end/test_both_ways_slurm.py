@@ -1,7 +1,5 @@
 """Job scripts by sbatch and adopted: their programs get the same. `both_ways.py` does so with any directory of scripts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

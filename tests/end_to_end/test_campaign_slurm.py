@@ -1,7 +1,5 @@
 """Random faults on six hosts: runs that end by themselves with the numbers of an undisturbed one (see `campaign`)."""
 
-from __future__ import annotations
-
 import pytest
 from campaign import Planted, campaign, summary, wrong_end
 

@@ -1,7 +1,5 @@
 """Programs in a container of apptainer, and of pyxis, on a real Slurm. The image has a shell alone, and this machine's /usr."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence

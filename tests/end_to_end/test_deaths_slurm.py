@@ -1,7 +1,5 @@
 """What dies on a real Slurm without a word, and the run goes on by itself: supervisors, daemons, ranks before they have met."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """The examples on a real Slurm: each by an ordinary user, and with a host that dies; one through every other disturbance."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

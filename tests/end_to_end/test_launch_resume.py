@@ -1,7 +1,5 @@
 """The real command from launch to resume: killed ranks, other layouts, and file systems that fill up."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Programs whose ranks meet through MPI, on a real Slurm: by PMIx, by PMI2, and by an mpirun inside of the job."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Whoever asks why a run failed, by whatever door, hears of the same rank and the same cause: with a verdict and without one."""
 
-from __future__ import annotations
-
 import html
 import json
 import os

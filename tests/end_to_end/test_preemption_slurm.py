@@ -1,8 +1,6 @@
 """Preemption on a real Slurm, with and without a grace time, where it queues jobs again and where it cancels them: nothing that
 ranks have saved is lost, nothing is called complete that is not, and the end is that of an undisturbed run."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

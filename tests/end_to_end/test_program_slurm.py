@@ -1,7 +1,5 @@
 """Programs on a real Slurm: what reaches them, which rank, host and cause the verdict names, and what is queued again."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

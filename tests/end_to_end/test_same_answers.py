@@ -1,7 +1,5 @@
 """Two commands that are asked the same question give the same answer."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Job scripts as programs on a real Slurm: what the verdict names when one of them ends, and what is queued again."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The core of the Slurm tests on Slurm 24.11: the same tests as on 22.05, in a lab that lives in a newer Debian."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Training on a real multi-host Slurm: the same numbers as one process, through signals, failures and dead nodes."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

@@ -1,7 +1,5 @@
 """The tutorials, typed as they stand: every command ends well, and prints what the page says, but for figures and times."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

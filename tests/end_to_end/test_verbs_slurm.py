@@ -1,7 +1,5 @@
 """``status``, ``logs``, ``cancel`` and the queue on a real Slurm, with tiny jobs, without accounting and with it."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """NCCL's files and their precedence, against a literal retelling of the C in its src/misc/param.cc (2.30.7)."""
 
-from __future__ import annotations
-
 import ctypes
 import tempfile
 from pathlib import Path

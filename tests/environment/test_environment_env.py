@@ -1,7 +1,5 @@
 """The command ``hpc-mp env``: the sources end to end, its table, its JSON, copies of other machines, what it refuses."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

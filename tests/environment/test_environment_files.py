@@ -1,7 +1,5 @@
 """The conda file, the container definition and the module file: what can be told of them without conda, apptainer and Lmod."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """``environment.profile`` in a job: what its ranks get and why, who goes before whom, which profile it is, what is refused."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

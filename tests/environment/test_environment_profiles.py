@@ -1,7 +1,5 @@
 """Every profile against a table typed from section C of the study (and, where the sources say otherwise, from these)."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """``hpc-mp env --shell``, read by real shells under ``set -eu``: any value comes through, and nothing else happens."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

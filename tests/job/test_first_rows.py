@@ -1,7 +1,5 @@
 """Files whose first bytes or rows are not what a job would train on, and tokenizers that do not fit: refused at launch."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import tomllib

@@ -1,7 +1,5 @@
 """The job file: what is wrong with it is said in one paragraph, what is right survives being written and a launch's choices."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Job files with [sweep] and with [program]: which runs they mean, what they say, and what they refuse."""
 
-from __future__ import annotations
-
 import itertools
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A cluster on a laptop, by its commands: up, used by anybody, broken, down; and nothing left, however it ends."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -60,7 +58,7 @@ class Traces:
     directory: str
 
     @classmethod
-    def of(cls, directory: Path) -> Traces:
+    def of(cls, directory: Path) -> "Traces":
         number = (directory / "etc" / "name").read_text().strip().removeprefix("lab")
         first = first_process(directory)
         own = {os.readlink(space) for space in Path(f"/proc/{first}/ns").iterdir()}

@@ -1,7 +1,5 @@
 """What ``hpc-mp lab`` refuses and says without a cluster that is up."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

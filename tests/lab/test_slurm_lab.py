@@ -1,7 +1,5 @@
 """The test cluster itself: hosts that are hosts, faults that are faults, and nothing left behind."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal

@@ -1,7 +1,5 @@
 """Nodes in the ledger are left out of new jobs, where that leaves enough."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What the cluster decides for a job, what it is asked, and jobs that no node of their partition could ever run."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """``slurm.depends``: what runs and jobs become ``--dependency``, and which are refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Emulated ranks: started right, ended together, nothing left behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

@@ -1,7 +1,5 @@
 """``hpc-mp init``: what it writes loads, fits what was found, and nothing is overwritten."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """How ``hpc-mp launch`` judges the end of a run on emulated nodes, and which figures it reads."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

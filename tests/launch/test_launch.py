@@ -1,7 +1,5 @@
 """``hpc-mp launch`` on emulated nodes: what it refuses, writes, starts and says; ranks are fake."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

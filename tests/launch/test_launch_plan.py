@@ -1,7 +1,5 @@
 """What ``hpc-mp launch`` decides before the start, and how it judges the end: its pure parts."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """``hpc-mp launch`` on Slurm, played by scripts on PATH."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Programs whose ranks meet through MPI, under a real mpirun on emulated nodes, and ``launch --on mpi``."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

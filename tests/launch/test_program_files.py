@@ -1,7 +1,5 @@
 """What is looked at before a program is started: its files, commands that start ranks by themselves, sizes that nobody gave."""
 
-from __future__ import annotations
-
 import shlex
 import tomllib
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The job script: golden files, every line explained, what is derived, forms that contradict each other, a site's own files."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Text in a job file is data: hostile values through real bash, and as sbatch reads its directives."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """Rendered scripts and a real Slurm 22.05: golden scripts are accepted, and what ranks get from each form is what it says."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """``hpc-mp run`` and job files with ``[program]`` on emulated nodes: what reaches the program, and what is said of its end."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """``hpc_mp.run_job``: launching from Python, on emulated nodes and on a real Slurm."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

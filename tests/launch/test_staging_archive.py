@@ -1,7 +1,5 @@
 """Packing a Python environment: the copy works elsewhere when the original is gone; what cannot be packed is refused."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

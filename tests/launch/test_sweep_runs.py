@@ -1,7 +1,5 @@
 """Sweeps from their launch to their end: one after the other on emulated nodes, interrupted, resumed, cancelled, compared."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """What a launch says of the text before it trains on it, and how many steps an epoch is."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Schedules for tests: sizes that each of them takes or refuses, and schedules spoilt by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from hypothesis import strategies as st

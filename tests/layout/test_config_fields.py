@@ -1,7 +1,5 @@
 """Which fields of a configuration are taken: all of transformers' own, and none that nobody accounts for."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """Placement: the golden tables of SageMaker's letter orders, their identities, cost, and the groups that programs make."""
 
-from __future__ import annotations
-
 import json
 from itertools import product
 from math import prod

@@ -1,7 +1,5 @@
 """`hpc-mp placement`: its picture, its tables and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

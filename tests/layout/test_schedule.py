@@ -1,7 +1,5 @@
 """Schedules by name: valid on every size or refused with the reason, known bubbles, activations held, torch's orders."""
 
-from __future__ import annotations
-
 import re
 import time
 from itertools import product

@@ -1,7 +1,5 @@
 """What follows from a schedule: proved arrivals of messages, activations that leave the device, and layers of its stages."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from itertools import combinations, pairwise, product
 

@@ -1,7 +1,5 @@
 """Schedules as tables: CSV out and back in, drawings, the command, and a table that a job file names."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from pathlib import Path

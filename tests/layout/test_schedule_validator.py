@@ -1,7 +1,5 @@
 """The validator: whatever is spoilt in a schedule is refused with the action named; what NCCL's rule lets through."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """How a model is cut: into stages by each value of parallel.partition, and over tensor ranks; and what is refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """Weights of a checkpoint: found where transformers finds them, and refused where they are not the model's."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The planted faults of the linter's rules, those of ``tests/golden/lint/planted.toml``."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 from typing import Any

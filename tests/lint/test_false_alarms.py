@@ -1,7 +1,5 @@
 """Alarms that public job scripts set off without a fault, and the true alarms beside them that still come."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The linter: a planted fault and its mended twin for every rule, good scripts of many kinds, any text, the command."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The linter's advice, applied to the planted faults by a machine that reads nothing but the advice: the finding is gone."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``hpc-mp lint`` knows what it is given."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

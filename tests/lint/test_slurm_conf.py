@@ -1,7 +1,5 @@
 """``hpc-mp cluster describe``: recorded answers of two releases, every rule seen to find and not to find, a real Slurm."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,8 +1,6 @@
 """slurm.conf and the files beside it, as Slurm reads them. Every row of ``REFUSED`` was given to slurmctld or slurmd 22.05.8,
 which ended with "fatal"; where slurmd is installed, its own check of gres.conf (-G) is asked again here."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Values of slurm.conf, gres.conf and cgroup.conf that Slurm refuses, beside those that it takes. slurmctld 22.05.8, or slurmd -G
 for the other files, ended with "fatal" for every row of ``REFUSED`` but the named ones, and started with ``RIGHT_VALUES``."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

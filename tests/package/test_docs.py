@@ -1,7 +1,5 @@
 """What the documents say exists: every key with its default, every command, every file they name."""
 
-from __future__ import annotations
-
 import dataclasses
 import html
 import importlib.util

@@ -1,7 +1,5 @@
 """The rules of the house: no circle of imports, one name for one thing, no old word, and a table that leads to files."""
 
-from __future__ import annotations
-
 import ast
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """One reader of bash, one table of launchers, one of kinds of failure, and one judge on the short walk of a failure."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The package around the code: what a wheel holds, what an import costs, which room may import which."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

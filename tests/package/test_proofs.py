@@ -1,8 +1,6 @@
 """``make prove`` remembers what has passed on which files; tests that use the lab are known by their fixtures, so that they alone
 go to the workers that have one."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Definitions of ``hpc-mp bench``: bandwidths, counts, sizes and groups, against those of nccl-tests."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """The model of expected bandwidth against published measurements, row by row, and what must hold of any model."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from statistics import median

@@ -1,7 +1,5 @@
 """A measured model is cut evenly in time, and memory counts only as far as the fullest rank needs it to."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

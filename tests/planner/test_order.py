@@ -1,7 +1,5 @@
 """Bytes on links between nodes and switches, and the order of ranks and of hosts that a job gets for them."""
 
-from __future__ import annotations
-
 import time
 from itertools import combinations
 from pathlib import Path

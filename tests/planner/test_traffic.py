@@ -1,7 +1,5 @@
 """Bytes per axis: by hand for a large model, and compared with what running ranks hand to their collectives."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Random commands and environments, from the job file to the program: what arrives is what was given, or it is refused."""
 
-from __future__ import annotations
-
 import os
 import signal
 import tomllib

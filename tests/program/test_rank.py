@@ -1,7 +1,5 @@
 """From a process to the program, in a container too: who it is, what it finds, and what it says where it cannot become it."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

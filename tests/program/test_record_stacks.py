@@ -1,7 +1,5 @@
 """What looks at ranks from outside: at those that hang, with py-spy or SIGABRT, and at the slurmstepd above them."""
 
-from __future__ import annotations
-
 import os
 import resource
 import shutil

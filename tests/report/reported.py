@@ -1,7 +1,5 @@
 """Run directories as launcher and ranks write them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -102,7 +100,7 @@ class Run:
         self.attempt = prepare_resume(self.run)
         cut_metrics(self.run.metrics, step)
 
-    def complete(self) -> Run:
+    def complete(self) -> "Run":
         """All its steps, and the word that it is done."""
         self.start()
         self.train(1, self.spec.train.steps)

@@ -1,7 +1,5 @@
 """Several runs on one page: curves over each other, what differs, and how each ended."""
 
-from __future__ import annotations
-
 import json
 import math
 import stat

@@ -1,7 +1,5 @@
 """A user's command at a run's end: once, with the outcome in its variables, and no worse end for its failure."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """The report: a run directory in, one honest and self-contained page out."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

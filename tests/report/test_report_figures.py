@@ -1,7 +1,5 @@
 """The figures of a report: curves, rank grid, executed pipeline, memory, and numbers in words."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from itertools import pairwise

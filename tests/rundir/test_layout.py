@@ -1,7 +1,5 @@
 """The table of a run directory's files: it is complete, and no other room writes one of its names."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The run directory: numbering, records, line files on full disks, manifests, the plan, and which checkpoints stay."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

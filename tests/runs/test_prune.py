@@ -1,7 +1,5 @@
 """``hpc-mp prune``: what is listed, what is removed, and what never is."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

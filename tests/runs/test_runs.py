@@ -1,7 +1,5 @@
 """Runs as their user meets them day by day: lists, Slurm's job ids, arrays, followers, what is lost and what it has cost."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

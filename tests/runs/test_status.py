@@ -1,7 +1,5 @@
 """``hpc-mp status``, ``logs`` and ``cancel`` of runs on emulated nodes and of run directories as jobs leave them."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,7 +1,5 @@
 """A running lab for tests: the cluster of `hpc_mp.lab`, with commands on the submit host, jobs, and an ordinary user."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import signal

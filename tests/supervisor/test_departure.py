@@ -1,7 +1,5 @@
 """Why a job has to go, what is written of one that ended with it, and what follows after a supervisor was killed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the end of a program means: with and without a word that the time is up, a wish to stop, and a program that resumes."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The host's decisions and records: pure parts, with stand-ins for what Slurm says."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

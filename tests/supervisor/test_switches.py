@@ -1,7 +1,5 @@
 """Who tells of the switches when a job starts: scontrol, Slurm's files, or the nodes; stand-ins, and a real Slurm."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 import time

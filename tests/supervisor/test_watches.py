@@ -1,7 +1,5 @@
 """What the supervisor watches: silence, failed steps, and nodes that do not tell of the ends of their tasks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any

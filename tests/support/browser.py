@@ -1,7 +1,5 @@
 """Pages opened in a real headless browser: the elements drawn, their sizes, and the browser's complaints."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Helpers shared by the tests of the emulator and of the launcher."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,7 +1,5 @@
 """Small real jobs for the exactness tests: text with partly ignored labels, tiny models, and runs of whole ranks."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -110,7 +108,7 @@ class Result:
     apart: float = 0.0
     ranks: tuple[RankState, ...] = ()
 
-    def distance(self, other: Result) -> float:
+    def distance(self, other: "Result") -> float:
         """Return the largest difference of any loss, norm or parameter, and of ``apart``."""
         assert self.parameters.keys() == other.parameters.keys()
         pairs = [*zip(self.losses, other.losses, strict=True), *zip(self.norms, other.norms, strict=True)]

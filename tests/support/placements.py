@@ -1,7 +1,5 @@
 """Placements shared by several tests."""
 
-from __future__ import annotations
-
 from itertools import permutations
 
 from hypothesis import strategies as st

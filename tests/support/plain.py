@@ -1,7 +1,5 @@
 """The reference of exactness: one process of plain transformers and torch.optim on the samples of a job."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections import Counter

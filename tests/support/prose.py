@@ -3,8 +3,6 @@
     python tests/support/prose.py [FOLDER …]
 """
 
-from __future__ import annotations
-
 import ast
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Functions run on N forked ranks. The imports of a rank happen only once, so that 8 ranks take seconds."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import os

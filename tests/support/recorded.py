@@ -1,7 +1,5 @@
 """Recorded output of Slurm 24.11 about jobs in many states. Run as a program, this module records it again."""
 
-from __future__ import annotations
-
 import re
 import time
 from pathlib import Path

@@ -3,8 +3,6 @@
 ``python tests/support/rendering.py`` rewrites the golden files.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import re

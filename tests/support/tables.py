@@ -1,7 +1,5 @@
 """Tables of cases that lie beside their tests as TOML."""
 
-from __future__ import annotations
-
 import tomllib
 from functools import cache
 from pathlib import Path

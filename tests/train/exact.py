@@ -1,7 +1,5 @@
 """Layouts, and the models that each of them meets in ``make test``; in ``make prove`` every layout meets every model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path

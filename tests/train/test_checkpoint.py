@@ -1,7 +1,5 @@
 """Checkpoints: resume is exact on the same and on other layouts, damage and full disks are survived."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Patterns to files, files to documents."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,8 +1,6 @@
 """Documents that are separate in their samples: every layout equals one process of plain transformers that is given positions and
 a block-diagonal mask, in fp64 to 1e-12; evaluations equal plain transformers on each document's part of a row by itself."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import cache

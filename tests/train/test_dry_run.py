@@ -1,7 +1,5 @@
 """A dry run says of every rank to the byte what a real one holds, sends, opens and writes."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Evaluation is plain transformers' loss on all held-out tokens, on every layout, and training does not notice it."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

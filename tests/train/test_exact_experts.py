@@ -1,8 +1,6 @@
 """Experts that ranks share out, the losses of routers, and experts with a capacity: every layout equals one process, in fp64 to
 1e-12, and drops what one process drops."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections import Counter

@@ -2,8 +2,6 @@
 engine alone and as a whole run; and so does every order of ranks, option of a model, and optimizer. Ranks hold the state that the
 planner predicts."""
 
-from __future__ import annotations
-
 from itertools import permutations
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """Sequence parallelism, key-value heads that ranks share, chosen modules, and ranks without a row of the vocabulary equal one
 process, in fp64 to 1e-12."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """``hpc-mp export`` and the way back: what the engine trains is what plain transformers computes, and the reverse."""
 
-from __future__ import annotations
-
 import json
 import logging
 import resource

@@ -1,7 +1,5 @@
 """What ranks check of each other, how they record their ends, and how long they wait and write."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource

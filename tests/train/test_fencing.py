@@ -1,7 +1,5 @@
 """How ranks start, stop and give way: identity by place, fences, reasons to stop."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import signal

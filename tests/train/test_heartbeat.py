@@ -1,7 +1,5 @@
 """Signs of life between nodes, and of steps within a rank: in threads over real sockets, and with really stopped ranks."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

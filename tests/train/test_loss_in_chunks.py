@@ -1,7 +1,5 @@
 """The loss of a few tokens at a time, and blocks compiled: the same training."""
 
-from __future__ import annotations
-
 import re
 from itertools import product
 from pathlib import Path

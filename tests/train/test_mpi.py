@@ -1,7 +1,5 @@
 """Ranks that come up through MPI: a real mpiexec where there is one, and refusals."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

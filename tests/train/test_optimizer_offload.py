@@ -1,7 +1,5 @@
 """Optimizer state in the host's memory or on a disk: the same training to the last bit, with little of the state in memory."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Parameters in host memory: the same training to the last bit, with nothing of them on the device but what runs."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a rank notes of its messages, whoever sends them, and what it writes down when it stands still."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -1,7 +1,5 @@
 """Of a checkpoint each byte is read once at a resume, by all ranks together."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Where ranks are told to meet, and who is let in there: ranks of this start alone, whatever a stranger does at their port."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import resource

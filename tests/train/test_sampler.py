@@ -1,7 +1,5 @@
 """The shuffle and the sampler."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,8 +1,6 @@
 """A step whose gradients are not finite changes nothing, on all ranks alike; a run may have so many of them. fp16's loss scale
 moves as DeepSpeed's does, and no other step is skipped."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Which tokenizer a job gets: given, of the pretrained model, or trained."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Token sets and the cache that keeps them."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os
