@@ -136,8 +136,7 @@ def test_a_training_over_all_nodes(cluster: Cluster) -> None:
     code, said = cluster.scheduler.run(command, user="nobody", environ={"HOME": HOME, "USER": "nobody"}, timeout=600)
     assert code == 0 and '"state": "completed"' in said, said
     run = home / "runs/trial/0001"
-    hosts = {json.loads(line)["host"] for line in (run / "ranks.jsonl").read_text().splitlines()}
-    assert hosts == set(PARTITIONS["hpc"])
+    assert {json.loads(line)["host"] for line in (run / "ranks.jsonl").read_text().splitlines()} == set(PARTITIONS["hpc"])
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 3
     assert 'profile = "ethernet"' in (run / "job.toml").read_text()  # of /etc/hpc-mp/site.toml
 

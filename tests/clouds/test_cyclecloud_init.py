@@ -143,8 +143,7 @@ def test_without_shared_storage_a_node_fails_with_a_word_without_the_environment
     machine = slurm.linked(site.reimage("hpc-1"))
     (site.directory / "shared/hpc-mp/current").unlink()
     jetpack.prepare(machine, SPECS, NODE, settings())
-    said = words(jetpack.converge(machine, NODE))
-    assert "/shared/hpc-mp/current is not there after 1 s: look at the scheduler's" in said
+    assert "/shared/hpc-mp/current is not there after 1 s: look at the scheduler's" in words(jetpack.converge(machine, NODE))
     assert not (machine.root / "usr/local/libexec/hpc-mp").exists()
 
 

@@ -92,8 +92,7 @@ def test_more_nodes_than_a_group_holds_are_not_started_with_infiniband() -> None
     values = values_of(H100) | {"MaxHPCExecuteNodeCount": 900}
     assert findings(TEXT, values) == ()
     assert findings(TEXT, values_of(replace(H100, sku="Standard_D96ads_v5")) | {"MaxHPCExecuteNodeCount": 900}) == ()
-    uncapped = TEXT.replace(CAPPED, "$MaxHPCExecuteNodeCount")
-    assert [finding.code for finding in findings(uncapped, values)] == ["CC508"]
+    assert [finding.code for finding in findings(TEXT.replace(CAPPED, "$MaxHPCExecuteNodeCount"), values)] == ["CC508"]
 
 
 OPTIONAL = {"configuration_slurm_accounting_storageloc", "configuration_slurm_accounting_custom_certificate",
