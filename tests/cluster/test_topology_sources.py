@@ -151,8 +151,7 @@ def test_any_fat_tree_is_read_back(planned: list[list[list[str]]], rails: int, n
         for other in leaves:
             assert (tree.leaf(one[0]) == tree.leaf(other[0])) == (one is other)
         assert len({tree.leaf(host) for host in one}) == 1
-    places = {tree.leaf(leaf[0]): (pod, leaf) for pod in range(len(planned)) for leaf in planned[pod]}
-    assert len(places) == len(leaves)
+    assert len({tree.leaf(leaf[0]): (pod, leaf) for pod in range(len(planned)) for leaf in planned[pod]}) == len(leaves)
     for pod in planned:
         for leaf in pod[1:]:  # leaves of one pod meet at its spines, those of two pods at the cores
             assert tree.above[pod[0][0]][1] == tree.above[leaf[0]][1]
@@ -244,7 +243,6 @@ def test_a_text_of_no_kind_is_refused_with_all_kinds() -> None:
 
 @pytest.mark.parametrize(("text", "apart"), table(__file__, "topology_sources.toml", "apart"))
 def test_only_leaves_without_a_switch_in_common_are_apart(text: str, apart: tuple[str, ...]) -> None:
-    leaves = "".join(f"SwitchName=s{at} Nodes=n[{at}0-{at}9]\n" for at in (1, 2, 3))
-    known = read(leaves + text, "topology.conf", "slurm")
+    known = read("".join(f"SwitchName=s{at} Nodes=n[{at}0-{at}9]\n" for at in (1, 2, 3)) + text, "topology.conf", "slurm")
     assert known.topologies[0].apart == tuple(apart)
     assert any("no switch is above" in note for note in known.notes) == bool(apart)
