@@ -153,8 +153,7 @@ def test_a_rank_that_another_one_has_drowned(last: tuple[str, ...], tmp_path: Pa
         log.writelines(f"5: {word}\n" for word in last)
     run.srun_log.write_text("".join(f"{line}\n" for line in ("srun: error: n3: task 5: Exited with exit code 1", *ENDS_OTHERS)))
     spec = job(job={"nodes": 4, "ranks_per_node": 2, "device": "cpu"}, program={"command": ["x"]})
-    found = classify(gather(replace(attempt(run), spec=spec), 1, None, silent))
-    assert "ValueError: boom (train.py:7)" in found.message
+    assert "ValueError: boom (train.py:7)" in classify(gather(replace(attempt(run), spec=spec), 1, None, silent)).message
 
 
 def test_gather_finds_nothing(tmp_path: Path) -> None:

@@ -49,12 +49,9 @@ def test_of_ranks_that_all_stand_in_a_collective_the_one_behind_is_named() -> No
     assert awaited([*found[:2], stands(2, None, {"g": 6})], range(3)) == Awaited(2, (0, 1))
 
 
-def test_who_waits_for_nobody_in_vain_is_not_named() -> None:
+def test_who_waits_for_nobody_in_vain_and_whose_message_has_been_passed_is_not_named() -> None:
     """A rank that was killed before it could write is awaited by nobody."""
     assert awaited([stands(0, receive(1)), stands(2, receive(1))], range(4)) == Awaited(1, (0, 2))
-
-
-def test_a_message_that_has_been_passed_is_not_waited_for() -> None:
     sent = stands(1, None, {"from 1": 1})
     assert awaited([stands(0, receive(1)), sent], range(2)) is None
     assert awaited([stands(0, receive(1, 2)), sent], range(2)) == Awaited(1, (0,))
@@ -81,13 +78,10 @@ def test_a_rank_that_was_stopped_in_a_message_which_all_had_reached(ago: float, 
     assert cause is not None and (cause.rank, cause.kind) == (rank, kind)
 
 
-def test_ranks_that_wait_for_each_other() -> None:
+def test_ranks_that_wait_for_each_other_and_ranks_that_do_not_wait() -> None:
     """Of a deadlock the one that has stood longest."""
     loop = [stands(0, receive(1), since=5), stands(1, receive(0), since=9), stands(2, receive(0), since=20)]
     assert awaited(loop, range(3)) == Awaited(1, (0, 2))
-
-
-def test_nobody_waits() -> None:
     assert awaited([], range(4)) is None
     assert awaited([stands(0), stands(1)], range(4)) is None
 
