@@ -132,8 +132,7 @@ def test_the_command_prints_a_table_that_a_parser_of_nccl_tests_reads(capsys: py
 
 def test_wrong_data_are_an_exit_code_and_json_is_one_document(capsys: pytest.CaptureFixture[str],
                                                               monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = functools.partial(on_emulated_nodes, entry="bench_entries:wrong_data")
-    monkeypatch.setattr(planning, "on_emulated_nodes", wrong)
+    monkeypatch.setattr(planning, "on_emulated_nodes", functools.partial(on_emulated_nodes, entry="bench_entries:wrong_data"))
     assert bench("all_reduce", "-b", "4K", "-e", "4K", "--json") == 1
     tree = json.loads(capsys.readouterr().out)
     assert tree["out_of_bounds"] == {"count": 1, "okay": "false"}

@@ -74,13 +74,10 @@ def test_its_sources_are_python_3_10_and_import_the_standard_library_alone_where
             assert roots <= sys.stdlib_module_names - {"tomllib"}, (file, roots)
 
 
-def test_what_the_check_imports_is_packed_and_nothing_of_the_training() -> None:
+def test_what_the_check_imports_is_packed_and_the_same_sources_give_the_same_bytes(archive: Path, tmp_path: Path) -> None:
     names = {str(file.relative_to(Path(hpc_mp.__file__).parent)) for file in packed()}
     assert {"__init__.py", "base/command.py", "cluster/slurm/drain.py", "doctor/checks/registry.py", "doctor/health.py"} <= names
     assert not [name for name in names if name.startswith(("train", "launch", "cli", "job"))] and len(names) < 100
-
-
-def test_the_same_sources_give_the_same_bytes(archive: Path, tmp_path: Path) -> None:
     pack(tmp_path / "again.pyz")
     assert (tmp_path / "again.pyz").read_bytes() == archive.read_bytes()
 

@@ -152,15 +152,13 @@ def test_gpudirect_with_some_adapters_only_is_a_warning() -> None:
     assert [(finding.code, finding.severity) for finding in ill] == [("nccl-gdr", "warning")] and "7 of 8" in ill[0].message
 
 
-def test_no_log_says_nothing() -> None:
+def test_no_log_says_nothing_and_sockets_are_well_where_there_is_nothing_else() -> None:
     found = list(judge(parse(["epoch 1", "loss 2.3", "NCCL is a library"]), IB))
     assert [(finding.code, finding.severity) for finding in found] == [("nccl-network", "unknown")]
-
-
-def test_sockets_where_there_is_nothing_else() -> None:
     assert {finding.severity for finding in judge(truth("ib-socket"), Machine())} == {"ok"}
     roce = {finding.code: finding.severity for finding in judge(truth("ib-socket"), Machine("roce", 2, True))}
     assert roce["nccl-network"] == "warning"  # an adapter that could do RoCE need not be meant to
+    assert machine_of(tree("ethernet")) == Machine()
 
 
 @pytest.mark.parametrize("kind", ["ndv4", "ndv5", "ndh200v5", "gb200", "p4d", "p5"])
@@ -169,10 +167,6 @@ def test_a_machine_with_a_fast_network_refuses_sockets(kind: str) -> None:
     machine = machine_of(tree(kind))
     assert machine.fabric == ("efa" if kind.startswith("p") else "infiniband")
     assert [finding.code for finding in refused(judge(truth("ib-socket"), machine))] == ["nccl-network"]
-
-
-def test_a_machine_without_a_fast_network() -> None:
-    assert machine_of(tree("ethernet")) == Machine()
 
 
 def counters(kind: str, **sent: int) -> NodeSource:

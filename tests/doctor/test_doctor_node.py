@@ -101,8 +101,7 @@ def test_old_complaints_of_the_kernel_are_over() -> None:
 
 @pytest.mark.parametrize("line", [line for _, severity, line in KERNEL_LINES if severity == "ok"])
 def test_corrected_errors_and_a_missing_floppy_are_no_complaints(line: str) -> None:
-    found = looked(broken("ndv5", logged(line)), tuple(check for check in NODE if check.code.startswith("kernel-")))
-    assert bad(found) == []
+    assert bad(looked(broken("ndv5", logged(line)), tuple(check for check in NODE if check.code.startswith("kernel-")))) == []
 
 
 @pytest.mark.parametrize(("file", "line", "codes"), [
@@ -110,8 +109,7 @@ def test_corrected_errors_and_a_missing_floppy_are_no_complaints(line: str) -> N
     ("/proc/meminfo", "MemTotal", ["memory-free"]), ("/proc/self/limits", "locked memory",
           ["limit-memlock"])])
 def test_a_line_that_the_kernel_does_not_write_is_named(file: str, line: str, codes: list[str]) -> None:
-    lines = tree("ndv5").text(file).splitlines()
-    source = broken("ndv5", {file: "\n".join(kept for kept in lines if line not in kept)})
+    source = broken("ndv5", {file: "\n".join(kept for kept in tree("ndv5").text(file).splitlines() if line not in kept)})
     unknown = [finding for code in codes for finding in looked(source, (BY_CODE[code],)) if finding.severity == "unknown"]
     assert [finding.code for finding in unknown] == codes
     assert {finding.message for finding in unknown} == {f"{file} of this kernel does not show {line}"}

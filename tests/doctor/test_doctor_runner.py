@@ -145,11 +145,8 @@ def test_a_spoilt_note_is_no_obstacle(tmp_path: Path, text: str) -> None:
     assert in_time({"x": lambda: 1}, 60.0, tmp_path / "hung.json") == {"x": 1}
 
 
-def test_nothing_is_kept_of_a_recorded_machine(tmp_path: Path) -> None:
+def test_of_a_recorded_machine_nothing_is_kept_and_two_readings_are_taken(tmp_path: Path) -> None:
     assert keep(NodeSource(tmp_path), "x") is None
-
-
-def test_without_an_earlier_reading_two_are_taken() -> None:
     found = read_changes(broken("ethernet", {"/proc/uptime": "100.0 1.0"}))
     assert found.grown["net/eno1/rx_crc_errors"] == 0 and found.seconds == 0
 

@@ -168,8 +168,7 @@ def test_probes_tell_a_small_mtu_from_a_dead_path(monkeypatch: pytest.MonkeyPatc
     with listener(0) as whole, listener(0) as small, listener(0) as dead:
         start_echo(whole)
         threading.Thread(target=_echo_small, args=(small,), daemon=True).start()
-        peers = [("127.0.0.1", one.getsockname()[1]) for one in (whole, small, dead)]
-        seen = probe("127.0.0.1", peers, 1500, "x" * 16)
+        seen = probe("127.0.0.1", [("127.0.0.1", one.getsockname()[1]) for one in (whole, small, dead)], 1500, "x" * 16)
     assert seen == [Probed(TRIES, TRIES), Probed(TRIES, 0), Probed(0, 0)]
 
 
