@@ -163,5 +163,4 @@ def _variables(key: tuple[str, ...], one: Mapping[str, str], other: Mapping[str,
 
 
 def _frozen(program: Mapping[str, Any]) -> str:
-    parts = [program[part] for part in ("directory", "input", "status", "files")]
-    return repr((*parts, sorted(program["variables"].items())))
+    return repr((*[program[part] for part in ("directory", "input", "status", "files")], sorted(program["variables"].items())))

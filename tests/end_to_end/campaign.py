@@ -74,8 +74,7 @@ def overrides(job: Path, kind: str, steps: int) -> tuple[str, ...]:
 
 def saved(run: RunDirectory) -> dict[str, str]:
     """Hashes of what the run has in the end: the tensors of its last checkpoint, or a program's own file."""
-    newest = max(run.checkpoints.glob("step*"), default=run.path)
-    files = sorted(newest.rglob("*.safetensors")) or [run.path / "state.pt"]
+    files = sorted(max(run.checkpoints.glob("step*"), default=run.path).rglob("*.safetensors")) or [run.path / "state.pt"]
     return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 

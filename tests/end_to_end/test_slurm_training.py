@@ -15,6 +15,7 @@ from plain import run_plain
 from slurm_jobs import EIGHT, TWO, close, command, emulated, hpc_mp, launch, logs, losses, steps, submit, until, write_job
 from slurm_lab.cluster import Cluster
 from slurm_lab.lab import USER, Lab
+from tables import table
 
 from hpc_mp.job import load_job
 from hpc_mp.rundir import RunDirectory, read_json, read_lines
@@ -36,12 +37,7 @@ def test_ranks_on_four_hosts_are_one_process(lab: Cluster, job: Path, per_node: 
     assert found == {(rank, f"n{1 + rank // per_node}") for rank in range(4 * per_node)}
 
 
-FORMS: dict[str, tuple[str, ...]] = {
-    "cyclic": ('parallel.rank_map="cyclic"',),
-    "rank 0 on the last node": ("parallel.rank_map=[3,3,1,2,2,1,0,0]",),
-    "heterogeneous": ("slurm.components=[{nodes=1}, {nodes=3}]",),
-    "pmix": ('slurm.mpi="pmix"',),
-}
+FORMS: dict[str, tuple[str, ...]] = table(__file__, "slurm_training.toml", "forms")
 
 
 @pytest.mark.prove
@@ -69,12 +65,7 @@ def test_a_sweep_is_three_jobs(lab: Cluster, job: Path) -> None:
     assert first == third and close(first, emulated(job, TWO)) and not close(first, second)
 
 
-POLLUTION = {
-    "PYTHONPATH": "/nonexistent", "PYTHONHOME": "/nonexistent", "NCCL_SOCKET_IFNAME": "nowhere", "GLOO_SOCKET_IFNAME": "nowhere",
-    "CUDA_VISIBLE_DEVICES": "7", "SLURM_NTASKS": "3", "SLURM_PROCID": "2", "SBATCH_PARTITION": "nowhere", "RANK": "5",
-    "WORLD_SIZE": "99", "MASTER_ADDR": "nowhere", "MASTER_PORT": "1", "SRUN_CPUS_PER_TASK": "9", "SLURM_EXPORT_ENV": "NONE",
-    "OMP_NUM_THREADS": "64", "SLURM_DISTRIBUTION": "cyclic", "HPC_MP_TOKEN": "old", "HF_HOME": "/nonexistent",
-}
+POLLUTION = table(__file__, "slurm_training.toml", "pollution")
 
 
 @pytest.mark.prove
@@ -158,8 +149,7 @@ def test_usr2_requeues_cancel_saves_resume_goes_on_and_no_number_changes(lab: Cl
     assert (second.kind, second.action, second.step) == ("stopped", "done", done)
     assert status(lab, run)["state"] == "stopped" and done < 80
     (job.parent / "fault" / "sitecustomize.py").unlink()
-    ended = launch(lab, job, (*longer, *slow), "--resume")
-    assert ended["run"] == str(run.path) and losses(run.path) == emulated(job, longer)
+    assert launch(lab, job, (*longer, *slow), "--resume")["run"] == str(run.path) and losses(run.path) == emulated(job, longer)
     begun = [next(line["step"] for line in read_lines(run.metrics) if line["attempt"] == attempt) for attempt in (1, 2, 3)]
     assert begun == [1, first.step + 1, done + 1], "a step was lost or done twice"
     assert not saving(run)

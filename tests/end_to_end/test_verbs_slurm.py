@@ -108,8 +108,7 @@ def test_a_failed_job_ends_its_logs_with_the_cause(cluster: Lab, run: RunDirecto
     record = {"attempt": 1, "rank": 1, "node": "n1", "host": "n1", "time": 1.0, "kind": "error", "pid": 1, "dp": 0, "pp": 1,
               "cp": 0, "tp": 0, "message": "ValueError: boom", "traceback": "Traceback: boom\n"}
     (run.path / "ready.json").write_text(json.dumps(record))
-    job_id = submitted(cluster, run, "cp {run}/ready.json {run}/failures/attempt-1-rank-00001.json; exit 1")
-    cluster.wait_job(int(job_id))
+    cluster.wait_job(int(submitted(cluster, run, "cp {run}/ready.json {run}/failures/attempt-1-rank-00001.json; exit 1")))
     lines = call("logs", run.path, "--follow").output.splitlines()
     assert "task 1 runs" in lines and any("srun: error" in line for line in lines)
     assert lines[-1] == "rank 1 (dp 0, pp 1, tp 0) on n1 failed: ValueError: boom"
