@@ -21,8 +21,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 def test_conda_brings_python_and_pip_brings_this_checkout() -> None:
     file = yaml.safe_load((ENV / "environment.yml").read_text(encoding="utf-8"))
     assert file["name"] == "hpc-mp"
-    plain = [each for each in file["dependencies"] if isinstance(each, str)]
-    assert plain == [f"python{PROJECT['requires-python']}", "pip"]
+    assert [each for each in file["dependencies"] if isinstance(each, str)] == [f"python{PROJECT['requires-python']}", "pip"]
     (pip,) = (each["pip"] for each in file["dependencies"] if isinstance(each, dict))
     assert [(ENV / path).resolve() for path in pip] == [ROOT], "pip reads paths from the file's own folder on"
 
@@ -48,8 +47,7 @@ def test_its_scripts_are_shell(section: str) -> None:
     text = sections()[section]
     assert subprocess.run(["sh", "-n"], input=text, text=True, capture_output=True).stderr == ""
     if shutil.which("shellcheck"):
-        found = subprocess.run(["shellcheck", "--shell=sh", "-"], input=text, text=True, capture_output=True)
-        assert found.stdout == ""
+        assert subprocess.run(["shellcheck", "--shell=sh", "-"], input=text, text=True, capture_output=True).stdout == ""
 
 
 def test_it_installs_the_wheel_that_it_takes_along() -> None:
