@@ -236,11 +236,8 @@ def test_every_choice_reaches_its_key_and_nothing_else_changes(tmp_path: Path) -
     assert load_job(tmp_path / "job.toml").parallel.partition == (1, 3), "another release cuts the layers alike"
 
 
-def test_an_option_that_is_not_chosen_is_not_there() -> None:
+def test_the_document_holds_what_was_chosen_with_its_reason_and_a_job_no_more() -> None:
     assert resolved(spec_of(), [ResolvedKey("slurm.extra.exclude", None)]).slurm.extra == {}
-
-
-def test_the_document_holds_what_was_chosen_with_its_reason() -> None:
     document = RESOLUTION.document()
     assert [each["key"] for each in document] == ["job.device", "slurm.extra.exclude", "parallel.partition", "parallel.order"]
     assert document[0] == {"key": "job.device", "value": "cuda", "why": "as the partition has it"}
