@@ -232,8 +232,7 @@ def test_what_srun_lists(said: str, listed: tuple[str, ...]) -> None:
 
 def planned(here: Path, known: tuple[str, ...] | None, mpi: str = "none", start: str = "mpi", place: str = "slurm",
             modules: tuple[str, ...] = ()) -> str:
-    tree = {"program": {"command": ["solve"], "start": start}, "slurm": {"mpi": mpi, "modules": modules}}
-    spec = resolve_any(tree, here)
+    spec = resolve_any({"program": {"command": ["solve"], "start": start}, "slurm": {"mpi": mpi, "modules": modules}}, here)
     assert isinstance(spec, ProgramSpec)
     own = BACKENDS[place].target
     target = Target(own.title, lambda *_: ClusterFacts(mpi_plugins=known), own.gpus, in_script=own.in_script)

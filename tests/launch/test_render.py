@@ -84,12 +84,9 @@ def test_the_page_can_be_too_long() -> None:
 # --- releases ---------------------------------------------------------------------------------------------------------
 
 
-def test_each_release_says_why_cpus_are_said_again() -> None:
+def test_options_and_words_follow_the_release() -> None:
     why = [differences(version)["cpus-per-task"] for version in ((21, 8), (22, 5), (23, 2), (23, 11), (26, 5), None)]
     assert why[1] == why[2] and why[3] == why[4] and len(set(why)) == 4
-
-
-def test_an_option_of_srun_is_given_to_releases_that_have_it() -> None:
     have = ["--oom-kill-step=1" in form("cpu", version) for version in ((24, 5), (24, 11), (27, 5), None)]
     assert have == [False, True, True, False]
     assert form("gpus-per-node", (20, 11)) == form("gpus-per-node", (22, 5)), "an older one than any gets the text of the first"

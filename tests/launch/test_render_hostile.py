@@ -256,12 +256,7 @@ def test_the_directives_of_a_hostile_job(value: str) -> None:
 
 
 @pytest.mark.parametrize(("sections", "run", "value"), [
-    ({}, "/runs/a\nb", "job.directory"), ({}, "/runs/a\\b", "job.directory"), ({}, "/runs/\udcff", "job.directory"),
-    ({}, "runs", "job.directory"),
-    ({"slurm": {"extra": {"comment": "a\nb"}}}, "/runs", "slurm.extra.comment"),
-    ({"slurm": {"components": [{"nodes": 1, "extra": {"nodelist": "a\nb"}}]}}, "/runs", "slurm.components[0].extra.nodelist"),
-    ({"slurm": {"setup": ["a\0b"]}}, "/runs", "slurm.setup"),
-    ({"environment": {"set": {"A": "a\0b"}}}, "/runs", "environment.set.A")])
+    *table(__file__, "render_hostile.toml", "carried"), ({}, "/runs/\udcff", "job.directory")])
 def test_what_no_script_can_carry_is_refused(sections: dict[str, Any], run: str, value: str) -> None:
     with pytest.raises(HpcMpError, match=re.escape(value)):
         text(job(**sections), Path(run))
