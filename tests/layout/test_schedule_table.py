@@ -89,18 +89,13 @@ def job(directory: Path, layers: int = 8, **parallel: object) -> JobSpec:
     }, directory)
 
 
-@pytest.mark.parametrize(("parallel", "layers"), [
-    ({"schedule": "1f1b"}, (4, 4)),
-    ({"schedule": "zero_bubble"}, (4, 4)),
-    ({"schedule": "zero_bubble_v"}, (2, 2, 2, 2)),
-    ({"schedule": "interleaved_1f1b", "virtual_stages": 3}, (1, 1, 1, 1, 2, 2)),
-    ({"schedule": "breadth_first", "virtual_stages": 2, "partition": [1, 3, 3, 1]}, (1, 3, 3, 1))])
-def test_the_model_is_cut_into_all_stages(tmp_path: Path, parallel: dict[str, object], layers: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("parallel", "layers"), table(__file__, "schedule_table.toml", "cuts"))
+def test_the_model_is_cut_into_all_stages(tmp_path: Path, parallel: dict[str, object], layers: list[int]) -> None:
     spec = job(tmp_path, **parallel)
     shape = read_shape(spec)
     check_layout(shape, spec)
     cut = stage_layers(spec, shape)
-    assert (sum(cut), len(cut)) == (8, len(layers)) and ("partition" not in parallel or cut == layers)
+    assert (sum(cut), len(cut)) == (8, len(layers)) and ("partition" not in parallel or cut == tuple(layers))
     assert len(schedule_of(spec).placement) == len(cut)
 
 
