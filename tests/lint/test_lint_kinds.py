@@ -54,12 +54,9 @@ def found(path: Path, *options: str) -> list[dict[str, object]]:
     return findings
 
 
-def test_a_jinja_template_gets_one_finding() -> None:
+def test_a_jinja_template_gets_one_finding_and_the_same_script_without_brackets_more(tmp_path: Path) -> None:
     (finding,) = found(ROOT / "slurm" / "job.sbatch.j2")
     assert finding["code"] == "HM001" and "a template: its placeholders" in str(finding["message"])
-
-
-def test_the_same_script_without_brackets_is_judged(tmp_path: Path) -> None:
     (tmp_path / "a.sbatch").write_text("#!/bin/bash\n#SBATCH --nodes=2\nsrun x\n")
     assert len(found(tmp_path / "a.sbatch")) > 1
 

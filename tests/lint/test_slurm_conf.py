@@ -127,8 +127,9 @@ def test_every_rule_has_a_case_and_a_code_of_its_own() -> None:
     assert sorted(rule.code for rule in RULES) == sorted(WRONG)
 
 
-def test_a_cluster_that_is_set_up_rightly_gets_no_word() -> None:
+def test_a_cluster_that_is_set_up_rightly_or_of_which_slurm_says_nothing_gets_no_word() -> None:
     assert describe(RIGHT).findings == ()
+    assert describe(SlurmFacts({})).findings == ()
 
 
 @pytest.mark.parametrize("code", WRONG)
@@ -184,10 +185,6 @@ def test_an_error_is_an_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert done.exit_code == code, done.output
     assert "kill-wait" in done.stdout and ("gres-file" in done.stdout) == bool(code)
     assert not options or json.loads(done.stdout)["findings"]
-
-
-def test_what_slurm_does_not_say_is_not_held_against_it() -> None:
-    assert describe(SlurmFacts({})).findings == ()
 
 
 def test_every_finding_says_why_and_what_to_do() -> None:

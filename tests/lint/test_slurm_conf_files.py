@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tables import table
+from tables import swapped, table
 
 from hpc_mp.base.findings import Finding
 from hpc_mp.cluster.slurm.conf_file import read_conf
@@ -33,25 +33,19 @@ def errors(findings: list[Finding]) -> list[tuple[str, str, int | None]]:
     return [(each.code, each.subject, each.line) for each in findings if each.severity == "error"]
 
 
+def conf_of(row: dict[str, Any], conf: str = GPUS) -> str:
+    """Return a slurm.conf after a row's swaps, with more lines."""
+    return swapped(row.get("whole", conf), row.get("swap", ())) + str(row.get("more", ""))
+
+
 # --- one cluster, written in several ways ----------------------------------------------------------------------------
 
 PLAIN = f"{HEAD}SelectType=select/linear\nKillWait=5\nGresTypes=gpu\n{NODES} Gres=gpu:16\n{PARTITION}"
 WAYS = {
     "small letters": PLAIN.lower().replace("clustername=c", "clustername=c").replace("default=yes", "default=true"),
     "capitals": "\n".join(f"{line.partition('=')[0].upper()}={line.partition('=')[2]}" for line in PLAIN.splitlines()) + "\n",
-    "blanks and comments": PLAIN.replace("KillWait=5", "  KillWait  =  5   # seconds \\").replace("\n", "   \n\n# x\n"),
-    "quotes": PLAIN.replace("SelectType=select/linear", 'SelectType="select/linear"').replace("n[1-4] CPUs", '"n[1-4]" CPUs'),
-    "joined lines": PLAIN.replace(" RealMemory", " \\\n  RealMemory").replace("n[1-4] CPUs", "n[1-2],\\\nn[3-4] CPUs"),
-    "defaults": PLAIN.replace(NODES + " Gres=gpu:16", "NodeName=DEFAULT CPUs=9 Gres=gpu:16\nnodename=default CPUs=8\n"
-                              "NodeName=n[1-2] RealMemory=1000\nNodeName=n[3-4] RealMemory=1000").replace(
-        PARTITION, "PartitionName=DEFAULT MaxTime=0:10:00 OverSubscribe=FORCE:4 Nodes=ALL\nPartitionName=gpu Default=YES\n"),
-    "defaults that come too late": PLAIN + "NodeName=DEFAULT CPUs=64\nPartitionName=DEFAULT MaxTime=INFINITE\n",
     "included": HEAD + "INCLUDE parts/%c.conf\n",
-    "a set of nodes": PLAIN.replace("Nodes=n[1-4] D", "Nodes=half,n[3-4] D") + "NodeSet=half Nodes=n[1-2]\n",
-    "sockets": PLAIN.replace("CPUs=8", "Sockets=2 CoresPerSocket=2 ThreadsPerCore=2"),
-    "the last value": PLAIN.replace("KillWait=5", "KillWait=300\nKillWait=5"),
-    "other names": PLAIN.replace("CPUs=", "Procs=").replace("OverSubscribe", "Shared"),
-}
+    **{name: conf_of(row, PLAIN) for name, row in table(__file__, "slurm_conf_files.toml", "ways").items()}}
 
 
 def without_place(findings: list[Finding]) -> list[tuple[str, str, str]]:
@@ -84,15 +78,6 @@ def test_lines_are_joined_before_their_escapes_are_read(tmp_path: Path) -> None:
 # --- what Slurm does not start with ----------------------------------------------------------------------------------
 
 F, G, Z = "/dev/null", "/dev/full", "/dev/zero"
-def conf_of(row: dict[str, Any]) -> str:
-    """Return a slurm.conf: ``GPUS`` after a row's swaps, with more lines."""
-    text: str = row.get("whole", GPUS)
-    swaps = row.get("swap", ())
-    for old, new in zip(swaps[::2], swaps[1::2], strict=True):
-        text = text.replace(old, new)
-    return text + str(row.get("more", ""))
-
-
 REFUSED: dict[str, tuple[str, str, str | None, str, int | None]] = {  # slurm.conf, code, gres.conf, subject, line
     name: (conf_of(row), row["code"], row.get("gres"), row["subject"], row["line"])
     for name, row in table(__file__, "slurm_conf_files.toml", "refused").items()}
@@ -167,19 +152,7 @@ def test_a_cluster_without_partitions_is_refused_by_22_05_alone(tmp_path: Path) 
 # --- topology.conf ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("text", "words", "severity"), [
-    ("SwitchName=s1 Node=n[1-4]\nSwitchName=top Switches=s1\n", "the key Node", "error"),
-    ("SwitchName=s1 Nodes=n[1-2] Switch=s2\nSwitchName=s2 Nodes=n[3-4]\n", "the key Switch", "error"),
-    ("BlockName=b1 Nodes=n[1-4] Size=4\n", "the key Size", "error"),
-    ("SwitchName=s1 Nodes=n[1-4] Switches=s2\nSwitchName=s2 Nodes=n[5-8]\n", "both switches and nodes", "error"),
-    (TREE.replace("top Switches", "top Nodes=n[1-4] Switches"), "both switches and nodes", "error"),
-    (TREE.lower().replace("top switches", "top nodes=n[1-4] switches"), "both switches and nodes", "error"),
-    ("SwitchName=s1 Level=0 LinkSpeed=1 Nodes=n[1-4]\n", "Level, which `scontrol", "error"),
-    ("BlockName=b1 BlockIndex=0 Nodes=n[1-4]\n", "BlockIndex, which `scontrol", "error"),
-    ("SwitchName=s1 Nodes=n[1-4] LinkSpeed=fast\n", "LinkSpeed=fast", "error"),
-    ("SwitchName=s1 Nodes=n[1-2], n[3-4]\n", "must have the form KEY=VALUE", "error"),
-    ("SwitchName=s1 Nodes=n[1-4]\nSwitchName=s2\nSwitchName=top Switches=s[1-2]\n", "before 25.05", "warning"),
-    ("SwitchName=s1 Nodes=n1\nInclude nothing.conf\n", "another file", "error")])
+@pytest.mark.parametrize(("text", "words", "severity"), table(__file__, "slurm_conf_files.toml", "topologies"))
 def test_a_topology_that_slurm_refuses(text: str, words: str, severity: str, tmp_path: Path) -> None:
     wrong = [each for each in lint_topology(text, tmp_path / "topology.conf") if each.code != "topology-apart"]
     assert [each.severity for each in wrong] == [severity] and words in f"{wrong[0].subject} {wrong[0].message}"
