@@ -72,21 +72,12 @@ def with_field(annotation: str, package: Path) -> set[str]:
         isinstance(line, ast.AnnAssign) and ast.unparse(line.annotation) == annotation for line in node.body)}
 
 
-def test_one_reader_of_bash() -> None:
+def test_one_reader_of_bash_one_table_of_launchers_and_of_kinds_of_failure_and_one_result_of_the_localiser() -> None:
     assert parsers_of_bash(PACKAGE) == {"lint/sbatch/shell.py"}
     assert splitters(PACKAGE) == set()
-
-
-def test_one_table_of_launchers() -> None:
     assert tables_of(set(LAUNCHERS), PACKAGE) == {"base/launchers.py"}
-
-
-def test_one_table_of_kinds_of_failure() -> None:
     assert callers("FailureKind", PACKAGE) == {"rundir/failures.py"}
     assert unknown_kinds(PACKAGE) | {kind for kind, _ in TEXTS if kind is not None} - KINDS.keys() == set()
-
-
-def test_one_result_of_the_localiser() -> None:
     assert with_field("SuspectKind", PACKAGE) == {"Suspect"}
     assert with_field("tuple[Suspect, ...]", PACKAGE) == {"Localisation"}
 

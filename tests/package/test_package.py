@@ -56,13 +56,10 @@ def test_everything_that_ranks_do_not_run_imports_neither_torch_nor_transformers
     assert loaded_after(f"import {', '.join(names)}", HEAVY) == []
 
 
-def test_the_front_door_shows_its_names_and_imports_nothing_for_that() -> None:
+def test_the_front_door_shows_its_names_and_imports_nothing_and_an_import_would_be_seen() -> None:
     code = "import hpc_mp; assert {'submit', 'run_job', 'log', 'HpcMpError', 'RunFailed'} <= set(dir(hpc_mp))"
     assert loaded_after(code, (*HEAVY, "submitit", "click")) == []
     assert hpc_mp.HpcMpError is HpcMpError
-
-
-def test_an_import_of_torch_would_be_seen() -> None:
     assert loaded_after("import torch", HEAVY) == ["torch"]
 
 
@@ -105,11 +102,8 @@ def test_light_verbs_stay_light(arguments: list[str]) -> None:
 # --- what is shipped -------------------------------------------------------------------------------------------------
 
 
-def test_assets_of_a_checkout() -> None:
+def test_assets_of_a_checkout_and_a_missing_one() -> None:
     assert [asset(name) for name in DATA] == [ROOT / name for name in DATA]
-
-
-def test_a_missing_asset_is_named() -> None:
     with pytest.raises(HpcMpError, match=r"asset slurm/none\.j2: is not installed"):
         asset("slurm/none.j2")
 
@@ -187,12 +181,7 @@ def test_every_library_of_the_rank_half_is_an_extra() -> None:
     assert not set(TRAIN) & {re.split(r"[<>=]", name)[0] for name in project["dependencies"]} and "hpc-mp[train]" in extras["dev"]
 
 
-@pytest.mark.parametrize("words", [
-    ("doctor", "--check", "memory-free"), ("doctor", "--list"), ("lint", "job.toml", "job.sbatch"), ("env",),
-    ("cluster", "--help"), ("placement", "--tp", "2", "--pp", "2", "--dp", "2"), ("schedule", "--pp", "2", "--microbatches", "4"),
-    ("launch", "job.toml", "--on", "slurm", "--dry-run"), ("cloud", "render", "--help"), ("lab", "--help"), ("bench", "--help"),
-    ("status", "--help"),
-], ids=" ".join)
+@pytest.mark.parametrize("words", table(__file__, "package.toml", "without_torch"), ids=" ".join)
 def test_the_control_half_works_without_torch(words: tuple[str, ...], control_half: Path, work: Path) -> None:
     (work / "job.sbatch").write_text("#!/bin/bash\n#SBATCH --time=1:00:00\n#SBATCH --mem=0\nsrun hostname\n")
     done = run(control_half / "hpc-mp", *words, cwd=work)

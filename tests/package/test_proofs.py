@@ -13,6 +13,7 @@ import pytest
 from dependencies import ROOT, files_of, imported, without_prose
 from lab_users import lab_users, uses_the_lab
 from long_tests import long_cases
+from tables import table
 
 TWO = "tests/layout/test_stages.py"  # proofs that take a moment
 
@@ -21,22 +22,11 @@ def reached(test: str) -> set[str]:
     return {str(file.relative_to(ROOT)) for file in files_of(ROOT / test)}
 
 
-@pytest.mark.parametrize(("test", "depends", "independent"), [
-    ("tests/lint/test_lint.py", {"tests/conftest.py", "hpc_mp/lint/__init__.py", "slurm/sbatch-options.toml"},
-     {"hpc_mp/train/engine/engine.py", "tests/train/exact.py"}),
-    ("tests/planner/test_collectives.py", {"hpc_mp/planner/fabrics.py"}, {"hpc_mp/lint/__init__.py", "hpc_mp/cli/lint.py"}),
-    ("tests/train/test_exact_layouts.py", {"tests/train/exact.py", "tests/train/conftest.py", "tests/support/layouts.py",
-                                        "hpc_mp/train/engine/data_axis.py", "hpc_mp/layout/flat.py"},
-     {"hpc_mp/lint/__init__.py", "hpc_mp/supervisor/__main__.py"}),
-    ("tests/end_to_end/test_deaths_slurm.py", {"hpc_mp/supervisor/__main__.py", "slurm/job.sbatch.j2", "hpc_mp/cli/launch.py",
-                                               "hpc_mp/train/rank/main.py"}, {"hpc_mp/cli/adopt.py"}),
-    ("tests/diagnosis/test_diagnose.py", {"tests/diagnosis/attempts.toml", "tests/diagnosis/not_started.toml"},
-     {"tests/diagnosis/program_ends.toml", "tests/doctor/faults.toml"}),
-    ("tests/end_to_end/test_every_example.py", {"examples/fsdp2/train.py"}, {"hpc_mp/clouds/__init__.py"})])
-def test_what_a_proof_depends_on(test: str, depends: set[str], independent: set[str]) -> None:
+@pytest.mark.parametrize(("test", "depends", "independent"), table(__file__, "proofs.toml", "depends"))
+def test_what_a_proof_depends_on(test: str, depends: list[str], independent: list[str]) -> None:
     files = reached(test)
-    assert depends <= files, depends - files
-    assert not independent & files
+    assert {*depends} <= files, {*depends} - files
+    assert not {*independent} & files
 
 
 def test_a_changed_file_is_another_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,13 +49,7 @@ def test_a_changed_file_is_another_state(tmp_path: Path, monkeypatch: pytest.Mon
         cached.cache_clear()
 
 
-@pytest.mark.parametrize(("text", "same"), [
-    ("\n\n# another comment\ndef f(x):\n    return [1,  x]  # too\n", True),
-    ('"""A module."""\ndef f(x):\n    """Of x."""\n    return [1, x]\n', True),
-    ("def f(x):\n    return [1, x, 2]\n", False), ('def f(x):\n    "a" "b"\n    return [x, 1]\n', False),
-    ('def f(x):\n    "a" "b"\n    return [1, x]\n    "below, as a field has it"\n', True),
-    ('def f(x):\n    "a" + x\n    return [1, x]\n', False), ('def f(x):\n    x = "text"\n    return [1, x]\n', False),
-    ("def f(x):\n    1\n    return [1, x]\n", False), ("def f(y):\n    return [1, y]\n", False)])
+@pytest.mark.parametrize(("text", "same"), table(__file__, "proofs.toml", "prose"))
 def test_prose_is_no_change(text: str, same: bool) -> None:
     assert (without_prose(text) == without_prose("def f(x):\n    return [1, x]\n")) == same
 
