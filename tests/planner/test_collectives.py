@@ -103,8 +103,7 @@ def test_time_grows_and_bandwidth_does_not_fall_with_the_payload(name: str, coll
 def test_no_all_reduce_beats_the_bytes_that_must_leave_a_node(name: str, nodes: int, here: int) -> None:
     known = replace(fabric(name), domain=0)
     nics = known.nics * min(1.0, max(here / known.gpus, 1 / known.nics))
-    busbw = expected("all_reduce", 2**40, nodes, here, known)
-    assert nic_share(busbw, nodes, here) * here <= known.nic * nics * (1 + 1e-9)
+    assert nic_share(expected("all_reduce", 2**40, nodes, here, known), nodes, here) * here <= known.nic * nics * (1 + 1e-9)
 
 
 @given(st.integers(2, 8))

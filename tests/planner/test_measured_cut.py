@@ -67,12 +67,9 @@ def test_memory_counts_as_far_as_the_fullest_rank_needs_it_to(tmp_path: Path) ->
     assert why.endswith("; with time alone a rank would need 2.15 GiB of the 1.95 GiB of a measured H100")
 
 
-def test_where_nothing_fits_the_fullest_rank_holds_as_little_as_can_be(tmp_path: Path) -> None:
+def test_where_nothing_fits_the_fullest_rank_holds_as_little_as_can_be_unless_the_job_has_a_weight(tmp_path: Path) -> None:
     layers, why = cut(measured(tmp_path, 500 * MIB))
     assert layers == (0, 6, 6) and "and it still needs 1.18 GiB" in why
-
-
-def test_a_weight_in_the_job_file_is_taken_as_it_is(tmp_path: Path) -> None:
     assert cut(measured(tmp_path, 500 * MIB, memory_weight=0.0))[0] == (5, 5, 2)
 
 
