@@ -133,8 +133,7 @@ def test_many_runs_and_those_that_have_only_begun(tmp_path: Path) -> None:
         run.train(1, 1000, loss=lambda step: 6 - step / 1000)
     page = reported(*(run.path for run in runs))
     assert len(page.source) < 2_000_000
-    shown = {given["class"] for given in page.all("g") if "data-label" in given}
-    assert len(shown) == 28, "seven colours in four strokes"
+    assert len({given["class"] for given in page.all("g") if "data-label" in given}) == 28, "seven colours in four strokes"
     assert "running" in page.text
     assert "No run has ended a step yet." in reported(runs[0].path, Run(tmp_path).path).text
 
