@@ -135,8 +135,7 @@ def test_a_failed_node_comes_before_what_follows_from_it(
 
 def test_the_end_of_a_job_is_what_it_is_now(tmp_path: Path) -> None:
     attempt = begin(waiting(tmp_path), silent)
-    later = _with_end(attempt, RUNS | {"EndTime": "2026-11-26T11:38:46"}).record.end
-    assert later is not None and attempt.record.end is None
+    assert _with_end(attempt, RUNS | {"EndTime": "2026-11-26T11:38:46"}).record.end is not None and attempt.record.end is None
     for record in ({}, RUNS | {"EndTime": "Unknown"}, {"JobState": "PENDING", "EndTime": "2026-11-26T11:38:46"}):
         assert _with_end(attempt, record).record.end is None
 

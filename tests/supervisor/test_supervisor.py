@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rendering import executable, job
+from tables import table
 
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError
@@ -317,13 +318,8 @@ def test_a_step_that_ends_well_while_its_node_fails_is_no_end(tmp_path: Path, mo
     assert interrupted(ended_well(tmp_path, monkeypatch, restarts)) is cut_short
 
 
-@pytest.mark.parametrize(("fails", "restarts", "whole", "asked", "cancelled", "end"), [
-    # Slurm sends the job's script SIGTERM, and srun ends with 0: it was said to have stopped as somebody had asked.
-    (True, 1, False, True, False, "node"), (True, 0, False, True, False, "node"), (True, 0, True, True, False, "completed"),
-    (True, 0, False, True, True, "stopped"),
-    # srun ends with 0 while it starts the ranks: a run that its user had cancelled was said to have completed.
-    (False, 0, False, False, True, "stopped"), (False, 0, False, True, False, "stopped"),
-    (False, 0, True, False, True, "completed"), (False, 0, False, False, False, "completed")])
+@pytest.mark.parametrize(("fails", "restarts", "whole", "asked", "cancelled", "end"),
+                         table(__file__, "supervisor.toml", "starting"))
 def test_a_step_that_is_ended_while_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool, restarts: int,
                                               whole: bool, asked: bool, cancelled: bool, end: str) -> None:
     attempt = ended_well(tmp_path, monkeypatch, restarts, whole)
