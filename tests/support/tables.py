@@ -1,6 +1,7 @@
 """Tables of cases that lie beside their tests as TOML."""
 
 import tomllib
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,3 +18,10 @@ def table(test: str, file: str, name: str) -> Any:
     Each test names the file itself, by which ``dependencies.py`` learns of it.
     """
     return read(Path(test).with_name(file))[name]
+
+
+def swapped(text: str, swaps: Sequence[str]) -> str:
+    """Return a text after swaps: an old piece, a new one, and so on."""
+    for old, new in zip(swaps[::2], swaps[1::2], strict=True):
+        text = text.replace(old, new)
+    return text
