@@ -38,6 +38,18 @@ AXES: dict[str, dict[str, list[str]]] = {
     for axis in ("tensor", "pipeline", "zero", "once", "products", "context", "sequence", "ends", "expert")}
 LAYOUTS = {name: keys for rows in AXES.values() for name, keys in rows.items()}
 
+
+def keys_of(also: list[str], how: str | dict[str, Any]) -> list[str]:
+    """Return the overrides of a layout, which has a name or is given by its degrees and further keys, and others behind them."""
+    return [*(LAYOUTS[how] if isinstance(how, str) else layout(**how) if how else ()), *also]
+
+
+def keyed(rows: Mapping[str, Any]) -> dict[str, tuple[str, list[str]]]:
+    """Return the model and the overrides of each row of a model, overrides, and a layout."""
+    return {name: (model, keys_of(*row)) for name, (model, *row) in rows.items()}
+
+
+
 GPT2, LLAMA, TIED = ("gpt2", "llama", "llama-tied")
 GPTJ, MIXTRAL = "gptj", "mixtral"
 OWN_ATTENTION = tuple(name for name, family in FAMILIES.items() if family.own_attention)

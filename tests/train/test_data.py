@@ -81,8 +81,7 @@ def test_rows(tmp_path: Path) -> None:
     '{"text": "x", "prompt": "y"}', '{"text": "x", "completion": "y"}', '{"prompt": ["x"], "completion": "y"}',
     '{"text": "x"', "[" * 100_000, '{"text": ' + "1" * 5000 + "}", b'{"text": "\xff"}', b"\x00"])
 def test_malformed_rows_name_file_and_line(tmp_path: Path, row: str | bytes) -> None:
-    raw = row if isinstance(row, bytes) else row.encode()
-    file = write(tmp_path / "bad.jsonl", b'{"text": "fine"}\n\n' + raw + b"\n")
+    file = write(tmp_path / "bad.jsonl", b'{"text": "fine"}\n\n' + (row if isinstance(row, bytes) else row.encode()) + b"\n")
     with pytest.raises(HpcMpError, match=re.escape(f"{file}, line 3: is not a row")) as caught:
         read(file)
     assert '{"prompt": "…", "completion": "…"}' in caught.value.remedy

@@ -9,28 +9,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import exact
 import pytest
 import torch
 from engines import quiet, run_engine
-from exact import (
-    EXACT,
-    GPT2,
-    GPTJ,
-    HELD_OUT,
-    LAYOUTS,
-    LLAMA,
-    MIXTRAL,
-    ONE_STEP,
-    OWN_ATTENTION,
-    TIED,
-    WHOLE_SAMPLES,
-    WRONG,
-    Engine,
-    Plain,
-    Reference,
-    Trained,
-    cases,
-)
+from exact import EXACT, GPT2, GPTJ, LLAMA, MIXTRAL, ONE_STEP, WHOLE_SAMPLES, WRONG, Engine, Plain, Reference, Trained, cases
 from layouts import Result, job, layout, prepare, run_whole, trained_run
 from plain import plain_model
 from planting import frequencies_of_own_positions, planted, wrapped
@@ -103,7 +86,7 @@ MORE = {
     "pp2 offload": layout(pipeline=2, microbatches=4, offload=["activations"], offload_horizon=0),
     "pp2 full offload": layout(pipeline=2, microbatches=4, recompute='"full"', offload=["activations"], offload_horizon=0),
 }
-LAID_OUT = {name: LAYOUTS[name] for name in (
+LAID_OUT = {name: exact.LAYOUTS[name] for name in (
     "tp2", "pp2 1f1b M3", "pp2 zero_bubble M3", "pp2 zero_bubble_v M4", "pp2 layers 0+5", "dp2 zero3", "sp2", "sp2 dp2 zero3",
     "tp2 pp2 dp2 zero3", "tp2 pp2 dp2 zero2 interleaved_1f1b", "cp2 ring", "cp4 ring", "cp2 ulysses", "cp8 ulysses",
     "tp2 cp2 ulysses", "sp2 cp2 ring zero2", "dp2 cp2 zero3", "pp2 cp2 ring zero_bubble", "ep2 zero2",
@@ -116,8 +99,8 @@ QUICK = {
 
 
 @pytest.mark.parametrize(("model", "name"), cases((
-    (model, name) for model in (GPT2, GPTJ, LLAMA, TIED, MIXTRAL, "qwen2") for name in LAID_OUT
-    if not (model in WHOLE_SAMPLES and "cp" in name) and not (model in OWN_ATTENTION and "selective" in name)
+    (model, name) for model in (GPT2, GPTJ, LLAMA, exact.TIED, MIXTRAL, "qwen2") for name in LAID_OUT
+    if not (model in WHOLE_SAMPLES and "cp" in name) and not (model in exact.OWN_ATTENTION and "selective" in name)
     and (model == MIXTRAL or "ep2" not in name)), QUICK))
 def test_separate_documents_equal_plain_transformers(separate: Engine, expected: Reference, model: str, name: str) -> None:
     assert separate(model, *LAID_OUT[name]).distance(expected(model)) < EXACT
@@ -134,8 +117,8 @@ def test_separate_documents_with_dropout_are_the_same_on_all_layouts(separate: E
 @pytest.mark.parametrize("name", cases(("pp2 1f1b M3", "sp2 cp2 ring zero2"), ("pp2 1f1b M3",)))
 def test_16_bits_are_near(separate: Engine, name: str) -> None:
     """Masks have the format that computes."""
-    exact = separate(LLAMA)
-    assert separate(LLAMA, *LAID_OUT[name], 'train.precision="bf16"').losses == pytest.approx(exact.losses, abs=3e-3)
+    whole = separate(LLAMA)
+    assert separate(LLAMA, *LAID_OUT[name], 'train.precision="bf16"').losses == pytest.approx(whole.losses, abs=3e-3)
 
 
 CHOSEN = [(f"{model} with longrope", name) for model in (LLAMA, "qwen2", MIXTRAL)
@@ -233,7 +216,7 @@ def alone(spec: JobSpec, checkpoint: Path) -> float:
     ((MIXTRAL, "pp2 1f1b M3"), (GPT2, "cp2 ring"), (LLAMA, "cp2 ulysses"), (GPTJ, "tp2"), (LLAMA, "tp2 pp2 dp2 zero3")),
     ((MIXTRAL, "pp2 1f1b M3"),)))
 def test_an_evaluation_equals_documents_by_themselves(place: Path, model: str, name: str) -> None:
-    run = trained_run(job(place, model, [*SEPARATE, *HELD_OUT, ONE_STEP, *LAID_OUT[name]]))
+    run = trained_run(job(place, model, [*SEPARATE, *exact.HELD_OUT, ONE_STEP, *LAID_OUT[name]]))
     (line,) = read_lines(run.evaluations)
     (found,) = run_ranks(1, alone, job(place, model, SEPARATE), run.checkpoint(1))
     assert line["loss"] == pytest.approx(found, abs=EXACT, rel=0)

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from click.testing import CliRunner
+from exact import keyed
 from layouts import job, layout
 from ranks import run_ranks
 from tables import table
@@ -44,17 +45,7 @@ ON_CPU = 'job.device="cpu"'
 SEPARATE = 'data.documents="separate"'
 
 # name -> (model, overrides); what a rank of each does is compared for some ranks in ``make test``, for all in ``make prove``
-CASES: dict[str, tuple[str, list[str]]] = {
-    "tp2 pp2 dp2 zero1 bf16": ("llama-tied", [BF16, *layout(2, 2, 2, zero=1, microbatches=3)]),
-    "tp2 pp2 dp2 zero3 bf16": ("gpt2", [BF16, *layout(2, 2, 2, zero=3, microbatches=2)]),
-    "pp2 dp2 zero2 zero_bubble_v": ("llama-tied", layout(pipeline=2, data=2, zero=2, microbatches=3, schedule="zero_bubble_v")),
-    "dp4 zero3 shard2": ("qwen2", layout(data=4, zero=3, shard_degree=2, microbatches=2)),
-    "tp2 pp2 zero0 dropout": ("gpt2", ["train.dropout=0.1", *layout(2, 2, zero=0, microbatches=2)]),
-    "dp2 zero3 offload bf16": ("llama", [BF16, *layout(data=2, zero=3, microbatches=2, offload=["optimizer", "parameters"])]),
-    "one rank": ("llama", layout()),
-    "cp2 longrope": ("llama with longrope", layout(context=2)),
-    "pp2 separate documents": ("llama", [SEPARATE, *layout(pipeline=2, microbatches=3)]),
-}
+CASES = keyed(table(__file__, "dry_run.toml", "cases"))
 SOME = {"tp2 pp2 dp2 zero1 bf16": (7,), "dp4 zero3 shard2": (1,), "cp2 longrope": (1,)}
 
 

@@ -8,25 +8,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import exact
 import pytest
 from click.testing import CliRunner
 from engines import quiet, run_engine
-from exact import (
-    COVER,
-    GPT2,
-    HELD_OUT,
-    LAYOUTS,
-    LLAMA,
-    MIXTRAL,
-    ONE_STEP,
-    TIED,
-    WRONG,
-    Engine,
-    Plain,
-    Reference,
-    cases,
-    check_evaluations,
-)
+from exact import GPT2, HELD_OUT, LAYOUTS, LLAMA, MIXTRAL, ONE_STEP, WRONG, Engine, Plain, Reference, cases, check_evaluations
 from layouts import job, layout, relaunch, start, trained_run
 from planting import planted, wrapped
 from ranks import exit_codes
@@ -89,8 +75,8 @@ def test_a_wrong_evaluation_is_seen(place: Path, control: str) -> None:
 def written(place: Path, name: str, model: str, *overrides: str) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
     """What a run wrote: the numbers of all steps, and every tensor file of its checkpoint."""
     run = trained_run(job(place, model, [*LAYOUTS[name], DROPOUT, 'train.precision="fp32"', *overrides]))
-    exact = ("step", "loss", "grad_norm", "tokens", "label_tokens")
-    steps = [{key: line[key] for key in exact} for line in read_lines(run.metrics)]
+    shown = ("step", "loss", "grad_norm", "tokens", "label_tokens")
+    steps = [{key: line[key] for key in shown} for line in read_lines(run.metrics)]
     newest, _ = newest_complete(run.checkpoints)
     assert newest is not None
     files = {path.name: path.read_bytes() for path in sorted(newest.glob("*.safetensors"))}
@@ -104,11 +90,11 @@ def a_changed_parameter(evaluate: Any, line: Pipeline, work: Any) -> Any:
     return evaluate(line, work)
 
 
-UNCHANGED = {"tp2 pp2 dp2 zero1 zero_bubble_v": LLAMA, "dp2 zero3": TIED}
+UNCHANGED = {"tp2 pp2 dp2 zero1 zero_bubble_v": LLAMA, "dp2 zero3": exact.TIED}
 
 
 @pytest.mark.parametrize("name", cases(
-    dict.fromkeys([*UNCHANGED, *(each for each in COVER if each.startswith(("tp2", "dp", "pp2 dp")))]), UNCHANGED))
+    dict.fromkeys([*UNCHANGED, *(each for each in exact.COVER if each.startswith(("tp2", "dp", "pp2 dp")))]), UNCHANGED))
 def test_training_is_the_same_with_and_without_evaluations(place: Path, name: str) -> None:
     model = UNCHANGED.get(name, GPT2)
     assert written(place, name, model, *EVERY) == written(place, name, model, "train.steps=2")

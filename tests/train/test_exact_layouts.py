@@ -63,8 +63,7 @@ ORDERS = ["".join(letters) for letters in permutations("DPT")]
 # Pipeline varies fastest here; tensor does in DPT, the order of the layouts above, and data in PTD, among the proofs.
 @pairs(ORDERS, (GPT2, LLAMA), {"TDP": (GPT2,)})
 def test_every_letter_order_is_exact(engine: Engine, reference: Reference, model: str, name: str) -> None:
-    overrides = [*layout(2, 2, 2, microbatches=3), f'parallel.order="{name}"']
-    assert engine(model, *overrides).distance(reference(model)) < EXACT
+    assert engine(model, *[*layout(2, 2, 2, microbatches=3), f'parallel.order="{name}"']).distance(reference(model)) < EXACT
 
 
 SGD = {"tp2": (GPT2,), "pp2 1f1b M3": (LLAMA,), "dp2 zero0": (), "dp2 zero1": (LLAMA,), "dp2 zero3": (GPT2,),

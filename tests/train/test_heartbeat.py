@@ -73,10 +73,7 @@ def greeted(to: Node, node: int) -> socket.socket:
 
 
 @pytest.mark.parametrize(("nodes", "mute", "named", "ambiguous"), [
-    (4, [2], ["n2"], False),
-    (4, [1, 3], ["n1", "n3"], False),
-    (4, [1, 2, 3], ["n0"], False),
-    (2, [1], ["n1"], True),
+    (4, [2], ["n2"], False), (4, [1, 3], ["n1", "n3"], False), (4, [1, 2, 3], ["n0"], False), (2, [1], ["n1"], True),
     (4, [], [], False)])
 def test_rank_0_names_exactly_the_silent_nodes(nodes: int, mute: list[int], named: list[str], ambiguous: bool) -> None:
     first = server(nodes)

@@ -63,8 +63,7 @@ def test_ranks_started_by_mpiexec_train_as_forked_ones(tmp_path: Path) -> None:
     path.write_text(dump_job(spec))
     done = mpiexec(2, path)
     assert done.returncode == 0, done.stderr
-    run = RunDirectory(tmp_path / "runs" / "exact" / "0002")
-    assert tuple(line["loss"] for line in read_lines(run.metrics)) == losses
+    assert tuple(line["loss"] for line in read_lines(RunDirectory(tmp_path / "runs" / "exact" / "0002").metrics)) == losses
     assert mpiexec(1, path).returncode == 2, "and another number of processes is refused"
 
 
