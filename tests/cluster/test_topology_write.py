@@ -76,7 +76,6 @@ def test_rings_in_yaml() -> None:
 # --- what Slurm's documentation asks of topology.yaml ----------------------------------------------------------------
 
 
-
 def record(name: str, **fields: Any) -> type[BaseModel]:
     return create_model(name, __config__=ConfigDict(extra="forbid", strict=True), **fields)
 

@@ -22,7 +22,6 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 GROUPS = table(__file__, "placement.toml", "groups")
 
 
-
 @pytest.mark.parametrize("row", rows(GROUPS), ids=lambda row: row[0])
 def test_groups_of_all_six_orders(row: list[str]) -> None:
     order, *cells = row

@@ -16,17 +16,6 @@ def codes(text: str, where: Path, release: str | None = None) -> set[str]:
     return {finding.code for finding in lint(placed(text)[0], directory=where, version=RELEASES.get(release or ""))}
 
 
-def submitter(body: str) -> str:
-    return f"#!/bin/bash\n{body}\nEOF\nsbatch job.sh\n"
-
-
-ON_CPUS = "#!/bin/bash\n#SBATCH --time=01:00:00 --mem=0\n"
-IF_SLURM = 'if [[ -n "${SLURM_SUBMIT_DIR}" && -d x ]]; then\n  D=$SLURM_SUBMIT_DIR\n'
-OWN = '  D=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)\n'
-
-
-
-
 @pytest.mark.parametrize(("code", "text"), table(__file__, "false_alarms.toml", "false_alarms"))
 def test_no_false_alarm_comes(code: str, text: str, tmp_path: Path) -> None:
     assert code not in codes(text, tmp_path)

@@ -18,7 +18,6 @@ HEAD = "ClusterName=c\nSlurmctldHost=head\n"
 NODES = "NodeName=n[1-4] CPUs=8 RealMemory=1000"
 PARTITION = "PartitionName=gpu Nodes=n[1-4] Default=YES OverSubscribe=FORCE:4 MaxTime=0:10:00\n"
 GPUS = f"{HEAD}GresTypes=gpu\n{NODES} Gres=gpu:2\n{PARTITION}"
-TYPED = GPUS.replace("gpu:2", "gpu:a:1,gpu:b:1")
 TREE = "SwitchName=s1 Nodes=n[1-2]\nSwitchName=s2 Nodes=n[3-4]\nSwitchName=top Switches=s[1-2]\n"
 
 

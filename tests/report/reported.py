@@ -17,7 +17,6 @@ BEGIN = 1_790_000_000.0
 MIB = 2**20
 
 
-
 class Run:
     """A run of ``nodes`` × ``per_node`` ranks; each method writes what launcher or ranks write at that point."""
 

@@ -49,7 +49,6 @@ def keyed(rows: Mapping[str, Any]) -> dict[str, tuple[str, list[str]]]:
     return {name: (model, keys_of(*row)) for name, (model, *row) in rows.items()}
 
 
-
 GPT2, LLAMA, TIED = ("gpt2", "llama", "llama-tied")
 GPTJ, MIXTRAL = "gptj", "mixtral"
 OWN_ATTENTION = tuple(name for name, family in FAMILIES.items() if family.own_attention)
