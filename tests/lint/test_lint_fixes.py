@@ -110,4 +110,5 @@ def test_the_advice_removes_the_finding(case: dict[str, Any], tmp_path: Path) ->
     removed = applied(case, tmp_path)
     assert removed is not False
     assert removed or case["code"] in NEEDS_A_PERSON, (
-        f"{case['code']}: no row of lint_fixes.toml follows its remedy: add one, or it to NEEDS_A_PERSON (planted.toml)")
+        f"{case['code']}: no row of lint_fixes.toml follows its remedy: "
+        "add one, or it to NEEDS_A_PERSON and its twin to planted.toml")
