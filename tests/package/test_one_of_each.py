@@ -72,7 +72,7 @@ def with_field(annotation: str, package: Path) -> set[str]:
         isinstance(line, ast.AnnAssign) and ast.unparse(line.annotation) == annotation for line in node.body)}
 
 
-def test_one_reader_of_bash_one_table_of_launchers_and_of_kinds_of_failure_and_one_result_of_the_localiser() -> None:
+def test_there_is_one_of_each() -> None:
     assert parsers_of_bash(PACKAGE) == {"lint/sbatch/shell.py"}
     assert splitters(PACKAGE) == set()
     assert tables_of(set(LAUNCHERS), PACKAGE) == {"base/launchers.py"}
