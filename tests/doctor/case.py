@@ -38,6 +38,7 @@ class Case:
     """One change and its finding.
 
     Attributes:
+        change: its edits of the tree, or a function that makes them: only the worker that runs a case pays for them.
         evidence, subject: parts of ``subject: evidence`` and of the subject.
         also: other checks that rightly notice it.
         many: the number of findings, if the check looks at it alone.
@@ -45,12 +46,16 @@ class Case:
 
     code: str
     kind: str
-    edits: Mapping[str, Any]
+    change: Mapping[str, Any] | Callable[[], Mapping[str, Any]]
     outcome: str
     evidence: str
     subject: str = ""
     also: Collection[str] = ()
     many: int = 1
+
+    @functools.cached_property
+    def edits(self) -> Mapping[str, Any]:
+        return self.change() if callable(self.change) else self.change
 
     def __str__(self) -> str:
         return f"{self.code}-{self.kind}-{self.evidence[:24]}"
@@ -99,7 +104,7 @@ class FaultTable:
         rest = {name: row[name] for name in ("subject", "also", "many") if name in row}
         unknown = row.keys() - {*SEVERITIES, *MADE, "on", "sets", "edit", "gone", "hangs", *rest}
         assert not unknown, (code, unknown)
-        return Case(code, kind, self.edits(kind, row), outcome, row[outcome], **rest)
+        return Case(code, kind, functools.partial(self.edits, kind, row), outcome, row[outcome], **rest)
 
 
 def rows(path: Path, cells: int) -> list[tuple[str, ...]]:

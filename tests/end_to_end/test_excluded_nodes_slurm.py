@@ -7,7 +7,7 @@ trained.
 import re
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -56,9 +56,9 @@ def know(lab: Cluster, job: Path, nodes: str, sure: Certainty = "likely") -> Non
         for number, node in enumerate(nodes.split())])
 
 
-def hosts(run: RunDirectory) -> Sequence[str]:
+def hosts(run: RunDirectory) -> list[str]:
     """Return the hosts of the newest start."""
-    return read_attempt(run.attempt_record).hosts
+    return list(read_attempt(run.attempt_record).hosts)
 
 
 def attempt(run: RunDirectory) -> int:

@@ -5,6 +5,7 @@ import re
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -54,14 +55,20 @@ def test_a_circle_would_be_seen() -> None:
 # --- names -----------------------------------------------------------------------------------------------------------
 
 
+@cache
+def nodes(file: Path) -> tuple[ast.AST, ...]:
+    """Every node of a file that no test changes."""
+    return tuple(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+
+
 def classes(files: Iterable[Path]) -> dict[str, list[str]]:
     """The files of every class name."""
-    found: dict[str, list[str]] = defaultdict(list)
+    places: dict[str, list[str]] = defaultdict(list)
     for file in files:
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in nodes(file):
             if isinstance(node, ast.ClassDef):
-                found[node.name].append(str(file.relative_to(file.parents[1])))
-    return found
+                places[node.name].append(str(file.relative_to(file.parents[1])))
+    return places
 
 
 def test_no_class_name_stands_twice_and_one_that_does_would_be_seen(tmp_path: Path) -> None:
@@ -86,9 +93,9 @@ def old_words(names: Iterable[str], old: Mapping[str, str] = OLD["words"]) -> di
     return {name: f"{word} is now {old[word]}" for name in names for word in sorted(words(name) & old.keys())}
 
 
-def given_names(tree: ast.AST) -> Iterator[str]:
+def given_names(tree: Iterable[ast.AST]) -> Iterator[str]:
     """Of functions, classes, arguments, attributes and variables."""
-    for node in ast.walk(tree):
+    for node in tree:
         match node:
             case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
                 yield name
@@ -105,11 +112,10 @@ def test_no_file_and_no_class_is_called_by_an_old_word_and_one_would_be_seen() -
 
 
 def test_nothing_is_named_by_words_of_talk_and_one_would_be_seen() -> None:
-    found = {str(file.relative_to(ROOT)): old_words(given_names(ast.parse(file.read_text(encoding="utf-8"))), OLD["talk"])
-             for file in FILES}
-    assert {file: names for file, names in found.items() if names} == {}
+    talk = {str(file.relative_to(ROOT)): old_words(given_names(nodes(file)), OLD["talk"]) for file in FILES}
+    assert {file: names for file, names in talk.items() if names} == {}
     source = "LOOK_S = 1\ndef hear(told): self._ways = looks_like"
-    assert old_words(given_names(ast.parse(source)), OLD["talk"]).keys() == {"LOOK_S", "hear", "told", "_ways"}
+    assert old_words(given_names(ast.walk(ast.parse(source))), OLD["talk"]).keys() == {"LOOK_S", "hear", "told", "_ways"}
 
 
 # --- where is it decided? --------------------------------------------------------------------------------------------
@@ -163,11 +169,10 @@ def offered(module: str, name: str) -> bool:
     file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
     if not file.exists():
         return False
-    stored = ast.walk(ast.parse(file.read_text(encoding="utf-8")))
     return any(
         (isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == name)
         or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id == name)
-        or (isinstance(node, ast.alias) and (node.asname or node.name) == name) for node in stored)
+        or (isinstance(node, ast.alias) and (node.asname or node.name) == name) for node in nodes(file))
 
 
 def test_programs_beside_the_package_import_what_it_has() -> None:

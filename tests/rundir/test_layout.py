@@ -29,10 +29,10 @@ PLAIN = {shape.rpartition("/")[2] for shape in SHAPES if not shape.rpartition("/
 def literals(source: str) -> Iterator[tuple[str, bool]]:
     """Every string of a module that has no blank in it, f-strings with ``*`` for what they fill in; and whether it is joined to a
     path (``folder / "name"``)."""
-    tree = ast.parse(source)
-    joined = {id(node.right) for node in ast.walk(tree) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)}
-    inner = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-    for node in ast.walk(tree):
+    nodes = tuple(ast.walk(ast.parse(source)))
+    joined = {id(node.right) for node in nodes if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)}
+    inner = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in nodes:
         if isinstance(node, ast.JoinedStr):
             text = "".join(part.value if isinstance(part, ast.Constant) else "*" for part in node.values)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inner:
