@@ -1,7 +1,5 @@
 """``hpc-mp adopt``: scripts of our own. Directives become keys, the body stays as it is, and each line is accounted for."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -13,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tables import table
 
 from hpc_mp.adopt import AdoptedJob, Fate, adopt
 from hpc_mp.adopt.keys import job_text
@@ -78,12 +77,7 @@ def test_directives_become_keys_and_the_body_stays(tmp_path: Path) -> None:
     assert launch.why == "each rank that srun starts is watched"
 
 
-@pytest.mark.parametrize(("options", "changes"), [
-    ("--nodes=2 --ntasks=5", {}), ("--nodes=1 --ntasks-per-node=4 --cpus-per-task=14 --gres=gpu:4", {}), ("-N 3 -n 7 -c 2", {}),
-    ("--nodes=2 --gpus-per-task=1 --ntasks-per-node=8", {}), ("--nodes=2 --gpus=16 --ntasks=16", {}),
-    ("--nodes=4 --ntasks=2", {"nodes": "2"}), ("--nodes=2-4 --ntasks-per-node=8", {"nodes": "2"}),
-    ("--nodes=2 --ntasks-per-gpu=2 --gpus-per-node=4", {}), ("--nodes=1 --mem=10G --distribution=cyclic:block", {}),
-    ("--nodes=2 --exclusive --mem=0", {}), ("--nodes=1 --signal=B:USR1@120", {}), ("--nodes=1 --export=ALL,A=1", {})])
+@pytest.mark.parametrize(("options", "changes"), table(__file__, "adopt.toml", "asked"))
 def test_what_slurm_is_asked_for_is_what_the_script_asks_for(options: str, changes: dict[str, str], tmp_path: Path) -> None:
     job = adopted(f"#!/bin/bash\n#SBATCH {options} --time=5\necho a\nsrun ./a\n", tmp_path)
     ours, short = header(job, tmp_path), {"-N": "nodes", "-n": "ntasks", "-c": "cpus-per-task"}
@@ -122,12 +116,7 @@ def test_a_name_that_a_job_file_cannot_have_reaches_the_ranks(line: str, tmp_pat
     assert spec.program.environment["SLURM_JOB_NAME"] == "my job" != spec.job.name
 
 
-@pytest.mark.parametrize("line", [
-    "srun ./a $X", "srun -n 5 ./a", "srun --chdir=/x ./a", "srun --mpi=pmix ./a", "srun bash -c ./a", "srun torchrun t.py",
-    "srun ./a &", "srun ./a; srun ./b", "srun ./a > log", "srun --multi-prog conf", "srun ./a *", "srun ./a ~/x",
-    "mpirun ./a", "python t.py",
-    "A=1 srun ./a", "srun ./a\necho done", "export A=1\nsrun ./a", "srun -n1 ./server : -n3 ./client", "timeout 60 srun ./a",
-    "srun ./a && ./post", "srun ./a <<EOF\nx\nEOF"])
+@pytest.mark.parametrize("line", table(__file__, "adopt.toml", "of_bash"))
 def test_all_else_is_run_by_bash(line: str, tmp_path: Path) -> None:
     job = adopted(f"{HEAD}{line}\n", tmp_path)
     assert job.spec.program.start == "script" and job.lost == ()
@@ -144,8 +133,7 @@ def test_a_login_shell_reads_the_users_profile(shell: str, start: str, tmp_path:
 @pytest.mark.parametrize(("line", "mode"), [
     ("", None), ("#SBATCH --open-mode=append\n", "a"), ("#SBATCH --open-mode=truncate\n", "t")])
 def test_sruns_of_the_script_append_as_it_asks(line: str, mode: str | None, tmp_path: Path) -> None:
-    spec = adopted(f"{HEAD}{line}srun ./a $X\n", tmp_path).spec
-    assert spec.program.environment.get("SLURM_OPEN_MODE") == mode
+    assert adopted(f"{HEAD}{line}srun ./a $X\n", tmp_path).spec.program.environment.get("SLURM_OPEN_MODE") == mode
 
 
 def test_arguments_of_the_script_reach_it(tmp_path: Path) -> None:
@@ -192,8 +180,7 @@ def test_an_empty_account_stays_an_empty_variable(tmp_path: Path) -> None:
     ("mpirun -np 4 ./a", "is watched"), ("srun --container-image=a.sqsh ./a", "not watched individually"),
     ("f() { srun ./a; }\nf", "is watched"), ("for i in 1 2; do srun ./a $i; done", "is watched")])
 def test_the_account_says_whose_ranks_are_watched(line: str, why: str, tmp_path: Path) -> None:
-    job = adopted(f"{HEAD}echo\n{line}\n", tmp_path)
-    assert any(why in fate.why for fate in job.account)
+    assert any(why in fate.why for fate in adopted(f"{HEAD}echo\n{line}\n", tmp_path).account)
 
 
 @pytest.mark.parametrize(("text", "lines", "why"), [
@@ -257,8 +244,7 @@ def test_the_command_writes_a_job_file_once_and_says_what_became_of_lines(
 def test_the_difference_writes_nothing_and_json_has_the_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     script = str(next(path for path in GOLDEN if path.name == "torchrun.sbatch"))
-    shown = CliRunner().invoke(command, [script, "--diff"]).output
-    assert "-srun torchrun \\" in shown and not list(tmp_path.iterdir())
+    assert "-srun torchrun \\" in CliRunner().invoke(command, [script, "--diff"]).output and not list(tmp_path.iterdir())
     document = json.loads(CliRunner().invoke(command, [script, "--json", "-o", "-"]).output)
     assert {line["fate"] for line in document["account"]} <= {fate.value for fate in Fate}
     assert tomllib.loads(document["text"])["program"]["command"]

@@ -1,7 +1,5 @@
 """The command's face: help in groups, verbs that were renamed, completion, the sub-commands of the doctor."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -14,6 +12,7 @@ import click
 import pytest
 from click.testing import CliRunner
 from machines.tree import broken
+from tables import table
 
 from hpc_mp.base.errors import HpcMpError, RunFailed
 from hpc_mp.base.findings import Finding
@@ -46,8 +45,7 @@ def test_help_shows_the_groups_with_every_verb_once() -> None:
 
 @pytest.mark.parametrize(("old", "new"), [
     (("cluster", "up"), "lab up"), (("cluster", "status"), "lab status"), (("cluster", "at"), "lab at"),
-    (("cluster", "render"), "cloud render"), (("cyclecloud", "render"), "cloud"), (("cyclecloud", "lint"), "cloud"),
-])
+    (("cluster", "render"), "cloud render"), (("cyclecloud", "render"), "cloud"), (("cyclecloud", "lint"), "cloud")])
 def test_an_old_spelling_works_and_says_the_new_one_on_standard_error(old: tuple[str, ...], new: str) -> None:
     done = CliRunner().invoke(cli, [*old, "--help"])
     assert done.exit_code == 0 and f"is now hpc-mp {new}" in done.stderr and "Options" in done.stdout
@@ -71,8 +69,7 @@ def test_bash_completes_verbs_and_options() -> None:
     ("", "node"), ("--json", "node --json"), ("--node --json", "node --json"), ("--check shm-size", "node --check shm-size"),
     ("--nodes 4 --json", "cluster --nodes 4 --json"), ("--nodelist=n[1-4]", "cluster --nodelist=n[1-4]"),
     ("--install /x --drain", "install /x --drain"), ("--install=/x", "install /x"), ("--list", "list"),
-    ("--list --json", "list --json"),
-])
+    ("--list --json", "list --json")])
 def test_options_alone_mean_the_sub_command_that_they_belong_to(words: str, meant: str) -> None:
     assert " ".join(spelled_out(words.split(), {})) == meant
 
@@ -93,8 +90,7 @@ def test_the_list_of_checks_is_what_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("edits", "state", "code"), [
     ({}, "OK", 0), ({"/proc/sys/vm/zone_reclaim_mode": "1\n"}, "WARNING", 1), ({"/proc/meminfo": None}, "UNKNOWN", 3)])
 def test_a_monitor_gets_one_line_and_its_exit_code(edits: dict[str, Any], state: str, code: int) -> None:
-    machine = broken("ndv5", edits)
-    words = ["--root", str(machine.root), "--check", "memory-reclaim"]
+    words = ["--root", str(broken("ndv5", edits).root), "--check", "memory-reclaim"]
     done = CliRunner().invoke(doctor, ["node", "--nagios", *words])
     assert done.exit_code == code and len(done.output.splitlines()) == 1 and done.output.startswith(f"HPC-MP {state} ")
     assert json.loads(CliRunner().invoke(doctor, ["node", "--json", *words]).output)["nagios"] == code
@@ -123,8 +119,7 @@ def failed(kind: str, run: Path = Path("run")) -> Outcome:
     (stopped(0, None), "stopped after step 0. Continue with: again"),
     (failed("error"), "boom\ncontinue with: again"),
     (failed("memory"), "boom\nreduce the memory of a rank (more parallel.microbatches"),
-    (failed("space"), "boom\nfree disk space, then continue with: again"),
-])
+    (failed("space"), "boom\nfree disk space, then continue with: again")])
 def test_a_run_that_has_not_completed_says_what_is_kept_and_how_to_go_on(outcome: Outcome, words: str) -> None:
     with pytest.raises(RunFailed, match=re.escape(words)):
         _conclude(outcome, "again", Listener())
@@ -175,12 +170,7 @@ def test_nothing_that_others_wrote_steers_a_terminal(letters: str, tmp_path: Pat
 # --- one document on every way out -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (("launch", "nowhere.toml"), "nowhere.toml"),
-    (("launch", "--on", "mars", "job.toml"), "mars"),
-    (("placement", "--tp", "3", "--pp", "1", "--dp", "1", "--order", "XYZ"), "XYZ"),
-    (("data", "prepare", "nowhere.toml"), "nowhere.toml"),
-])
+@pytest.mark.parametrize(("words", "said"), table(__file__, "verbs.toml", "refused"))
 def test_what_is_refused_is_one_document(words: tuple[str, ...], said: str) -> None:
     done = run(*words, "--json")
     document = json.loads(done.stdout)
@@ -193,8 +183,7 @@ def test_what_is_refused_is_one_document(words: tuple[str, ...], said: str) -> N
     (click.Abort(), 1, {"state": "interrupted", "error": {"message": "interrupted"}}),
     (RunFailed("it broke"), 1, {"state": "failed", "error": {"message": "it broke"}}),
     (HpcMpError("run r", "is still going on", "wait"), 2, {"state": "refused", "error": {
-        "message": "run r: is still going on. Wait.", "value": "run r", "rule": "is still going on", "remedy": "wait"}}),
-])
+        "message": "run r: is still going on. Wait.", "value": "run r", "rule": "is still going on", "remedy": "wait"}})])
 @pytest.mark.parametrize("printed", ["", '{"run": "r"}'])
 def test_every_end_of_a_verb_is_one_document(
     end: Exception, code: int, document: dict[str, Any], printed: str, monkeypatch: pytest.MonkeyPatch,

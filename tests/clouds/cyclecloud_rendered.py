@@ -1,8 +1,6 @@
 """Rendered clusters of some sizes for the tests, and the files that record them: run as a program, this writes
 those of tests/golden/cyclecloud/render and of cyclecloud/parameters anew; read the difference."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The cluster-init specs of the CycleCloud project: read, and run for real on machines that are namespaces of this one."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import stat
@@ -144,8 +142,7 @@ def test_without_shared_storage_a_node_fails_with_a_word_without_the_environment
     machine = slurm.linked(site.reimage("hpc-1"))
     (site.directory / "shared/hpc-mp/current").unlink()
     jetpack.prepare(machine, SPECS, NODE, settings())
-    said = words(jetpack.converge(machine, NODE))
-    assert "/shared/hpc-mp/current is not there after 1 s: look at the scheduler's" in said
+    assert "/shared/hpc-mp/current is not there after 1 s: look at the scheduler's" in words(jetpack.converge(machine, NODE))
     assert not (machine.root / "usr/local/libexec/hpc-mp").exists()
 
 
@@ -153,8 +150,7 @@ def test_without_shared_storage_a_node_fails_with_a_word_without_the_environment
 @pytest.mark.parametrize(("changed", "script", "complaint"), [
     ({"directory": "shared"}, "default/scripts/20-environment.sh", "hpc_mp.directory = shared is no absolute path"),
     ({"profile": "../etc"}, "default/scripts/20-environment.sh", "hpc_mp.profile = ../etc is no name of a profile"),
-    ({"patience": "long"}, "execute/scripts/10-shared.sh", "hpc_mp.patience = long is no number of seconds"),
-])
+    ({"patience": "long"}, "execute/scripts/10-shared.sh", "hpc_mp.patience = long is no number of seconds")])
 def test_a_wrong_setting_is_named(node: tuple[Site, Machine], changed: dict[str, str], script: str, complaint: str) -> None:
     machine = node[1]
     jetpack.prepare(machine, SPECS, NODE, settings(**changed))

@@ -1,7 +1,5 @@
 """The linter of cluster templates: a planted fault for every rule on its line, a clean template, the command."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

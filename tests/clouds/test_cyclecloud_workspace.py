@@ -1,7 +1,5 @@
 """Parameters for Azure CycleCloud Workspace for Slurm: held against the names and types of its release, as they were recorded."""
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import replace
 from typing import Any
@@ -89,8 +87,7 @@ def test_a_project_is_fetched_from_a_release_on_github_alone() -> None:
     ({"region": None}, "--region is missing"), ({"subnet": "a/b/c", "credentials": None}, "creates its own network"),
     ({"storage": "external"}, "needs an address"), ({"name": "CCW"}, "the workspace itself creates"),
     ({"accounting": True, "database": "db"}, "needs a user"),
-    ({"sku": "Standard_ND128isr_GB300_v6"}, "no image that Azure publishes"),
-])
+    ({"sku": "Standard_ND128isr_GB300_v6"}, "no image that Azure publishes")])
 def test_what_a_workspace_cannot_be_made_of_is_refused(changes: dict[str, Any], rule: str) -> None:
     with pytest.raises(HpcMpError, match=rule):
         own, workspace = choices_within(replace(H100, **{"subnet": None, "credentials": None, **changes}), None, None)

@@ -1,7 +1,5 @@
 """Which exclusions of ours hold, and what the ledger says: pure decisions, and files."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -50,11 +48,9 @@ ALL = [bad(f"n{number}", number) for number in range(1, 5)]
     # The user is not overruled; the last one is theirs already.
     (LOST, "n1", FOUR, "", 2, "n2", ""), (LOST, "n1", FOUR, "", 3, "", "n2"), (LOST, "n2", FOUR, "", 3, "", ""),
     # A renamed node: Slurm would refuse a list with its old name.
-    ([bad("old"), bad("n3")], "", FOUR, "", 3, "n3", ""),
-])
-def test_which_exclusions_hold(
-    ours: list[BadNode], users: str, up: str, down: str, needed: int, excluded: str, back: str,
-) -> None:
+    ([bad("old"), bad("n3")], "", FOUR, "", 3, "n3", "")])
+def test_which_exclusions_hold(ours: list[BadNode], users: str, up: str, down: str, needed: int, excluded: str,
+                               back: str) -> None:
     assert names(choose(ours, users.split(), states(up, down), needed)) == (excluded, back)
 
 
@@ -68,9 +64,8 @@ NODES = [f"n{number}" for number in range(6)]
 
 @given(st.dictionaries(st.sampled_from([*NODES, "gone"]), st.sampled_from(CERTAINTIES)), st.sets(st.sampled_from(NODES)),
        st.sets(st.sampled_from(NODES)), st.integers(1, 6))
-def test_a_job_can_start_whenever_enough_nodes_are_up(
-    ours: dict[str, Certainty], users: set[str], up: set[str], needed: int,
-) -> None:
+def test_a_job_can_start_whenever_enough_nodes_are_up(ours: dict[str, Certainty], users: set[str], up: set[str],
+                                                      needed: int) -> None:
     seen = states(" ".join(up), " ".join({*NODES} - up))
     keeping = choose([bad(node, number, sure) for number, (node, sure) in enumerate(ours.items())], users, seen, needed)
     assert {*keeping.nodes}.isdisjoint({*users, "gone"})
@@ -116,8 +111,7 @@ def test_lines_of_an_earlier_release_are_read(path: Path) -> None:
     *((f"{base}{mark}", True, True) for base in ("idle", "mixed", "allocated", "completing") for mark in ("", "-", "+")),
     ("planned", True, True), ("powered_down", True, False), ("POWERING_UP", True, False), ("reboot^", True, False),
     *((state, False, False) for state in ("down", "down*", "down~", "drained", "draining@", "drng", "maint", "allocated$",
-                                          "inval", "future", "unk*", "failing")),
-])
+                                          "inval", "future", "unk*", "failing"))])
 def test_only_nodes_that_can_start_a_step_now_are_ready(state: str, in_service: bool, ready: bool) -> None:
     found = node_states(ask=lambda argv: f"n1|{state}|none\n")["n1"]
     assert (found.in_service, found.ready) == (in_service, ready)

@@ -1,7 +1,5 @@
 """Switches: every form of Slurm's topology, distances, and the order of hosts."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Sequence
 from itertools import permutations

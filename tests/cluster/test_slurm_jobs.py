@@ -1,7 +1,5 @@
 """What Slurm says about jobs: answers of several releases as they were recorded, and who is asked when."""
 
-from __future__ import annotations
-
 import re
 import time
 import tomllib
@@ -13,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from recorded import LINES, RECORDED, SHOWN
+from tables import table
 
 from hpc_mp.base.assets import asset
 from hpc_mp.base.command import CommandFailed
@@ -140,8 +139,7 @@ def test_one_question_for_all_jobs() -> None:
     ({"squeue": GONE, "scontrol": GONE}, FORGOTTEN),
     ({"squeue": BUSY, "scontrol": BUSY}, UNKNOWN),
     ({"squeue": BUSY, "scontrol": BUSY, "sacct": "7|COMPLETED|Unknown|n1|0:0\n"}, "COMPLETED"),
-    ({}, UNKNOWN),
-])
+    ({}, UNKNOWN)])
 def test_with_and_without_each_program(answers: dict[str, Any], state: str) -> None:
     assert queue.job_states(["7"], program(answers))["7"].state == state
 
@@ -189,12 +187,7 @@ def test_wait_waits_for_all() -> None:
 
 # --- reasons ------------------------------------------------------------------------------------------------------
 
-NAMED = re.findall(r"\w+", """
-QOSMaxGRESPerUser QOSMaxJobsPerUserLimit AssocGrpGRES AssocGrpCPUMinutesLimit AssocGrpJobsLimit AssocMaxJobsLimit ReqNodeNotAvail
-PartitionTimeLimit PartitionNodeLimit PartitionDown BadConstraints Priority Resources Dependency DependencyNeverSatisfied
-JobHeldUser JobHeldAdmin BeginTime Reservation ReservationDeleted Licenses NodeDown InvalidAccount InvalidQOS QOSUsageThreshold
-JobArrayTaskLimit FrontEndDown Cleaning
-""")
+NAMED = re.findall(r"\w+", table(__file__, "slurm_jobs.toml", "reasons"))
 
 
 @pytest.mark.parametrize("reason", [*NAMED, "launch failed requeued held", "launch_failed_requeued_held"])

@@ -1,7 +1,5 @@
 """Handing a script to Slurm: submission, following, ending, steps. Fake programs on PATH, no Slurm."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex
@@ -77,12 +75,6 @@ def test_an_answer_without_an_id_is_a_refusal_in_slurms_words(fake: Fake, answer
         slurm.sbatch(Path("/r/job.sbatch"))
 
 
-def test_without_sbatch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(RunFailed, match="sbatch is not on PATH"):
-        slurm.sbatch(Path("job.sbatch"))
-
-
 def test_cancel(fake: Fake) -> None:
     record = fake("scancel", "")
     slurm.cancel("7")
@@ -91,10 +83,13 @@ def test_cancel(fake: Fake) -> None:
     assert seen(record)[0] == ["--signal=USR2", "7", "8"]
 
 
-def test_a_refused_cancel_is_told(fake: Fake) -> None:
+def test_a_refused_cancel_and_a_missing_sbatch_are_told(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     fake("scancel", "echo 'scancel: error: Access denied' >&2; exit 1")
     with pytest.raises(RunFailed, match="Access denied"):
         slurm.cancel("7")
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(RunFailed, match="sbatch is not on PATH"):
+        slurm.sbatch(Path("job.sbatch"))
 
 
 # --- a step of a live allocation --------------------------------------------------------------------------------------

@@ -3,8 +3,6 @@
 All is one process tree below one PID 1 (`site.sh`): when that ends, the kernel ends every process, interface and mount.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Why a start died: recorded and real-looking ends, what goes before what, any text at all, and tasks that were never started."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +9,7 @@ from hypothesis import strategies as st
 from launching import silent
 from recorded_ends import BOOM, ENDINGS, ENDS_OTHERS, HOSTS, JOB, OVER_LIMIT, PROGRAM_ENDINGS, WATCHDOG, XID_79, said, tables
 from rendering import job
+from tables import table
 
 from hpc_mp.cluster.slurm.allocation import Allocation
 from hpc_mp.diagnosis.classify import classify
@@ -154,8 +153,7 @@ def test_a_rank_that_another_one_has_drowned(last: tuple[str, ...], tmp_path: Pa
         log.writelines(f"5: {word}\n" for word in last)
     run.srun_log.write_text("".join(f"{line}\n" for line in ("srun: error: n3: task 5: Exited with exit code 1", *ENDS_OTHERS)))
     spec = job(job={"nodes": 4, "ranks_per_node": 2, "device": "cpu"}, program={"command": ["x"]})
-    found = classify(gather(replace(attempt(run), spec=spec), 1, None, silent))
-    assert "ValueError: boom (train.py:7)" in found.message
+    assert "ValueError: boom (train.py:7)" in classify(gather(replace(attempt(run), spec=spec), 1, None, silent)).message
 
 
 def test_gather_finds_nothing(tmp_path: Path) -> None:
@@ -232,20 +230,14 @@ def test_what_slurmstepd_says(name: str) -> None:
     ("no sif", "no sif", 255, "user", (), f"n1, like all nodes, could not start the ranks: {SEEN_BY_APPTAINER}. Set slurm.c"),
     ("no sif", "started", 255, "unfit", ("n1",), f"it could not start the ranks: {SEEN_BY_APPTAINER}"),
     ("no apptainer", "no apptainer", 2, "user", (), "execve(): apptainer: No such file or directory. Load the module"),
-    ("started", "started", 1, "exit", (), "ended with exit code 1; its last words: step 1"),
-])
+    ("started", "started", 1, "exit", (), "ended with exit code 1; its last words: step 1")])
 def test_the_verdict(program: bool, one: str, other: str, code: int, kind: str, nodes: tuple[str, ...], words: str) -> None:
     found = classify(replace(ended(one, other, code), program=program))
     assert (found.kind, found.nodes) == (kind, nodes)
     assert words in found.message
 
 
-@pytest.mark.parametrize("words", [
-    "but OMPI was not built with SLURM's PMI support and therefore cannot",
-    "[n1:00775] OPAL ERROR: Unreachable in file ext3x_client.c",
-    "[unset]: launcher not compatible with PMI1 client",
-    "check_MPIR_CVAR_PMI_VERSION(167):  Runtime environment uses unsupported PMI version PMIx. Aborting.",
-    "MPIR_pmi_init(225)..............: PMI2_Init returned 14", "No PMIx server was reachable, but a PMI1/2 was detected."])
+@pytest.mark.parametrize("words", table(__file__, "diagnose.toml", "no_launcher"))
 def test_an_mpi_that_does_not_know_its_launcher_names_the_key(words: str) -> None:
     """Open MPI 4.1.4 and 5.0.11 with pmi2, MPICH 5.0.2 with pmix, started by srun 22.05.8."""
     said = {"n1": (f"0: {words}", "0: *** An error occurred in MPI_Init"), "n2": ()}

@@ -1,7 +1,5 @@
 """Stacks as py-spy and faulthandler leave them, and tracebacks as Python and torch write them."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys
@@ -13,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from recorded_ends import tables
+from tables import table
 
 from hpc_mp.diagnosis.stacks import (
     Frame,
@@ -54,8 +53,7 @@ NOTHING: tuple[Frame, ...] = ()
     ((Frame("/home/ann/solver.py", 7, "Mesh.all_reduce"), MAIN), True, "solver.py:7 in all_reduce"),
     ((Frame("/home/ann/solver.py", 7, "wait"), MAIN), False, "solver.py:7 in wait"),
     ((*LOADS, *REDUCES), False, "train.py:41 in next_batch"),
-    (NOTHING, False, "no Python frames, its process in state D (nfs_wait)"),
-])
+    (NOTHING, False, "no Python frames, its process in state D (nfs_wait)")])
 def test_where_a_rank_stands(frames: tuple[Frame, ...], waits: bool, words: str) -> None:
     stack = RankStack(0, frames, "state D (nfs_wait)")
     assert (stack.waits, str(stack)) == (waits, words)
@@ -76,8 +74,7 @@ def test_where_a_rank_stands(frames: tuple[Frame, ...], waits: bool, words: str)
     ([LOADS, LOADS, (MAIN,)], None, 2),
     ([LOADS, QUEUE, (MAIN,)], None, None),
     ([LOADS], None, None),
-    ([], None, None),
-])
+    ([], None, None)])
 def test_for_whom_the_others_wait(stands: list[tuple[Frame, ...]], first: int | None, apart: int | None) -> None:
     assert standing_apart([RankStack(rank, frames, "state D") for rank, frames in enumerate(stands)], first) == apart
 
@@ -150,15 +147,7 @@ def test_any_lines(lines: list[str]) -> None:
 # --- tracebacks, and what only looks like one ------------------------------------------------------------------------
 
 
-PROGRAMS = {
-    "plain": ("raise ValueError('no such column')", "ValueError: no such column", ":1"),
-    "in a function": ("def f():\n    x = 1\n    return x / 0\nf()", "ZeroDivisionError: division by zero", ":3"),
-    "without a word": ("raise KeyError", "KeyError", ":1"),
-    "in a library": ("import json\njson.loads('{')", "json.decoder.JSONDecodeError: Expecting property name", ":2"),
-    "after another": ("try:\n    1 / 0\nexcept Exception:\n    raise RuntimeError('second')", "RuntimeError: second", ":4"),
-    "of its own": ("class Oops(Exception): ...\nraise Oops('x')", "Oops: x", ":2"),
-    "several lines": ("raise RuntimeError('CUDA error\\nsecond line')", "RuntimeError: CUDA error", ":1"),
-}
+PROGRAMS = table(__file__, "stacks.toml", "programs")
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -176,8 +165,7 @@ def test_what_python_says(name: str, mark: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("lines", [
     [], ["ValueError: not behind a traceback"], ["Traceback (most recent call last):"],
     ["Traceback (most recent call last):", '  File "x.py", line 1, in <module>', "    cut off"],
-    ["Traceback (most recent call last):", '  File "x.py", line 1, in <module>', "what is this?"],
-])
+    ["Traceback (most recent call last):", '  File "x.py", line 1, in <module>', "what is this?"]])
 def test_what_is_no_end(lines: list[str]) -> None:
     assert last_error(lines) is None
 

@@ -1,7 +1,5 @@
 """Who waits for whom: chains, loops, silence, messages that have been passed since; and the words of NCCL's watchdog."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -48,16 +46,12 @@ def test_of_ranks_that_all_stand_in_a_collective_the_one_behind_is_named() -> No
     found = [stands(0, collective(7, 1, 2), {"g": 7}), stands(1, collective(7, 0, 2), {"g": 7}),
              stands(2, collective(3, 3, group="h"), {"g": 6, "h": 3}), stands(3, None, {"h": 2})]
     assert awaited(found, range(4)) == Awaited(3, (0, 1, 2)), "2 waits for 3 in an earlier message of another group"
-    alone = [*found[:2], stands(2, None, {"g": 6})]
-    assert awaited(alone, range(3)) == Awaited(2, (0, 1))
+    assert awaited([*found[:2], stands(2, None, {"g": 6})], range(3)) == Awaited(2, (0, 1))
 
 
-def test_who_waits_for_nobody_in_vain_is_not_named() -> None:
+def test_who_waits_for_nobody_in_vain_and_whose_message_has_been_passed_is_not_named() -> None:
     """A rank that was killed before it could write is awaited by nobody."""
     assert awaited([stands(0, receive(1)), stands(2, receive(1))], range(4)) == Awaited(1, (0, 2))
-
-
-def test_a_message_that_has_been_passed_is_not_waited_for() -> None:
     sent = stands(1, None, {"from 1": 1})
     assert awaited([stands(0, receive(1)), sent], range(2)) is None
     assert awaited([stands(0, receive(1, 2)), sent], range(2)) == Awaited(1, (0,))
@@ -84,13 +78,10 @@ def test_a_rank_that_was_stopped_in_a_message_which_all_had_reached(ago: float, 
     assert cause is not None and (cause.rank, cause.kind) == (rank, kind)
 
 
-def test_ranks_that_wait_for_each_other() -> None:
+def test_ranks_that_wait_for_each_other_and_ranks_that_do_not_wait() -> None:
     """Of a deadlock the one that has stood longest."""
     loop = [stands(0, receive(1), since=5), stands(1, receive(0), since=9), stands(2, receive(0), since=20)]
     assert awaited(loop, range(3)) == Awaited(1, (0, 2))
-
-
-def test_nobody_waits() -> None:
     assert awaited([], range(4)) is None
     assert awaited([stands(0), stands(1)], range(4)) is None
 
@@ -146,8 +137,7 @@ def test_a_rank_that_left_the_training_is_an_echo(place: str, cause: int, at: fl
      "ranks 0, 1, 3 waited for it 600 s in ALLREDUCE (5), ALLGATHER (7), ALLREDUCE (9) (NCCL's watchdog)"),
     ({0: said(0, 5), 1: said(1, 7), 2: said(2, 9), 3: said(3, 9)}, None,
      "ranks 0-3 waited 600 s in ALLREDUCE (5), ALLREDUCE (7), ALLREDUCE (9) (NCCL's watchdog)"),
-    ({0: said(0)}, None, "rank 0 waited 600 s in ALLREDUCE (12) (NCCL's watchdog)"),
-])
+    ({0: said(0)}, None, "rank 0 waited 600 s in ALLREDUCE (12) (NCCL's watchdog)")])
 def test_who_waited_for_whom(lines: dict[int, list[str]], apart: int | None, words: str) -> None:
     found = collective_timeout(lines, 4)
     assert found is not None and (found.apart, str(found)) == (apart, words)

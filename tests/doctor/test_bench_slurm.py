@@ -1,7 +1,5 @@
 """``hpc-mp bench`` on a real Slurm: as a job, as a step of an allocation, and over shaped links beside iperf3."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -23,8 +21,7 @@ GIGABYTES = 0.025  # of RATE
 WITHIN = 0.1
 
 
-def bench(lab: Lab, *words: str, user: str | None = None, inside: tuple[str, ...] = (), code: int = 0,
-          turns: int = 4) -> str:
+def bench(lab: Lab, *words: str, user: str | None = None, inside: tuple[str, ...] = (), code: int = 0, turns: int = 4) -> str:
     done = lab.run([*inside, *BENCH, *words, "-n", str(turns), *SMALL], user=user, timeout=240, environ={"PYTHONSAFEPATH": "1"})
     assert done.returncode == code, done.stdout + done.stderr + lab.logs()
     return done.stdout
@@ -96,9 +93,8 @@ def measured(lab: Lab, name: str, nodes: int) -> float:
     ("reduce_scatter", 4, "one way", 2, 0.2),  # gloo's reduce-scatter is an all-reduce
     ("broadcast", 4, "one way", 2, 0.2),  # the root of gloo's broadcast sends to two of three others
 ])
-def test_busbw_is_what_iperf3_gets_through_the_same_links(
-    lab: Lab, wire: dict[str, float], name: str, nodes: int, way: str, sends: int, within: float,
-) -> None:
+def test_busbw_is_what_iperf3_gets_through_the_same_links(lab: Lab, wire: dict[str, float], name: str, nodes: int, way: str,
+                                                          sends: int, within: float) -> None:
     found = sends * measured(lab, name, nodes)
     print(f"{name} on {nodes} hosts: {found * 8e3:.1f} Mbit/s on the wire, {sends} times busbw; iperf3 ({way}) "
           f"{wire[way] * 8e3:.1f}; ratio {found / wire[way]:.3f}")

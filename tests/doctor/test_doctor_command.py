@@ -1,7 +1,5 @@
 """The command ``hpc-mp doctor``, and the storage test."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """One lab on which several scripts at a time run both ways, each on two hosts of its own."""
 
-from __future__ import annotations
-
 import json
 import pwd
 import re

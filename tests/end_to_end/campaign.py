@@ -7,8 +7,6 @@ its losses, its gradient norms and its last checkpoint equal the undisturbed run
 ``metrics.jsonl``, and every end of an attempt names a host that was hit then, or is no failure because the job was asked to go.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import random
@@ -20,6 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from tables import table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
@@ -45,21 +45,7 @@ ENGINE = (f"job.nodes={NODES}", "job.ranks_per_node=1", "parallel.tensor=2", "pa
           "train.dropout=0.1", f"checkpoint.every={EVERY}", "checkpoint.keep=2", "slurm.retries=20", "job.heartbeat_timeout=15",
           "train.global_batch=4", "environment.health=false")
 SIGNALS = {"engine": "USR2", "program": "TERM"}
-PROGRAM = """
-[job]
-name = "exact"
-nodes = {nodes}
-[program]
-command = ["{python}", "{program}", "{steps}", "{every}"]
-resumes = true
-silent_limit = 60
-[slurm]
-retries = 20
-grace = 20
-[environment]
-health = false
-set = {{ OMP_NUM_THREADS = "1" }}
-"""
+PROGRAM = table(__file__, "campaign.toml", "job")
 
 
 @dataclass
@@ -88,8 +74,7 @@ def overrides(job: Path, kind: str, steps: int) -> tuple[str, ...]:
 
 def saved(run: RunDirectory) -> dict[str, str]:
     """Hashes of what the run has in the end: the tensors of its last checkpoint, or a program's own file."""
-    newest = max(run.checkpoints.glob("step*"), default=run.path)
-    files = sorted(newest.rglob("*.safetensors")) or [run.path / "state.pt"]
+    files = sorted(max(run.checkpoints.glob("step*"), default=run.path).rglob("*.safetensors")) or [run.path / "state.pt"]
     return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 

@@ -6,8 +6,6 @@ step: before which function of a rank's entry, "read_job" before it meets the ot
 while it is there. As a program this is ``hpc-mp`` with such ranks.
 """
 
-from __future__ import annotations
-
 import builtins
 import ctypes
 import dataclasses

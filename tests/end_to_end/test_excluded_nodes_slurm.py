@@ -4,8 +4,6 @@ Every sequence prints how long after the moment when enough nodes were up Slurm 
 trained.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import time

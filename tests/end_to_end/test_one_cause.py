@@ -1,7 +1,5 @@
 """Whoever asks why a run failed, by whatever door, hears of the same rank and the same cause: with a verdict and without one."""
 
-from __future__ import annotations
-
 import html
 import json
 import os
@@ -17,6 +15,7 @@ from click.testing import CliRunner
 from lab_runs import before_steps
 from slurm_lab.cluster import Cluster
 from slurm_lab.lab import Lab
+from tables import table
 
 from hpc_mp.cli.main import cli
 from hpc_mp.rundir import RunDirectory, find_run, read_json
@@ -54,23 +53,7 @@ retries = 0
 set = {{ OMP_NUM_THREADS = "1" }}
 """
 # What each fault is called, and what is said of it, whatever the rank.
-KINDS: dict[str, tuple[str, str]] = {
-    "user": ("user", "data.files = x: is empty"),
-    "memory": ("memory", "ran out of memory: MemoryError"),
-    "error": ("error", "failed: ValueError: boom in two lines"),
-    "space": ("space", "ran out of disk space: OSError: [Errno 28]"),
-    "exit": ("exit", "ended with exit code 3"),
-    "killed": ("signal", "was killed by SIGKILL"),
-    "crashed": ("signal", "was killed by SIGSEGV"),
-    "aborted": ("signal", "was killed by SIGABRT"),
-    "stopped": ("silent", "gave no sign of life: it was stopped"),
-    "stopped anywhere": ("silent", "gave no sign of life: it was stopped"),
-    "loader": ("hang", "made no progress: "),
-    "forward": ("hang", "made no progress: "),
-    "saving": ("hang", "made no progress: "),
-    "asleep": ("hang", "made no progress: "),
-    "native": ("silent", "gave no sign of life: "),
-}
+KINDS: dict[str, tuple[str, str]] = table(__file__, "one_cause.toml", "kinds")
 # Each way in which a rank can end or stand, and each rank; `make prove` takes the product.
 COVER = [("stopped", 1), ("killed", 3), ("crashed", 0), ("loader", 2), ("forward", 2), ("native", 0), ("error", 2), ("user", 1)]
 PRODUCT = [(fault, rank) for fault in KINDS for rank in range(4)]

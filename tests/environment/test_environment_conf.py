@@ -1,7 +1,5 @@
 """NCCL's files and their precedence, against a literal retelling of the C in its src/misc/param.cc (2.30.7)."""
 
-from __future__ import annotations
-
 import ctypes
 import tempfile
 from pathlib import Path
@@ -104,8 +102,7 @@ def test_files_and_process_come_to_what_nccl_makes_of_them(process: dict[bytes, 
                                                            contents: list[bytes | None]) -> None:
     files = {name: data for name, data in zip(NAMES, contents, strict=True) if data is not None}
     wanted = init_env(process | where, files)
-    found = ours(process | where, files)
-    settled = {name: each.value for name, each in found.items() if each.origin != "default"}
+    settled = {name: each.value for name, each in ours(process | where, files).items() if each.origin != "default"}
     settled |= {name.decode(): decoded(value) for name, value in where.items()}  # HOME is not ours to show
     assert settled == {decoded(name): decoded(value) for name, value in wanted.items()}
 

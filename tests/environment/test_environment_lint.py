@@ -1,7 +1,5 @@
 """The lint of variables on a machine: a table of faults, each with a twin that must not be named."""
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What people bring from other trainers: every name and value of the tables is answered with ours, which a job file takes."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """``hpc-mp init``: what it writes loads, fits what was found, and nothing is overwritten."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -50,8 +48,7 @@ def layout(spec: JobSpec) -> tuple[int, int, int, int, int]:
     (ThisMachine(2, 3 * GIB, ()), (2, 1, 1, 2, 1)), (ThisMachine(1, GIB, ()), (1, 1, 1, 1, 1)),
     (ThisMachine(16, 64 * GIB, (Gpu(0, "H200", 141 * GIB),)), (1, 1, 1, 1, 1)),
     (ThisMachine(16, 64 * GIB, (Gpu(0, "A", None), Gpu(1, "A", None), Gpu(2, "A", None))), (1, 3, 1, 1, 3)),
-    (ThisMachine(96, 512 * GIB, tuple(Gpu(n, "H100", 80 * GIB) for n in range(8))), (1, 8, 2, 2, 2)),
-])
+    (ThisMachine(96, 512 * GIB, tuple(Gpu(n, "H100", 80 * GIB) for n in range(8))), (1, 8, 2, 2, 2))])
 def test_without_slurm(tmp_path: Path, machine: ThisMachine, expected: tuple[int, ...]) -> None:
     spec = load(tmp_path, machine)
     assert layout(spec) == expected and find_files(spec.data.files)
@@ -63,8 +60,7 @@ def test_without_slurm(tmp_path: Path, machine: ThisMachine, expected: tuple[int
     (site(gpus=((None, 3),), nodes=1), (1, 3, 1, 1, 3)), (site(gpus=()), (2, 2, 2, 2, 1)),
     (site(per_user={"gres/gpu": 8}), (1, 8, 2, 2, 2)), (site(per_user={"gres/gpu": 12}), (1, 8, 2, 2, 2)),
     (site(per_user={"gres/gpu": 4}), (1, 4, 2, 2, 1)), (site(per_user={"node": 1}), (1, 8, 2, 2, 2)),
-    (site(gpus=(), per_user={"gres/gpu": 0}), (2, 2, 2, 2, 1)),
-])
+    (site(gpus=(), per_user={"gres/gpu": 0}), (2, 2, 2, 2, 1))])
 def test_with_slurm(tmp_path: Path, found: SlurmSite, expected: tuple[int, ...]) -> None:
     spec = load(tmp_path, LAPTOP, found)
     assert layout(spec) == expected

@@ -1,7 +1,5 @@
 """How ``hpc-mp launch`` judges the end of a run on emulated nodes, and which figures it reads."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -44,11 +42,9 @@ PLACED = place(Degrees(data=4), "DPT", 2)
     # wrong input comes before all
     ({0: ("error", 1.0), 1: ("user", 5.0)}, [end(0, 1, 1.1), end(1, 2, 5.1)], "failed", "user", 1),
     ({}, [end(2, 1, 3.0)], "failed", "exit", 2),
-    ({}, [end(0, 0, 1.0), end(2, -15, 61.0, ours=True)], "failed", "straggled", 2),
-])
-def test_the_first_cause(
-    tmp_path: Path, words: dict[int, tuple[str, float]], exits: list[Exit], state: str, kind: str | None, rank: int | None,
-) -> None:
+    ({}, [end(0, 0, 1.0), end(2, -15, 61.0, ours=True)], "failed", "straggled", 2)])
+def test_the_first_cause(tmp_path: Path, words: dict[int, tuple[str, float]], exits: list[Exit], state: str, kind: str | None,
+                         rank: int | None) -> None:
     run = create_run(tmp_path, "job")
     for who, (what, when) in words.items():
         said(run, who, what, when)

@@ -1,7 +1,5 @@
 """What is looked at before a program is started: its files, commands that start ranks by themselves, sizes that nobody gave."""
 
-from __future__ import annotations
-
 import shlex
 import tomllib
 from collections.abc import Callable
@@ -128,8 +126,7 @@ SALLOC = {"SLURM_JOB_NUM_NODES": "3", "SLURM_TASKS_PER_NODE": "4(x3)"}
     ((None, None), "step", SALLOC | {"SLURM_NTASKS_PER_NODE": "2", "SLURM_GPUS_ON_NODE": "4"}, 8, 3, 2, "as it has tasks"),
     ((None, None), "step", SALLOC | {"SLURM_NTASKS": "6"}, 8, 3, 2, "as it has tasks"),
     ((None, None), "step", SALLOC | {"SLURM_NTASKS": "7"}, 8, 3, 1, "one rank per node"),
-    ((1, None), "step", SALLOC | {"SLURM_NTASKS": "6"}, 8, 1, 2, "as it has tasks"),
-])
+    ((1, None), "step", SALLOC | {"SLURM_NTASKS": "6"}, 8, 1, 2, "as it has tasks")])
 def test_sizes_that_nobody_has_given(given: tuple[int | None, int | None], place: str, environ: dict[str, str], gpus: int,
                                      nodes: int, each: int, why: str) -> None:
     decided: Callable[[str], Where] = lambda _: Where(place, "")  # noqa: E731

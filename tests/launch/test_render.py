@@ -1,7 +1,5 @@
 """The job script: golden files, every line explained, what is derived, forms that contradict each other, a site's own files."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -86,12 +84,9 @@ def test_the_page_can_be_too_long() -> None:
 # --- releases ---------------------------------------------------------------------------------------------------------
 
 
-def test_each_release_says_why_cpus_are_said_again() -> None:
+def test_options_and_words_follow_the_release() -> None:
     why = [differences(version)["cpus-per-task"] for version in ((21, 8), (22, 5), (23, 2), (23, 11), (26, 5), None)]
     assert why[1] == why[2] and why[3] == why[4] and len(set(why)) == 4
-
-
-def test_an_option_of_srun_is_given_to_releases_that_have_it() -> None:
     have = ["--oom-kill-step=1" in form("cpu", version) for version in ((24, 5), (24, 11), (27, 5), None)]
     assert have == [False, True, True, False]
     assert form("gpus-per-node", (20, 11)) == form("gpus-per-node", (22, 5)), "an older one than any gets the text of the first"
@@ -294,8 +289,7 @@ def test_a_sites_values_stand_under_the_jobs(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize(("content", "words"), [
     ("[train]\nsteps = 1\n", "train in .*site.toml: is not a site's to decide"),
-    ("slurm = 1\n", "slurm in .*is not a site's"), ("[slurm\n", "cannot be read"),
-])
+    ("slurm = 1\n", "slurm in .*is not a site's"), ("[slurm\n", "cannot be read")])
 def test_a_broken_site_file_is_refused(tmp_path: Path, content: str, words: str) -> None:
     executable(tmp_path / "hpc-mp/site.toml", content)
     with pytest.raises(HpcMpError, match=words):

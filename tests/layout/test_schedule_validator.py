@@ -1,7 +1,5 @@
 """The validator: whatever is spoilt in a schedule is refused with the action named; what NCCL's rule lets through."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 
@@ -51,8 +49,7 @@ def test_every_action_is_needed_once(request_: Request, reduce: Reduce) -> None:
     ("zero_bubble", 1, Action("I", 1, 2), Action("SEND_B", 1, 2), r"SEND_B\(stage 1, microbatch 2\) precedes the"),
     ("zero_bubble", 2, Action("F", 2, 1), Action("I", 2, 1), r"rank 2 at I\(stage 2, microbatch 1\)"),
     ("zero_bubble", 2, Action("REDUCE", 2, 3), Action("W", 2, 2), "does not directly follow"),
-    ("zero_bubble_v", 2, Action("F", 2, 0), Action("F", 3, 0), r"rank 2 at F\(stage 3, microbatch 0\)"),
-])
+    ("zero_bubble_v", 2, Action("F", 2, 0), Action("F", 3, 0), r"rank 2 at F\(stage 3, microbatch 0\)")])
 def test_swapped_actions_are_refused(name: str, rank: int, a: Action, b: Action, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         validate(swapped(build(name, 3, 4), rank, a, b))

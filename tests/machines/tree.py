@@ -10,8 +10,6 @@ comes first), and any number of
   entry is not on PATH; one with ``"hangs": true`` never answers.
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import json

@@ -1,7 +1,5 @@
 """The rules of the house: no circle of imports, one name for one thing, no old word, and a table that leads to files."""
 
-from __future__ import annotations
-
 import ast
 import re
 import tomllib
@@ -73,11 +71,8 @@ def classes(files: Iterable[Path]) -> dict[str, list[str]]:
     return places
 
 
-def test_no_class_name_stands_twice() -> None:
+def test_no_class_name_stands_twice_and_one_that_does_would_be_seen(tmp_path: Path) -> None:
     assert {name: files for name, files in classes(FILES).items() if len(files) > 1} == {}
-
-
-def test_a_class_name_that_stands_twice_would_be_seen(tmp_path: Path) -> None:
     for name in ("one.py", "other.py"):
         (tmp_path / name).write_text("class Finding:\n    class Inner: ...\n")
     assert {name: len(files) for name, files in classes(tmp_path.glob("*.py")).items()} == {"Finding": 2, "Inner": 2}
@@ -108,25 +103,19 @@ def given_names(tree: Iterable[ast.AST]) -> Iterator[str]:
                 yield name
 
 
-def test_no_file_and_no_class_is_called_by_an_old_word() -> None:
+def test_no_file_and_no_class_is_called_by_an_old_word_and_one_would_be_seen() -> None:
     assert old_words(classes(FILES)) == {}
     tests = [file for file in (ROOT / "tests").rglob("*.py") if "golden" not in file.parts]
     assert old_words(file.stem for file in (*FILES, *tests)) == {}
-
-
-def test_nothing_is_named_by_words_of_talk() -> None:
-    talk = {str(file.relative_to(ROOT)): old_words(given_names(nodes(file)), OLD["talk"]) for file in FILES}
-    assert {file: names for file, names in talk.items() if names} == {}
-
-
-def test_a_word_of_talk_would_be_seen() -> None:
-    source = "LOOK_S = 1\ndef hear(told): self._ways = looks_like"
-    assert old_words(given_names(ast.walk(ast.parse(source))), OLD["talk"]).keys() == {"LOOK_S", "hear", "told", "_ways"}
-
-
-def test_an_old_word_would_be_seen() -> None:
     assert old_words(["IncarnationRecord", "bad_ledger", "Resettled", "Node"]) == {
         "IncarnationRecord": "incarnation is now attempt", "bad_ledger": "ledger is now bad nodes"}
+
+
+def test_nothing_is_named_by_words_of_talk_and_one_would_be_seen() -> None:
+    talk = {str(file.relative_to(ROOT)): old_words(given_names(nodes(file)), OLD["talk"]) for file in FILES}
+    assert {file: names for file, names in talk.items() if names} == {}
+    source = "LOOK_S = 1\ndef hear(told): self._ways = looks_like"
+    assert old_words(given_names(ast.walk(ast.parse(source))), OLD["talk"]).keys() == {"LOOK_S", "hear", "told", "_ways"}
 
 
 # --- where is it decided? --------------------------------------------------------------------------------------------
@@ -155,8 +144,7 @@ def test_the_table_of_decisions_leads_to_files() -> None:
 @pytest.mark.parametrize(("row", "found"), [
     ("| a requeue | `hpc_mp/base/errors.py` |", {}),
     ("| a requeue | `hpc_mp/base/erors.py` |", {"a requeue": ["hpc_mp/base/erors.py"]}),
-    ("| a requeue | somewhere |", {"a requeue": []}),
-])
+    ("| a requeue | somewhere |", {"a requeue": []})])
 def test_a_row_that_leads_nowhere_would_be_seen(row: str, found: dict[str, list[str]]) -> None:
     assert lost(decided(f"# A\n\n## Where is … decided?\n| question | file |\n|---|---|\n{row}\n\n## B\n| x | y |\n")) == found
 

@@ -1,7 +1,5 @@
 """From a process to the program, in a container too: who it is, what it finds, and what it says where it cannot become it."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -14,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tables import table
 
 from hpc_mp.base.exit_codes import ending
 from hpc_mp.job import ProgramSpec, resolve_any
@@ -94,13 +93,7 @@ def test_nothing_of_ours_shields_the_program_from_signals(run: RunDirectory) -> 
     assert (done.returncode, done.stdout) == (-signal.SIGTERM, ""), ending(done.returncode)
 
 
-@pytest.mark.parametrize(("command", "words"), [
-    (["no-such-program"], "does not exist (PATH = "),
-    (["./no-such-program"], "does not exist (seen from "),
-    (["./text"], "cannot be started (Permission denied)"),
-    (["./no-magic"], "cannot be started (Exec format error)"),
-    (["./bad-magic"], "its #! line is wrong"),
-])
+@pytest.mark.parametrize(("command", "words"), table(__file__, "rank.toml", "not_started"))
 def test_a_program_that_cannot_be_started_is_the_users_to_mend(run: RunDirectory, command: list[str], words: str) -> None:
     give(run, command)
     directory = run.path.parent / "a directory"
@@ -212,8 +205,7 @@ def test_a_rank_of_an_earlier_attempt_ends(run: RunDirectory) -> None:
 
 @pytest.mark.parametrize(("command", "words"), [
     ("no such program", "program.command[0] = 'no such program': does not exist in the container"),
-    ('./a "quoted\\ one"', "program.command[0] = './a \"quoted\\ one\"': does not exist in the container"),
-])
+    ('./a "quoted\\ one"', "program.command[0] = './a \"quoted\\ one\"': does not exist in the container")])
 def test_what_is_not_in_the_image_is_the_users_to_mend(run: RunDirectory, command: str, words: str) -> None:
     write(run, place(Degrees(data=4), "cluster", 2), command)
     announced = time.time()  # what is older is taken for the end of an earlier start

@@ -1,7 +1,5 @@
 """A script whose launchers are shims: its programs get what they get without them, and failures of tasks are recorded."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """Runs as their user meets them day by day: lists, Slurm's job ids, arrays, followers, what is lost and what it has cost."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -149,8 +147,7 @@ def test_a_sweep_shows_what_each_run_has(here: Path) -> None:
 
 @pytest.mark.parametrize(("word", "options", "cancelled", "others"), [
     ("12_1", [], "12_1", "the other runs of the sweep continue: 12_0, 12_2; `hpc-mp cancel"),
-    ("12_1", ["--all"], "12_0 12_1 12_2", ""), ("12", [], "12_0 12_1 12_2", ""),
-])
+    ("12_1", ["--all"], "12_0 12_1 12_2", ""), ("12", [], "12_0 12_1 12_2", "")])
 def test_cancelling_of_sweeps(here: Path, word: str, options: list[str], cancelled: str, others: str) -> None:
     runs = [made(here, f"12_{element}", member=element) for element in range(3)]
     queued(here, *(f"12_{element}|PENDING|N/A||0|0|Priority|" for element in range(3)))
@@ -390,8 +387,7 @@ def test_what_the_supervisor_says_into_two_logs_is_shown_once(here: Path) -> Non
 
 @pytest.mark.parametrize(("states", "verdict", "refused"), [
     (["COMPLETING", "COMPLETING", "COMPLETED"], None, False), (["RUNNING", "COMPLETED"], "completed", False),
-    (["RUNNING", "COMPLETED"], None, True), (["PENDING", "COMPLETED"], "stopped", True), (["COMPLETING"] * 99, None, True),
-])
+    (["RUNNING", "COMPLETED"], None, True), (["PENDING", "COMPLETED"], "stopped", True), (["COMPLETING"] * 99, None, True)])
 def test_a_resume_waits_for_a_job_that_is_just_ending(here: Path, monkeypatch: pytest.MonkeyPatch, states: list[str],
                                                       verdict: str | None, refused: bool) -> None:
     monkeypatch.setattr(resume, "POLL_S", 0.01)

@@ -1,7 +1,5 @@
 """Faults of links and nodes for a running lab, as context managers."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Why a job has to go, what is written of one that ended with it, and what follows after a supervisor was killed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +8,7 @@ from typing import Any
 import pytest
 from launching import silent
 from rendering import executable, job
+from tables import table
 
 from hpc_mp.base.files import write_json
 from hpc_mp.cluster.slurm.allocation import Allocation
@@ -55,16 +54,14 @@ def waiting(tmp_path: Path) -> SupervisedRun:
     (RUNS | {"Restarts": "1"}, (), QUEUED_AGAIN),
     (RUNS, (because("TIME LIMIT"),), None),  # it would come again
     (RUNS, (SAYS.format(""), SAYS.format(" DUE TO SIGNAL Terminated")), None),
-    (RUNS, ("hpc-mp: 11:38:47 attempt 1 failed: " + because("NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"),), None),
-])
+    (RUNS, ("hpc-mp: 11:38:47 attempt 1 failed: " + because("NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"),), None)])
 def test_why_a_job_has_to_go(record: Mapping[str, str], said: tuple[str, ...], why: str | None) -> None:
     assert departure(record, 0, said) == why
 
 
 @pytest.mark.parametrize(("words", "expired", "cancelled"), [
     ("", False, True), (" DUE TO TIME LIMIT", True, False), (" DUE TO PREEMPTION", False, False),
-    (" DUE TO SIGNAL Terminated", False, True),
-])
+    (" DUE TO SIGNAL Terminated", False, True)])
 def test_what_slurmstepd_says_of_the_end_of_a_job(tmp_path: Path, words: str, expired: bool, cancelled: bool) -> None:
     log = tmp_path / "slurm-7.log"
     log.write_text(f"{SAYS.format(words)}\n")
@@ -73,8 +70,7 @@ def test_what_slurmstepd_says_of_the_end_of_a_job(tmp_path: Path, words: str, ex
 
 @pytest.mark.parametrize(("states", "expired", "refused"), [
     ("RUNNING", False, None), ("COMPLETING", False, "the job is COMPLETING"), ("COMPLETING", True, None), ("TIMEOUT", True, None),
-    ("CANCELLED", True, "the job is CANCELLED"),
-])
+    ("CANCELLED", True, "the job is CANCELLED")])
 def test_a_job_at_its_time_limit_is_taken_back_while_it_ends(
         tmp_path: Path, states: str, expired: bool, refused: str | None) -> None:
     script = tmp_path / "0001" / "job.sbatch"
@@ -93,18 +89,7 @@ def test_a_departure_is_not_counted_and_goes_on_for_ever() -> None:
     assert decide(dead, cancelled=False, retries=1, stalled=gone, saved=0, lacking="").action == "requeue"
 
 
-@pytest.mark.parametrize(("lines", "srun", "kind", "nodes", "words"), [
-    ((because("PREEMPTION"),), "", "stopped", (), "stopped: Slurm preempted the job, which ended its ranks and its supervisor"),
-    ((because("JOB REQUEUE"),), "", "stopped", (), "stopped: the job was requeued (scontrol requeue), which ended"),
-    ((because("NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"),), "srun: error: Node failure on n2\n", "node", ("n2",),
-     "node n2 failed according to Slurm: srun: error: Node failure on n2; all its nodes answer now"),
-    (("srun: error: Node failure on n1",), "", "node", ("n1",), "node n1 failed according to Slurm"),
-    ((), "", "vanished", (), "it ended without a record, as if its first node, n1, had died; all its nodes answer now"),
-    (("hpc-mp: 11:00:00 attempt 1 (token 7.0.9) on n1, n2; x", because("PREEMPTION"),
-      "hpc-mp: 11:00:00 attempt 1 (token TOKEN) on n1"),
-     "", "vanished", (), "it ended without a record"),  # an earlier start was preempted
-    (("hpc-mp: 11:00:00 attempt 1 has ended: node n1 lost: srun: error: Node failure on n1; waiting",), "", "vanished", (), "it"),
-])
+@pytest.mark.parametrize(("lines", "srun", "kind", "nodes", "words"), table(__file__, "departure.toml", "attempts"))
 def test_an_attempt_that_was_ended_with_its_job(
         tmp_path: Path, lines: tuple[str, ...], srun: str, kind: str, nodes: tuple[str, ...], words: str) -> None:
     """Its supervisor was killed as its ranks were; the next one reads what Slurm has said."""
@@ -120,8 +105,8 @@ def test_an_attempt_that_was_ended_with_its_job(
 
     begin(replace(before, allocation=replace(GIVEN, restart=1)), ask, ScriptLog(log, log.stat().st_size))
     [end] = history(run)
-    named = {"node": nodes[:1], "vanished": ("n1",)}.get(kind, (None,))
-    assert (end.kind, end.nodes, (end.node,)) == (kind, nodes, named) and end.message.startswith(words), end
+    named = {"node": tuple(nodes[:1]), "vanished": ("n1",)}.get(kind, (None,))
+    assert (end.kind, end.nodes, (end.node,)) == (kind, tuple(nodes), named) and end.message.startswith(words), end
     assert end.counts == (kind != "stopped") and bool(end.departed) == (kind == "stopped")
 
 
@@ -136,8 +121,7 @@ def test_an_attempt_that_was_ended_with_its_job(
     ((), ("hpc-mp: 14:47:48 attempt 1: node n2 failed according to Slurm: "
           + because("NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"), because("JOB REQUEUE")),
      RUNS | {"Restarts": "1"}, REASONS["JOB REQUEUE"]),
-    ((), ("hpc-mp: 14:47:48 attempt 1 failed: node n1 lost: " + because("PREEMPTION"),), RUNS, ""),
-])
+    ((), ("hpc-mp: 14:47:48 attempt 1 failed: node n1 lost: " + because("PREEMPTION"),), RUNS, "")])
 def test_a_failed_node_comes_before_what_follows_from_it(
         tmp_path: Path, lines: tuple[str, ...], script: tuple[str, ...], record: dict[str, str], why: str) -> None:
     attempt = begin(waiting(tmp_path), silent)
@@ -146,14 +130,12 @@ def test_a_failed_node_comes_before_what_follows_from_it(
     assert _departed(attempt, record, ScriptLog(log, 0)) == why
     assert _departed(replace(attempt, allocation=None), record, None) == ""
     words = gather(attempt, 1, ScriptLog(log, 0), ask=silent).srun
-    named = {failed[1] for line in words if (failed := NODE_FAILURE.search(line))}
-    assert named == ({"n2"} if lines else set())
+    assert {failed[1] for line in words if (failed := NODE_FAILURE.search(line))} == ({"n2"} if lines else set())
 
 
 def test_the_end_of_a_job_is_what_it_is_now(tmp_path: Path) -> None:
     attempt = begin(waiting(tmp_path), silent)
-    later = _with_end(attempt, RUNS | {"EndTime": "2026-11-26T11:38:46"}).record.end
-    assert later is not None and attempt.record.end is None
+    assert _with_end(attempt, RUNS | {"EndTime": "2026-11-26T11:38:46"}).record.end is not None and attempt.record.end is None
     for record in ({}, RUNS | {"EndTime": "Unknown"}, {"JobState": "PENDING", "EndTime": "2026-11-26T11:38:46"}):
         assert _with_end(attempt, record).record.end is None
 
@@ -250,8 +232,7 @@ def killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run
     (EXITED, {"resumes": True}, "supervisor", "requeue"),
     (STOPPED, {"resumes": True, "asked_to_stop": True}, "stopped", "done"),
     (STOPPED, {"resumes": True, "engine": True}, "supervisor", "requeue"),
-    (LOST, {"resumes": True, "engine": True}, "node", "requeue"),
-])
+    (LOST, {"resumes": True, "engine": True}, "node", "requeue")])
 def test_how_the_ranks_of_a_killed_supervisor_have_ended(
         killed: Callable[..., RunDirectory], said: str, given: dict[str, Any], kind: str, action: str) -> None:
     run = killed(BEGAN + said, **given)
@@ -260,5 +241,4 @@ def test_how_the_ranks_of_a_killed_supervisor_have_ended(
     assert run.outcome.exists() is (action != "requeue")
     if kind == "supervisor":
         assert end.message.startswith("the supervisor on n1 was killed by SIGKILL")
-    saves = "its ranks save and stop, and the run continues" in run.main_log.read_text()
-    assert saves is given["resumes"]
+    assert ("its ranks save and stop, and the run continues" in run.main_log.read_text()) is given["resumes"]

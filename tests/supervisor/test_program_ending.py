@@ -1,7 +1,5 @@
 """What the end of a program means: with and without a word that the time is up, a wish to stop, and a program that resumes."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys
@@ -12,6 +10,7 @@ from typing import Any
 
 import pytest
 from rendering import executable, job
+from tables import table
 
 from hpc_mp.cluster.slurm.allocation import Allocation
 from hpc_mp.diagnosis.classify import classify
@@ -86,8 +85,7 @@ LIMIT_NEAR = 'its time limit was near (job.time_limit = "01:00:00")'
     # of ranks that went on until they were ended
     (-9, "resumes, near, overdue", "stopped"), (137, "resumes, near, overdue", "stopped"), (-9, "resumes, near", None),
     (-9, "near", None), (-9, "near, overdue", f"{LIMIT_NEAR}, and its ranks kept running after SIGTERM"),
-    (137, "near, overdue", f"{LIMIT_NEAR}, and its ranks kept running after SIGTERM"),
-])
+    (137, "near, overdue", f"{LIMIT_NEAR}, and its ranks kept running after SIGTERM")])
 def test_an_end(tmp_path: Path, code: int, given: str, means: str | None) -> None:
     words = set(given.split(", ")) - {""}
     left = next((LEFT[word] for word in words & LEFT.keys()), HOUR)
@@ -110,8 +108,7 @@ USR2 = "User defined signal 2"
     (-12, {"2": USR2}, None),
     (-2, {"0-1": "Interrupt", "2-3": "Interrupt"}, None),  # so programs end themselves, too
     (-15, {"0-1": "Terminated", "2-3": "Terminated"}, None),  # where memory ends; of scancel's slurmstepd tells
-    (1, {"0": "Exited with exit code 1", "1": USR2, "2-3": USR2}, None),
-])
+    (1, {"0": "Exited with exit code 1", "1": USR2, "2-3": USR2}, None)])
 def test_ranks_that_a_signal_to_all_has_ended(tmp_path: Path, code: int, ends: dict[str, str], means: str | None) -> None:
     for resumes in (True, False):
         begun = attempt(tmp_path / str(resumes), resumes=resumes)
@@ -130,14 +127,7 @@ def test_ranks_of_mpirun_that_a_signal_to_all_has_ended(tmp_path: Path, code: in
     assert ended(begun, code) is None
 
 
-@pytest.mark.parametrize(("line", "record", "told"), [
-    ("0: slurmstepd-n1: error: *** STEP 7.1 ON n1 CANCELLED AT 2026-11-26T11:41:45 ***", "", True),
-    ("0: slurmstepd-n1: error: *** STEP 7.1 ON n1 CANCELLED AT 2026-11-26T11:41:45 DUE TO PREEMPTION ***", "", True),
-    ("0: slurmstepd: error: *** STEP 7.1 ON n1 CANCELLED AT 2026-11-26T11:41:45 DUE TO SIGNAL Terminated ***", "", True),
-    ("0: the words *** STEP 7.1 ON n1 CANCELLED AT 2026 *** of a program", "", False),
-    ("0: step 1", "JobId=7 JobState=RUNNING Restarts=0 PreemptTime=2026-11-26T11:41:45", True),  # by another signal
-    ("0: step 1", "JobId=7 JobState=RUNNING Restarts=1 PreemptTime=None", True),
-    ("0: step 1", "JobId=7 JobState=RUNNING Restarts=0 PreemptTime=None", False)])
+@pytest.mark.parametrize(("line", "record", "told"), table(__file__, "program_ending.toml", "told"))
 def test_who_has_told_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, record: str, told: bool) -> None:
     executable(tmp_path / "bin" / "scontrol", f"#!/bin/sh\necho '{record}'\n")
     monkeypatch.setenv("PATH", f"{tmp_path}/bin", prepend=":")

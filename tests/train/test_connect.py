@@ -1,8 +1,6 @@
 """Pipelines under NCCL's rule that two ranks wait for each other at their first message (no GPU is needed to show it). Groups
 over gloo: one thread for all of them, which hardly wakes where nothing comes, and names that all ranks agree on."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import time

@@ -1,8 +1,6 @@
 """Features together, in fp64 to 1e-12: a covering set of combinations in which every pair of values of any two features stands,
 each compared with one process; and random models on random layouts, with steps and microbatches in which no label counts."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """How ranks start, stop and give way: identity by place, fences, reasons to stop."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import signal
@@ -23,16 +21,7 @@ from ranks import exit_codes, run_ranks, train
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.placement import Degrees, to_dict
 from hpc_mp.layout.placement import place as placed
-from hpc_mp.rundir import (
-    TOKEN,
-    AttemptRecord,
-    RunDirectory,
-    newest_complete,
-    read_json,
-    read_lines,
-    write_attempt,
-    write_json,
-)
+from hpc_mp.rundir import TOKEN, AttemptRecord, RunDirectory, newest_complete, read_json, read_lines, write_attempt, write_json
 from hpc_mp.rundir.checkpoints import complete_steps
 from hpc_mp.rundir.rank_env import RankEnv, at_place, check_place
 from hpc_mp.train.checkpoint import checkpoint
@@ -285,8 +274,7 @@ def test_a_stop_before_the_first_step_ends_without_one(tmp_path: Path, phase: st
     reason = "stop file" if phase == "tokenizing" else "asked to by SIGUSR2"
     assert (steps, detail) == (0, reason) and f"stopped before the first step of this attempt: {reason}" in last
     assert not complete_steps(run.checkpoints) and not list(run.path.glob("failures/*"))
-    caches = list(run.cache.glob("tokens-*"))
-    assert bool(caches) == (phase != "tokenizing"), "tokenizing was broken off"
+    assert bool(list(run.cache.glob("tokens-*"))) == (phase != "tokenizing"), "tokenizing was broken off"
     run.stop.unlink(missing_ok=True)
     assert exit_codes(2, run.job) == [0, 0], "and the next start goes on"
 

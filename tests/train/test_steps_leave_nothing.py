@@ -1,7 +1,5 @@
 """What a step allocates is free again when it is over: nothing that autograd keeps outlives it. A rank notes what it holds."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import json
