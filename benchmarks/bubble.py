@@ -7,8 +7,6 @@ layers, hidden 512, microbatches of 256 tokens or more, one thread per rank. Two
 figures mean nothing, and the spread of the rounds shows it.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

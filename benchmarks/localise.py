@@ -4,8 +4,6 @@ Faults are planted as tests/doctor/planted.py says: none to nodes/32 bad nodes, 
 bandwidth left; log-normal noise of 5 %, 1 % of samples lose 30–60 %; uplinks 1:1, 2:1 and 4:1; leaves known and unknown.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

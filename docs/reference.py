@@ -3,8 +3,6 @@
 ``make reference`` writes them; tests/package/test_docs.py compares them with what lies there.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import inspect

@@ -5,8 +5,6 @@ Keys are Hugging Face names, or ``optimizer.SLOT.NAME`` for optimizer state. Sha
 once and read once, and hashed on the way.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator

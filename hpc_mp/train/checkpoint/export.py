@@ -4,8 +4,6 @@ Tensors are read, reshaped to Hugging Face's shapes and written one output file 
 Names already are Hugging Face's. Optimizer state is left out.
 """
 
-from __future__ import annotations
-
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Sequence

@@ -5,8 +5,6 @@ bytes of the tensors one after another. A tensor is a rectangle of a whole tenso
 ``NAME[0:5, 0:32]``. A rank may have several rectangles of a weight, because its part of a unit may begin and end within a row.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

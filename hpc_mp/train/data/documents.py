@@ -1,7 +1,5 @@
 """Files to documents, as a stream of pieces, so that no file has to fit into memory."""
 
-from __future__ import annotations
-
 import codecs
 import io
 from collections.abc import Callable, Iterable, Iterator

@@ -3,8 +3,6 @@
 ``AutoTokenizer`` may use the class of the model's family, which has its own splitting rule whatever ``tokenizer.json`` states.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

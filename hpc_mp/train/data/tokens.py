@@ -1,7 +1,5 @@
 """Documents to tokens: one memory-mapped file that every rank reads its samples from."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections import Counter

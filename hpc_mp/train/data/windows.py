@@ -9,8 +9,6 @@ A completion continues its prompt. The joint is the end of a token, as in genera
 a completion does not begin a text: tokenizers that put a space before a text (``▁``) put none there.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from bisect import bisect_left

@@ -4,8 +4,6 @@ Memory is counted by storages: a storage that an operation returns is alive unti
 when torch.distributed hands them to a back end: gloo, NCCL or the fake one.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence

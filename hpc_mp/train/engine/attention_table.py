@@ -1,7 +1,5 @@
 """The engine's attention functions in transformers' table, in which the blocks of a model find them by name."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 from torch import Tensor, nn

@@ -3,8 +3,6 @@
 Of the engine this module and what it imports alone import transformers, which takes seconds: the others only name its types.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

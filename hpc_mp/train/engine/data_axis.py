@@ -17,8 +17,6 @@ otherwise ranks hold both. The loss is divided by the number of tokens of the gl
 plain sum.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 
 import torch

@@ -4,8 +4,6 @@ An element is kept or dropped by a hash of (seed, step, site, global sample posi
 that holds a slice draws exactly its part of what one process would draw.
 """
 
-from __future__ import annotations
-
 import hashlib
 import struct
 import zlib

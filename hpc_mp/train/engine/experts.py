@@ -7,8 +7,6 @@ every expert's output; it is entered and left around router and experts. The exp
 ``expert_axis``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast

@@ -5,8 +5,6 @@ once and all others through a hook. A unit counts what has come: when a backward
 gradient is complete, and the sum over the data axis begins while the blocks below are still computed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby

@@ -4,8 +4,6 @@ A rank's coordinates are those of ``arange(world)`` with its axes permuted as th
 (other permutations are silently wrong on torch up to 2.13).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """The optimizer step over flat parts, and the gradient norm over all axes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase

@@ -7,8 +7,6 @@ multiple of so many from where the stretch begins, so that vector instructions m
 equal to the last bit. Masters in host memory stream too, in a row of the buffers beside those of the state.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace

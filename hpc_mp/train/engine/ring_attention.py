@@ -11,8 +11,6 @@ a later rank its second chunk sees all. So each part but its own costs a rank ha
 Scores are plain products, on every device: fused kernels neither drop weights by our hash nor compute fp64.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The engine that a rank trains with, and the engine's values. This is what a rank imports transformers for."""
 
-from __future__ import annotations
-
 import os
 import platform
 from collections.abc import Collection

@@ -1,7 +1,5 @@
 """Entry point of a rank: meet the other ranks, build this rank's stage, train, and report how it ended."""
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import sys

@@ -1,7 +1,5 @@
 """Ranks that start through MPI: MPI provides the identities and the rendezvous, and is then left; torch does the rest."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence

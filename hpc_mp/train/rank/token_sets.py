@@ -1,7 +1,5 @@
 """The tokens that a rank trains with: prepared by rank 0, near the rank if they are staged."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Sequence

@@ -5,8 +5,6 @@ the budget of skipped steps and the reasons to stop therefore come one step late
 that is asked to stop does so after the step that follows the one in which ranks agreed; all ranks stop after the same step.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable, Sequence

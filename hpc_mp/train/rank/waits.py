@@ -6,8 +6,6 @@ This costs some microseconds of memory accesses and no file. (NCCL's flight reco
 and does not tell what the host waits for.) A thread writes the note to a file once the rank has not moved for a while.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import sys
