@@ -10,8 +10,8 @@ from machines.tree import HANGS, broken, tree
 from hpc_mp.doctor.checks.check import run
 from hpc_mp.doctor.checks.registry import GPU as CHECKS
 
-# Only where the part exists: rows or pages, pending repairs (new drivers), limits of memory (A100), IMEX (racks)
-SOMEWHERE_ELSE = {"gpu-retired-pages", "gpu-nvlink-errors"}
+# Only where the part exists: rows or pages, pending repairs (new drivers), limits of memory (A100), IMEX (racks), AMD
+SOMEWHERE_ELSE = {"gpu-retired-pages", "gpu-amd", "gpu-nvlink-errors"}
 ASKED = (SMI, LIST, LINKS, MATRIX, PEERS, USED, APPS)
 LOST = "Unable to determine the device handle for GPU 0004:00:00.0: GPU is lost.  Reboot the system to recover this GPU\n"
 # Beside an answer, from the drivers that number GPUs (R510 on) and those before

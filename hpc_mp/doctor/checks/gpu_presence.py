@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from hpc_mp.base.findings import Severity
 from hpc_mp.base.text import counted
+from hpc_mp.cluster.node.gpu_amd import AmdGpus, read_amd
 from hpc_mp.cluster.node.gpu_driver import GpuDriver, SmiAnswer, ask_smi, read_driver
 from hpc_mp.cluster.node.nvidia_smi import GpuReport
 from hpc_mp.cluster.node.source import Unavailable
@@ -138,6 +139,21 @@ def recovery(gpu: GpuReport) -> Judgement | None:
     return None
 
 
+def amd(gpus: AmdGpus) -> Iterator[Judgement]:
+    if not gpus.on_bus:
+        return
+    if gpus.driver is None:
+        yield Judgement("error", f"{counted(len(gpus.on_bus), 'AMD GPU')} on the bus, amdgpu is not loaded")
+        return
+    for (bus, unit), errors in gpus.uncorrected.items():
+        if errors:
+            yield Judgement("error", f"{counted(errors, 'uncorrected error')} of {unit} since the driver was loaded", bus)
+    if gpus.compute != len(gpus.on_bus):
+        yield Judgement("warning", f"{counted(len(gpus.on_bus), 'AMD GPU')} on the bus, ROCm can use {gpus.compute}")
+    elif not any(gpus.uncorrected.values()):
+        yield Judgement("ok", f"{counted(gpus.compute, 'AMD GPU')}, amdgpu {gpus.driver}; little more is looked at")
+
+
 def _exit(answer: SmiAnswer) -> tuple[Severity, str, str]:
     if answer.code is None:
         severity: Severity = "unknown" if "did not answer" in answer.words else "error"
@@ -164,4 +180,6 @@ CHECKS = (
         _KERNEL_LOG),
     row("gpu-recovery", recovery, "the driver wants no reset", "error unless: recovery action None",
         "do so once the node is drained"),
+    Check("gpu-amd", read_amd, amd, "PCI bus, /sys/class/kfd, /sys/.../ras", "recognised, driver loaded, no uncorrected error",
+          "rocm-smi, and AMD's own tools, tell more"),
 )
