@@ -26,8 +26,8 @@ def _complaint(**patterns: tuple[str, ...]) -> Callable[[tuple[KernelMessage, ..
             if matches := [line for line in recent if pattern.search(line.text)]:
                 last = matches[-1]
                 when = "" if last.age is None else f" {ago(last.age)}"
-                lines = counted(len(matches), "line")
-                yield Judgement(grave, f"{lines} in the last day, the last{when}: {last.text.strip()[:160]}")
+                count = counted(len(matches), "line")
+                yield Judgement(grave, f"{count} in the last day, the last{when}: {last.text.strip()[:160]}")
                 return
         yield Judgement("ok", "no such line in the last day")
     return judge
