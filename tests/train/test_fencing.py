@@ -188,6 +188,21 @@ def test_without_a_new_start_the_same_run_ends_well(place: Path) -> None:
     assert len(read_lines(run.metrics)) == 6
 
 
+def test_a_rank_that_lost_another_is_not_called_hung_while_it_lingers(place: Path) -> None:
+    """A step has 1 s, and a rank lingers for 4 s."""
+    run = start(job(place, "gpt2", ["job.nodes=2", "job.ranks_per_node=1", "job.step_timeout=1"]))
+    write_json(run.placement, to_dict(placed(Degrees(data=2), "DPT", 1)))
+    written(run)
+
+    def fault(number: int) -> None:
+        if number == 1 and os.environ["SLURM_PROCID"] == "1":
+            raise RuntimeError("of rank 1")
+
+    assert run_ranks(2, as_slurm(run, before=before_steps(fault))) == [1, 1]
+    kinds = {record["message"]: record["kind"] for record in (read_json(run.failure(3, rank)) for rank in range(2))}
+    assert kinds.pop("RuntimeError: of rank 1") == "error" and list(kinds.values()) == ["peer"]
+
+
 # --- reasons to stop -------------------------------------------------------------------------------------------------
 
 

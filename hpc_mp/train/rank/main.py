@@ -110,22 +110,22 @@ def _run(job_file: Path, begun: Bootstrap, stop: StopFlag) -> int:
         try:
             beating.enter_context(heartbeat(context.placement, who.rank, begun.where, keys, spec.job.heartbeat_timeout,
                                             partial(_lost, context)))
-            watchdog = beating.enter_context(Watchdog(limits(spec.job), partial(die, context)))
-            with ending_in(MEETING_S):
-                host = begun.waits.together("the connections", range(who.world), lambda: connect(who, store, backend))
-            context = replace(context, host=host)
-            check_place(context.placement, who, known_hosts(context.record))
-            check_coordinates(context.placement, who.rank)
-            nodes = _introduce(context, device_name(device))
-            watchdog.now("start")
-            ended = _train(spec, shape, context, nodes, device, backend, keys, stop, watchdog)
-            leave(host, backend)
+            with Watchdog(limits(spec.job), partial(die, context)) as watchdog:
+                with ending_in(MEETING_S):
+                    host = begun.waits.together("the connections", range(who.world), lambda: connect(who, store, backend))
+                context = replace(context, host=host)
+                check_place(context.placement, who, known_hosts(context.record))
+                check_coordinates(context.placement, who.rank)
+                nodes = _introduce(context, device_name(device))
+                watchdog.now("start")
+                ended = _train(spec, shape, context, nodes, device, backend, keys, stop, watchdog)
+                leave(host, backend)
         except FencedOut:
             raise
         except Exception as error:  # every end of a rank is recorded, whatever its cause
             kind = record_failure(context, error)
             if kind == "peer" and context.record is not None:
-                time.sleep(LINGER_S)
+                time.sleep(LINGER_S)  # without the watchdog, which would call it hung
             return 2 if kind == "user" else 1
     context.log.flush()
     return EXIT_STOPPED if ended.stopped else 0
