@@ -43,9 +43,7 @@ def test_help_shows_the_groups_with_every_verb_once() -> None:
     assert "cyclecloud" not in text
 
 
-@pytest.mark.parametrize(("old", "new"), [
-    (("cluster", "up"), "lab up"), (("cluster", "status"), "lab status"), (("cluster", "at"), "lab at"),
-    (("cluster", "render"), "cloud render"), (("cyclecloud", "render"), "cloud"), (("cyclecloud", "lint"), "cloud")])
+@pytest.mark.parametrize(("old", "new"), table(__file__, "verbs.toml", "old_spellings"))
 def test_an_old_spelling_works_and_says_the_new_one_on_standard_error(old: tuple[str, ...], new: str) -> None:
     done = CliRunner().invoke(cli, [*old, "--help"])
     assert done.exit_code == 0 and f"is now hpc-mp {new}" in done.stderr and "Options" in done.stdout
@@ -65,11 +63,7 @@ def test_bash_completes_verbs_and_options() -> None:
     assert options.split() == ["plain,--dry-run"]
 
 
-@pytest.mark.parametrize(("words", "meant"), [
-    ("", "node"), ("--json", "node --json"), ("--node --json", "node --json"), ("--check shm-size", "node --check shm-size"),
-    ("--nodes 4 --json", "cluster --nodes 4 --json"), ("--nodelist=n[1-4]", "cluster --nodelist=n[1-4]"),
-    ("--install /x --drain", "install /x --drain"), ("--install=/x", "install /x"), ("--list", "list"),
-    ("--list --json", "list --json")])
+@pytest.mark.parametrize(("words", "meant"), table(__file__, "verbs.toml", "options_alone"))
 def test_options_alone_mean_the_sub_command_that_they_belong_to(words: str, meant: str) -> None:
     assert " ".join(spelled_out(words.split(), {})) == meant
 

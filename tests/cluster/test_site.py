@@ -59,12 +59,9 @@ def test_gpus_of_this_machine(answers: dict[str, str | CommandFailed], gpus: tup
     assert find_gpus(Answers(answers)) == gpus
 
 
-@pytest.mark.parametrize(("gres", "expected"), [
-    ("(null)", ()), ("gpu:4", ((None, 4),)), ("gpu", ((None, 1),)), ("gpu:h100:8(S:0-1)", (("h100", 8),)),
-    ("nvme:1,gpu:a100_1g.5gb:7(S:0,2),shard:4", (("a100_1g.5gb", 7),)),
-    ("gpu:v100:2,gpu:k80:2", (("v100", 2), ("k80", 2)))])
-def test_gres(gres: str, expected: tuple[tuple[str | None, int], ...]) -> None:
-    assert parse_gpus(gres) == expected
+@pytest.mark.parametrize(("gres", "expected"), table(__file__, "site.toml", "gres"))
+def test_gres(gres: str, expected: list[list[str | int | None]]) -> None:
+    assert [*map(list, parse_gpus(gres))] == expected
 
 
 # --- Slurm ------------------------------------------------------------------------------------------------------------

@@ -178,9 +178,7 @@ def test_under_mpirun_the_rank_that_has_said_so_is_the_cause_and_no_task_of_a_no
     assert classify(replace(wordless, by_mpirun=False)).rank == 0, "of srun's own ranks a task is one"
 
 
-@pytest.mark.parametrize(("end", "words"), [
-    ("crash", "was killed by SIGSEGV"), ("exit", "ended with exit code 3"), ("signal", "was killed by SIGKILL"),
-    ("exit", "ended with exit code 1; its last words: boom")])
+@pytest.mark.parametrize(("end", "words"), table(__file__, "diagnose.toml", "ends_of_mpirun"))
 def test_a_rank_of_mpirun_that_notices_an_end_may_end_before_it(end: str, words: str) -> None:
     """Open MPI ends it with 14, some milliseconds before or after the rank that it has lost."""
     lost = [said(rank, node, "exit", f"ended with exit code 14{more}", 39.99) for rank, node, more in (

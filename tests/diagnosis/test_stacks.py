@@ -59,22 +59,7 @@ def test_where_a_rank_stands(frames: tuple[Frame, ...], waits: bool, words: str)
     assert (stack.waits, str(stack)) == (waits, words)
 
 
-@pytest.mark.parametrize(("stands", "first", "apart"), [
-    ([REDUCES, REDUCES, LOADS, REDUCES], None, 2),
-    ([REDUCES, LOADS], None, 1),
-    ([BACKWARD, BACKWARD, QUEUE, REDUCES], None, 2),
-    ([REDUCES, REDUCES, NOTHING, REDUCES], None, 2),
-    ([REDUCES, REDUCES, BARRIER, REDUCES], None, 2),
-    ([REDUCES, REDUCES, BARRIER, REDUCES], 0, 2),
-    ([REDUCES, LOADS, LOADS, REDUCES, REDUCES], None, 1),
-    ([REDUCES, LOADS, LOADS, REDUCES, REDUCES], 2, 2),
-    ([REDUCES, LOADS, LOADS, QUEUE], None, None),
-    ([REDUCES, BARRIER], None, None),
-    ([REDUCES, REDUCES], None, None),
-    ([LOADS, LOADS, (MAIN,)], None, 2),
-    ([LOADS, QUEUE, (MAIN,)], None, None),
-    ([LOADS], None, None),
-    ([], None, None)])
+@pytest.mark.parametrize(("stands", "first", "apart"), table(__file__, "stacks.toml", "awaited", globals()))
 def test_for_whom_the_others_wait(stands: list[tuple[Frame, ...]], first: int | None, apart: int | None) -> None:
     assert standing_apart([RankStack(rank, frames, "state D") for rank, frames in enumerate(stands)], first) == apart
 
@@ -162,10 +147,7 @@ def test_what_python_says(name: str, mark: str, tmp_path: Path) -> None:
     assert str(found) == f"{found.text} ({found.place})" and found.traceback.startswith("Traceback")
 
 
-@pytest.mark.parametrize("lines", [
-    [], ["ValueError: not behind a traceback"], ["Traceback (most recent call last):"],
-    ["Traceback (most recent call last):", '  File "x.py", line 1, in <module>', "    cut off"],
-    ["Traceback (most recent call last):", '  File "x.py", line 1, in <module>', "what is this?"]])
+@pytest.mark.parametrize("lines", table(__file__, "stacks.toml", "no_ends"))
 def test_what_is_no_end(lines: list[str]) -> None:
     assert last_error(lines) is None
 
@@ -184,11 +166,7 @@ BOOM = [f"[rank3]: {line}" for line in ENDS["parts"]["BOOM"]]
 LOST = "RuntimeError: [/x/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.77.3.12]:23447"
 
 
-@pytest.mark.parametrize(("second", "blamed", "words"), [
-    (LOST, 3, "ValueError: boom (train.py:7), reported by its rank 3"),  # recorded on two nodes: rank 2 noticed rank 3's end
-    (LOST, 2, "ValueError: boom (train.py:7), reported by its rank 3"),
-    ("KeyError: 'x'", 3, "ValueError: boom (train.py:7), reported by its rank 3"),
-    ("KeyError: 'x'", 2, "KeyError: 'x' (train.py:8), reported by its rank 2")])
+@pytest.mark.parametrize(("second", "blamed", "words"), table(__file__, "stacks.toml", "two_ranks", globals()))
 def test_of_several_ranks_of_a_launcher_counts_the_one_that_ended_first(second: str, blamed: int, words: str) -> None:
     other = ["[rank2]: Traceback (most recent call last):", '[rank2]:   File "/home/ann/train.py", line 8, in <module>',
              f"[rank2]: {second}"]

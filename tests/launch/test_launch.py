@@ -190,11 +190,7 @@ def previewed(job: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str, resum
     return "\n".join(said)
 
 
-@pytest.mark.parametrize(("limit", "words"), [
-    ("24", 'is 24 min, as Slurm counts; hours are written "24:00:00"'), ("1", 'is 1 min, .*"01:00:00"'),
-    ("90", 'is 1 h 30 min, as Slurm counts; hours are written "90:00:00"'), ("024", 'is 24 min, .*"24:00:00"'),
-    ("12:00", 'is 12 min, as Slurm counts; hours are written "12:00:00"'), ("1:30", 'is 1 min 30 s, .*"01:30:00"'),
-    ("24:00:00", ""), ("00:24:00", ""), ("1-12", ""), ("1-00:00", ""), ("1440", ""), ("0", "")])
+@pytest.mark.parametrize(("limit", "words"), table(__file__, "launch.toml", "limits"))
 def test_a_limit_in_minutes_that_looks_like_hours_is_remarked_on(job: Path, monkeypatch: pytest.MonkeyPatch, limit: str,
                                                                   words: str) -> None:
     said = previewed(job, monkeypatch, f"job.time_limit='{limit}'")

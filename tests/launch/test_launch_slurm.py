@@ -122,10 +122,7 @@ def test_an_interrupt_ends_the_waiting_not_the_job(cluster: Cluster, job: Path, 
 # --- a step of an allocation --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("line", "code", "state", "words"), [
-    ("exit 0", 0, "completed", ""), ("exit 75", 1, "stopped", "Continue with"),
-    ("echo srun: error: a >&2; exit 3", 1, "failed", "the job ended with exit code 3, and the only message is 'srun: error: a'"),
-    ("exit 3", 1, "failed", "the job ended with exit code 3, and no message gives a reason")])
+@pytest.mark.parametrize(("line", "code", "state", "words"), table(__file__, "launch_slurm.toml", "steps"))
 def test_a_step(cluster: Cluster, job: Path, mark: str, line: str, code: int, state: str, words: str) -> None:
     cluster.runs(line)
     found, out, err = cluster.launch(mark, job, "--json", **STEP)

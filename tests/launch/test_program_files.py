@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from launching import executable
+from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.run import name_of
@@ -41,10 +42,7 @@ def test_what_may_be_there(here: Path) -> None:
         check_files(spec(here, *words.split()), in_script=True)
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    ("python nothere.py", "nothere.py: is not in"), ("python -u -O sub/train.py", "sub/train.py: is not in"),
-    ("./nothere", "program.command[0] = './nothere': is not in"), ("./run.sh", "is not executable"),
-    ("sub/run.sh", "is not in")])
+@pytest.mark.parametrize(("words", "said"), table(__file__, "program_files.toml", "absent"))
 def test_what_is_not_there(here: Path, words: str, said: str) -> None:
     with pytest.raises(HpcMpError) as refused:
         check_files(spec(here, *words.split()), in_script=False)
@@ -82,11 +80,7 @@ def refusal(spec: ProgramSpec) -> HpcMpError | None:
     return None
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    ("torchrun --nproc-per-node 2 t.py", "--nodes 1 --ranks-per-node 2 -- python t.py"),
-    ("torchrun --nnodes=3 --nproc_per_node=4 t.py --lr 1", "--nodes 3 --ranks-per-node 4 -- python t.py --lr 1"),
-    ("deepspeed --num_gpus 8 t.py", "--nodes 1 --ranks-per-node 8"), ("torchrun --nproc-per-node gpu t.py", "--ranks-per-node 1"),
-    ("accelerate launch t.py", "--nodes 1 --ranks-per-node 1")])
+@pytest.mark.parametrize(("words", "said"), table(__file__, "program_files.toml", "launchers"))
 def test_the_numbers_of_the_launcher_are_those_of_the_remedy(here: Path, words: str, said: str) -> None:
     refused = refusal(spec(here, *words.split()))
     assert refused is not None and said in refused.remedy

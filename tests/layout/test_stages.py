@@ -137,9 +137,7 @@ def test_memory_weight_moves_layers_from_balanced_time_to_balanced_memory(tmp_pa
         assert f"the most even cut in {words}" in stage_cut(spec, read_shape(spec)).why
 
 
-@pytest.mark.parametrize(("spread", "words"), [
-    ((0.0, 0.0, 0.0), "of the mean"), ((0.01, 0.14, 0.02), "; the seconds of a unit vary by 14 %"),
-    ((0.5, 0.0, 0.0), "; the seconds of a unit vary by 50 %")])
+@pytest.mark.parametrize(("spread", "words"), table(__file__, "stages.toml", "noise"))
 def test_the_reason_tells_how_noisy_a_profile_was(tmp_path: Path, spread: tuple[float, ...], words: str) -> None:
     spec = measured(tmp_path, (0.0, 600), (1.0, 100), (4.0, 0))
     tree = json.loads(spec.profile.read_text())
@@ -248,9 +246,7 @@ def test_what_cannot_be_cut_is_refused_with_the_arithmetic(model: str, tensor: i
         check_layout(read_shape(spec(model, 1)), spec(model, tensor, **more))
 
 
-@pytest.mark.parametrize(("model", "tensor", "more"), [
-    ("llama", 12, {}), ("llama", 6, {}), ("llama", 5, {"tensor_modules": ["*.mlp"]}),
-    ("llama", 4, {"sequence": True, "tensor_modules": ["lm_head"]})])
+@pytest.mark.parametrize(("model", "tensor", "more"), table(__file__, "stages.toml", "cuts"))
 def test_what_can_be_cut_is_not(model: str, tensor: int, more: dict[str, object]) -> None:
     check_layout(read_shape(spec(model, 1)), spec(model, tensor, **more))
 

@@ -59,18 +59,14 @@ def test_why_a_job_has_to_go(record: Mapping[str, str], said: tuple[str, ...], w
     assert departure(record, 0, said) == why
 
 
-@pytest.mark.parametrize(("words", "expired", "cancelled"), [
-    ("", False, True), (" DUE TO TIME LIMIT", True, False), (" DUE TO PREEMPTION", False, False),
-    (" DUE TO SIGNAL Terminated", False, True)])
+@pytest.mark.parametrize(("words", "expired", "cancelled"), table(__file__, "departure.toml", "slurmstepd"))
 def test_what_slurmstepd_says_of_the_end_of_a_job(tmp_path: Path, words: str, expired: bool, cancelled: bool) -> None:
     log = tmp_path / "slurm-7.log"
     log.write_text(f"{SAYS.format(words)}\n")
     assert (has_expired([SAYS.format(words)]), user_cancelled(ScriptLog(log, 0))) == (expired, cancelled)
 
 
-@pytest.mark.parametrize(("states", "expired", "refused"), [
-    ("RUNNING", False, None), ("COMPLETING", False, "the job is COMPLETING"), ("COMPLETING", True, None), ("TIMEOUT", True, None),
-    ("CANCELLED", True, "the job is CANCELLED")])
+@pytest.mark.parametrize(("states", "expired", "refused"), table(__file__, "departure.toml", "time_limits"))
 def test_a_job_at_its_time_limit_is_taken_back_while_it_ends(
         tmp_path: Path, states: str, expired: bool, refused: str | None) -> None:
     script = tmp_path / "0001" / "job.sbatch"
@@ -217,22 +213,7 @@ def killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run
     return go_on
 
 
-@pytest.mark.parametrize(("said", "given", "kind", "action"), [
-    (ALL_WELL, {"resumes": False}, "completed", "done"),  # it was begun anew
-    (EXITED, {"resumes": False}, "exit", "fail"),  # of its own: it would come again
-    (LOST, {"resumes": False}, "node", "requeue"),
-    (KILLED, {"resumes": False}, "signal", "requeue"),
-    (WELL, {"resumes": False}, "supervisor", "requeue"),  # the others have ended without a word
-    ("", {"resumes": False, "steps": 0}, "supervisor", "requeue"),
-    (ALL_WELL, {"resumes": False, "job_says": PREEMPT_TIME}, "stopped", "requeue"),
-    (STOPPED, {"resumes": False, "asked_to_stop": True}, "stopped", "done"),
-    (STOPPED, {"resumes": True}, "supervisor", "requeue"),  # asked by us
-    (ALL_WELL, {"resumes": True}, "supervisor", "requeue"),  # many end so when they are asked
-    (LOST, {"resumes": True}, "node", "requeue"),
-    (EXITED, {"resumes": True}, "supervisor", "requeue"),
-    (STOPPED, {"resumes": True, "asked_to_stop": True}, "stopped", "done"),
-    (STOPPED, {"resumes": True, "engine": True}, "supervisor", "requeue"),
-    (LOST, {"resumes": True, "engine": True}, "node", "requeue")])
+@pytest.mark.parametrize(("said", "given", "kind", "action"), table(__file__, "departure.toml", "killed", globals()))
 def test_how_the_ranks_of_a_killed_supervisor_have_ended(
         killed: Callable[..., RunDirectory], said: str, given: dict[str, Any], kind: str, action: str) -> None:
     run = killed(BEGAN + said, **given)

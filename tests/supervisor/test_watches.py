@@ -151,9 +151,7 @@ def test_what_follows_is_an_echo() -> None:
     assert [(end.host, end.code) for end in ends] == [("n2", 1)]
 
 
-@pytest.mark.parametrize(("line", "told", "waits"), [
-    (ONE_FAILED, True, True), (ONE_FAILED, False, False), ("srun: error: n2: task 3: Terminated\n", True, True),
-    ("srun: error: n2: task 3: Exited with exit code 75\n", False, True)])
+@pytest.mark.parametrize(("line", "told", "waits"), table(__file__, "watches.toml", "grace", globals()))
 def test_ranks_that_were_told_to_stop_have_their_grace(tmp_path: Path, line: str, told: bool, waits: bool) -> None:
     """One has saved, or died of it, and the others have not saved yet."""
     log, now = tmp_path / "srun.log", [0.0]
