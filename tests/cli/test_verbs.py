@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -106,17 +107,11 @@ def failed(kind: str, run: Path = Path("run")) -> Outcome:
     return Outcome(run, "failed", cause=Cause(kind, "boom"))
 
 
-@pytest.mark.parametrize(("outcome", "words"), [  # who presses Ctrl-C twice kills ranks that are saving
-    (stopped(3, 3), "stopped after step 3. Continue with: again"),
-    (stopped(3, 2), "stopped after step 3, with a checkpoint of step 2: 1 step is lost. Continue with: again"),
-    (stopped(3, None), "stopped after step 3, with no checkpoint: 3 steps are lost. Continue with: again"),
-    (stopped(0, None), "stopped after step 0. Continue with: again"),
-    (failed("error"), "boom\ncontinue with: again"),
-    (failed("memory"), "boom\nreduce the memory of a rank (more parallel.microbatches"),
-    (failed("space"), "boom\nfree disk space, then continue with: again")])
-def test_a_run_that_has_not_completed_says_what_is_kept_and_how_to_go_on(outcome: Outcome, words: str) -> None:
+@pytest.mark.parametrize(("end", "facts", "words"), table(__file__, "verbs.toml", "ends", globals()))
+def test_a_run_that_has_not_completed_says_what_is_kept_and_how_to_go_on(
+        end: Callable[..., Outcome], facts: list[Any], words: str) -> None:
     with pytest.raises(RunFailed, match=re.escape(words)):
-        _conclude(outcome, "again", Listener())
+        _conclude(end(*facts), "again", Listener())
 
 
 def test_what_the_user_got_wrong_would_fail_alike(capsys: pytest.CaptureFixture[str]) -> None:

@@ -68,6 +68,7 @@ def test_gres(gres: str, expected: list[list[str | int | None]]) -> None:
 
 SINFO = table(__file__, "site.toml", "sinfo")
 UP = "Slurmctld(primary) at ctl is UP\n"
+FATAL = CommandFailed("scontrol: error: a\nscontrol: fatal: b")
 SITE: dict[str, str | CommandFailed] = {
     "scontrol ping": UP,
     "scontrol --version": "slurm-wlm 22.05.8\n",
@@ -95,13 +96,7 @@ def test_a_node_that_mixes_gpus_has_no_type() -> None:
     assert (kind.gpu_count, kind.gpu_type) == (4, None)
 
 
-@pytest.mark.parametrize(("answers", "why"), [
-    ({"scontrol ping": UP}, None),
-    ({"scontrol ping": "Slurmctld(primary) at a is DOWN\nSlurmctld(backup) at b is UP\n"}, None),
-    ({"scontrol ping": "Slurmctld(primary) at ctl is DOWN\n"}, "Slurmctld(primary) at ctl is DOWN"),
-    ({"scontrol ping": ""}, "scontrol ping prints nothing"),
-    ({"scontrol ping": CommandFailed("scontrol: error: a\nscontrol: fatal: b")}, "scontrol: fatal: b"),
-    ({}, "scontrol is not on PATH")])
+@pytest.mark.parametrize(("answers", "why"), table(__file__, "site.toml", "silence", globals()))
 def test_why_slurm_is_silent(answers: dict[str, str | CommandFailed], why: str | None) -> None:
     assert why_silent(Answers(answers)) == why
 

@@ -39,21 +39,12 @@ LOADS = (Frame("/home/ann/train.py", 41, "next_batch"), MAIN)
 QUEUE = (Frame("/opt/py/lib/python3.11/threading.py", 331, "Condition.wait"),
          Frame(f"{TORCH}/utils/data/dataloader.py", 1251, "_try_get_data"), Frame("/home/ann/train.py", 41, "next_batch"), MAIN)
 NOTHING: tuple[Frame, ...] = ()
+IMPORTS = (Frame(f"{TORCH}/autograd/__init__.py", 9, "<module>"), MAIN)
+OWN_REDUCE, OWN_WAIT = ((Frame("/home/ann/solver.py", 7, name), MAIN) for name in ("Mesh.all_reduce", "wait"))
+LOADS_BY_REDUCING = (*LOADS, *REDUCES)
 
 
-@pytest.mark.parametrize(("frames", "waits", "words"), [
-    (REDUCES, True, "train.py:52 in all_reduce"),
-    (BARRIER, True, "train.py:60 in barrier"),
-    (BACKWARD, True, "train.py:52 in backward"),
-    ((Frame(f"{TORCH}/autograd/__init__.py", 9, "<module>"), MAIN), False,
-        "train.py:52 in main, calling <module> (__init__.py:9)"),
-    (MEETS, True, "train.py:52 in init_process_group"),
-    (LOADS, False, "train.py:41 in next_batch"),
-    (QUEUE, False, "train.py:41 in next_batch, calling wait (threading.py:331)"),
-    ((Frame("/home/ann/solver.py", 7, "Mesh.all_reduce"), MAIN), True, "solver.py:7 in all_reduce"),
-    ((Frame("/home/ann/solver.py", 7, "wait"), MAIN), False, "solver.py:7 in wait"),
-    ((*LOADS, *REDUCES), False, "train.py:41 in next_batch"),
-    (NOTHING, False, "no Python frames, its process in state D (nfs_wait)")])
+@pytest.mark.parametrize(("frames", "waits", "words"), table(__file__, "stacks.toml", "standings", globals()))
 def test_where_a_rank_stands(frames: tuple[Frame, ...], waits: bool, words: str) -> None:
     stack = RankStack(0, frames, "state D (nfs_wait)")
     assert (stack.waits, str(stack)) == (waits, words)

@@ -16,7 +16,6 @@ from hpc_mp.cluster.bandwidth import LinkRates, read_measured, where, write_meas
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.runs.status import overview
 
-UNAVAILABLE = "allocation failure: Requested node configuration is not available"
 STEP = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "host[7-8]"}
 
 
@@ -59,11 +58,7 @@ def test_a_refused_job(cluster: Cluster, job: Path, mark: str) -> None:
     assert not (job.parent / "runs").exists()
 
 
-@pytest.mark.parametrize(("answer", "node", "code", "words"), [
-    ("allocation failure: Invalid account", "drained", 2, "is refused by Slurm (sbatch --test-only): allocation failure:"),
-    (UNAVAILABLE, "drained", 0, "it will wait until nodes are back"),
-    (UNAVAILABLE, "allocated", 2, f"is refused by Slurm (sbatch --test-only): {UNAVAILABLE}"),
-    ("sbatch: unrecognized option '--test-only'", "idle", 0, "slurm has not tested the script: sbatch: unrecognized option")])
+@pytest.mark.parametrize(("answer", "node", "code", "words"), table(__file__, "launch_slurm.toml", "tested"))
 def test_slurm_tests_the_script(cluster: Cluster, job: Path, mark: str, answer: str, node: str, code: int, words: str) -> None:
     """Before anything is written, and at a dry run; with a node that is drained a job may wait for it."""
     cluster.says("sinfo", 'case "$*" in *--Node*) echo "n1|' + node + '|x"; echo "n2|idle|none";; '

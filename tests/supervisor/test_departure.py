@@ -1,6 +1,6 @@
 """Why a job has to go, what is written of one that ended with it, and what follows after a supervisor was killed."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,30 +33,16 @@ from hpc_mp.supervisor.srun import ASKING, StepEnd
 GIVEN = Allocation("7", 0, ("n1", "n2"), "lab", None)
 SAYS = "slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-26T11:38:46{} ***"
 RUNS = {"JobState": "RUNNING", "Restarts": "0", "PreemptTime": "None"}
-
-
-def because(reason: str) -> str:
-    return SAYS.format(f" DUE TO {reason}")
+WHY = {"PREEMPTED": PREEMPTED, "QUEUED_AGAIN": QUEUED_AGAIN, "REQUEUED": REASONS["JOB REQUEUE"]}
 
 
 def waiting(tmp_path: Path) -> SupervisedRun:
     return SupervisedRun(create_run(tmp_path, "x"), job(parallel={"rank_map": "block"}), place(Degrees(data=2), "DPT", 1), GIVEN)
 
 
-@pytest.mark.parametrize(("record", "said", "why"), [
-    (RUNS, (), None),
-    ({}, (), None),
-    (RUNS | {"PreemptTime": ""}, (), None),
-    (RUNS | {"PreemptTime": "2026-11-26T11:38:46"}, (), PREEMPTED),  # in the grace time slurmstepd says nothing of the job
-    (RUNS | {"JobState": "COMPLETING"}, (because("PREEMPTION"),), PREEMPTED),
-    ({}, (because("PREEMPTION"),), PREEMPTED),  # Slurm does not answer
-    (RUNS | {"Restarts": "1"}, (because("JOB REQUEUE"),), REASONS["JOB REQUEUE"]),
-    (RUNS | {"Restarts": "1"}, (), QUEUED_AGAIN),
-    (RUNS, (because("TIME LIMIT"),), None),  # it would come again
-    (RUNS, (SAYS.format(""), SAYS.format(" DUE TO SIGNAL Terminated")), None),
-    (RUNS, ("hpc-mp: 11:38:47 attempt 1 failed: " + because("NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"),), None)])
-def test_why_a_job_has_to_go(record: Mapping[str, str], said: tuple[str, ...], why: str | None) -> None:
-    assert departure(record, 0, said) == why
+@pytest.mark.parametrize(("changes", "said", "why"), table(__file__, "departure.toml", "reasons", WHY))
+def test_why_a_job_has_to_go(changes: dict[str, str] | None, said: list[str], why: str | None) -> None:
+    assert departure({} if changes is None else RUNS | changes, 0, said) == why
 
 
 @pytest.mark.parametrize(("words", "expired", "cancelled"), table(__file__, "departure.toml", "slurmstepd"))
@@ -106,21 +92,10 @@ def test_an_attempt_that_was_ended_with_its_job(
     assert end.counts == (kind != "stopped") and bool(end.departed) == (kind == "stopped")
 
 
-@pytest.mark.parametrize(("lines", "script", "record", "why"), [
-    ((), (), RUNS | {"PreemptTime": "2026-11-26T11:38:46"}, PREEMPTED),
-    (("srun: error: Node failure on n2",), (), RUNS | {"Restarts": "1"}, ""),  # a node is to be blamed
-    ((), (because("NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"),), RUNS | {"Restarts": "1"}, ""),
-    ((), (), RUNS, ""),
-    # our own words of the attempt before: this one was blamed on "n2;"
-    ((), ("hpc-mp: 14:47:48 attempt 1: node n2 failed according to Slurm: srun: error: Node failure on n2; down now: n2",
-          because("PREEMPTION")), RUNS | {"Restarts": "1"}, PREEMPTED),
-    ((), ("hpc-mp: 14:47:48 attempt 1: node n2 failed according to Slurm: "
-          + because("NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"), because("JOB REQUEUE")),
-     RUNS | {"Restarts": "1"}, REASONS["JOB REQUEUE"]),
-    ((), ("hpc-mp: 14:47:48 attempt 1 failed: node n1 lost: " + because("PREEMPTION"),), RUNS, "")])
+@pytest.mark.parametrize(("lines", "script", "changes", "why"), table(__file__, "departure.toml", "failed_nodes", WHY))
 def test_a_failed_node_comes_before_what_follows_from_it(
-        tmp_path: Path, lines: tuple[str, ...], script: tuple[str, ...], record: dict[str, str], why: str) -> None:
-    attempt = begin(waiting(tmp_path), silent)
+        tmp_path: Path, lines: tuple[str, ...], script: tuple[str, ...], changes: dict[str, str], why: str) -> None:
+    attempt, record = begin(waiting(tmp_path), silent), RUNS | changes
     attempt.run.srun_log.write_text("".join(f"{line}\n" for line in lines))
     (log := tmp_path / "slurm-7.log").write_text("".join(f"{line}\n" for line in script))
     assert _departed(attempt, record, ScriptLog(log, 0)) == why

@@ -66,24 +66,10 @@ FLAGS = {"asked": "stop_requested", "cancelled": "cancelled", "told": "ranks_ask
 LEFT: dict[str, float | None] = {"near": 10, "endless": None, "in 170 s": 170, "in 190 s": 190}
 SIGTERM_ENDED = "SIGTERM ended its ranks; with program.resumes = true it would continue"
 LIMIT_NEAR = 'its time limit was near (job.time_limit = "01:00:00")'
+OVERDUE = f"{LIMIT_NEAR}, and its ranks kept running after SIGTERM"
 
 
-@pytest.mark.parametrize(("code", "given", "means"), [
-    (0, "", "completed"), (0, "resumes", "completed"), (0, "resumes, near", "stopped"), (0, "near", "completed"),
-    (0, "resumes, asked", "stopped"), (0, "resumes, asked, cancelled", "stopped"), (0, "cancelled", "stopped"),
-    (75, "", "stopped"), (1, "", None), (1, "resumes", None), (1, "resumes, near", "stopped"), (1, "near", None),
-    (1, "cancelled", "stopped"),
-    (-15, "", None), (-15, "resumes, near", "stopped"), (-15, "asked", SIGTERM_ENDED), (-15, "cancelled", "stopped"),
-    (-15, "resumes, endless", None), (-11, "resumes, near", None),
-    (143, "resumes, asked", "stopped"), (143, "in 170 s", LIMIT_NEAR), (143, "in 190 s", None),
-    # by a signal to the step alone, of which the supervisor gets nothing; SIGKILL is no request
-    (0, "resumes, told", "stopped"), (1, "resumes, told", "stopped"), (-15, "resumes, told", "stopped"), (75, "told", "stopped"),
-    (0, "told", "ended with exit code 0, which does not prove that they were done"), (143, "told", "SIGTERM ended its ranks"),
-    (-9, "resumes, told", None), (137, "resumes, told", None), (-11, "resumes, told", None), (1, "told", None),
-    # of ranks that went on until they were ended
-    (-9, "resumes, near, overdue", "stopped"), (137, "resumes, near, overdue", "stopped"), (-9, "resumes, near", None),
-    (-9, "near", None), (-9, "near, overdue", f"{LIMIT_NEAR}, and its ranks kept running after SIGTERM"),
-    (137, "near, overdue", f"{LIMIT_NEAR}, and its ranks kept running after SIGTERM")])
+@pytest.mark.parametrize(("code", "given", "means"), table(__file__, "program_ending.toml", "ends", globals()))
 def test_an_end(tmp_path: Path, code: int, given: str, means: str | None) -> None:
     words = set(given.split(", ")) - {""}
     left = next((LEFT[word] for word in words & LEFT.keys()), HOUR)

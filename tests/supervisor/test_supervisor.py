@@ -65,25 +65,11 @@ class Slurm:
 # --- decide ----------------------------------------------------------------------------------------------------------
 
 decide = partial(decide_of, cancelled=False, retries=3, lacking=" without a new checkpoint")
-SPENT, FORGIVEN = [end()] * 3, [replace(end(), returned=("n3",))] * 2
+TWICE, SPENT, FORGIVEN = [end()] * 2, [end()] * 3, [*[replace(end(), returned=("n3",))] * 2, end(), end()]
+IDLE, LOST, STOPS = [end("stopped")] * IDLE_STOPS, [end("lost")] * IDLE_STOPS, [end("stopped")] * 3
 
 
-@pytest.mark.parametrize(("ending", "options", "action", "why"), [
-    ("completed", {}, "done", "complete"),
-    ("stopped", {}, "requeue", "no checkpoint yet"),
-    ("stopped", {"saved": 40}, "requeue", "step 40 is saved"),
-    ("stopped", {"cancelled": True}, "done", "stopped by its user"),
-    ("stopped", {"stalled": [end("stopped")] * IDLE_STOPS}, "fail", "raise job.time_limit"),
-    ("stopped", {"stalled": [end("lost")] * IDLE_STOPS}, "requeue", "no checkpoint yet"),
-    (MACHINE, {}, "requeue", "machine failure 1 of 3"),
-    (MACHINE, {"cancelled": True}, "done", "stopped by its user"),
-    (MACHINE, {"stalled": [end()] * 2}, "requeue", "machine failure 3 of 3"),
-    (MACHINE, {"stalled": SPENT}, "fail", "failed 4 times without a new checkpoint (slurm.retries = 3)"),
-    (MACHINE, {"stalled": SPENT, "returned": ("n3",)}, "requeue", "n3 failed before"),  # it had just come back
-    (MACHINE, {"stalled": [*FORGIVEN, end(), end()]}, "requeue", "machine failure 3 of 3"),
-    (MACHINE, {"stalled": [end("stopped")] * 3}, "requeue", "machine failure 1 of 3"),
-    (PROGRAM, {}, "fail", "would recur"),
-    (PROGRAM, {"returned": ("n3",)}, "fail", "would recur")])
+@pytest.mark.parametrize(("ending", "options", "action", "why"), table(__file__, "supervisor.toml", "decisions", globals()))
 def test_decisions(ending: Any, options: dict[str, Any], action: str, why: str) -> None:
     decision = decide(ending, **{"stalled": [], "saved": 0, **options})
     assert decision.action == action and why in decision.why
