@@ -49,7 +49,6 @@ def spec_of(directory: Path, nodes: int = 2, ranks: int = 2, more: str = "", *ov
 
 
 def planned(spec: JobSpec, **more: Any) -> TrainingPlan:
-    """Return the plan on emulated nodes."""
     return compose(spec, Where("local", "so"), BACKENDS["local"].target, **more)
 
 

@@ -51,7 +51,6 @@ def local(here: Path, command: list[str], *options: str, nodes: int = 2, each: i
 
 
 def cause_of(done: Result, found: RunDirectory) -> Cause:
-    """Return the cause of a run that failed."""
     ended = verdict(found)
     assert done.exit_code == 1 and ended is not None and ended.cause is not None, done.output
     return ended.cause
