@@ -193,11 +193,7 @@ def test_a_script_of_another_language_is_run_by_its_interpreter(tmp_path: Path) 
 
 # --- whatever the text is -------------------------------------------------------------------------------------------
 
-LINES = ["#SBATCH --nodes=2", "#SBATCH -n 3 --mem=1G", "##SBATCH -x", "# words", "", "  ", "A=1; B=$A", "export X=a Y", "cd /tmp",
-         "if true", "then", "fi", "for i in 1 2; do", "done", "srun python a.py \\", "  --x 1", "echo done; srun hostname",
-         "cat <<EOF", "EOF", "f() {", "}", "module load a", "wait", "conda activate e", "(", ")", "'", "mpirun -np 2 ./a", "x=$(",
-         "export A=<FILL>", "trap x EXIT", "é=ü", "torchrun --nproc_per_node=2 t.py &", "source env.sh", "exit 1",
-         "#SBATCH --time=5", "\\"]
+LINES = table(__file__, "adopt.toml", "lines")
 
 
 @settings(max_examples=150, deadline=None)

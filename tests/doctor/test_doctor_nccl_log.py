@@ -197,11 +197,7 @@ def test_ports_that_cannot_be_compared() -> None:
 
 
 LINES = [line for path in sorted(LOGS.glob("*.log")) for line in path.read_text(encoding="utf-8").splitlines()]
-WORDS = ["NCCL", "INFO", "WARN", "Channel 00/0 : ", "->", "via", "NET/IB/", "[0]", "host:1:2 [0] NCCL INFO ",
-         "Got completion from peer ",
-         "status=", "comm 0x0 rank ", "nranks", "nRanks 99999999999999999999 ", "nNodes ", "Init START", "Init COMPLETE",
-         "/dev/shm",
-         "99999999999999999999999", "\x00", "\x1b[31m", "\ufffd", ":", "/", "(", "COLLNET/", "P2P/", "SHM/", "NET//", "-> Algo "]
+WORDS = table(__file__, "doctor_nccl_log.toml", "words")
 MACHINES = [Machine(), Machine("infiniband", 8, True), Machine("efa", 32, True), Machine("roce", 2, False)]
 
 

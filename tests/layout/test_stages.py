@@ -199,11 +199,7 @@ def test_the_number_of_layers_does_not_matter_to_a_profile(tmp_path: Path) -> No
 # --- what tensor ranks cut, share and hold alike, and what is refused; without torch ---------------------------------
 
 
-MODELS = {
-    "gpt2": {"model_type": "gpt2", "n_layer": 2, "n_embd": 24, "n_head": 12, "vocab_size": 5, "n_inner": 10, "n_positions": 8},
-    "llama": {"model_type": "llama", "num_hidden_layers": 3, "hidden_size": 24, "num_attention_heads": 12,
-              "num_key_value_heads": 6, "intermediate_size": 10, "vocab_size": 5, "max_position_embeddings": 8, "mlp_bias": True},
-}
+MODELS = table(__file__, "stages.toml", "models")
 
 
 def spec(model: str, tensor: int, **more: object) -> JobSpec:
