@@ -85,7 +85,8 @@ def test_the_list_of_checks_is_what_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("edits", "state", "code"), [
     ({}, "OK", 0), ({"/proc/sys/vm/zone_reclaim_mode": "1\n"}, "WARNING", 1), ({"/proc/meminfo": None}, "UNKNOWN", 3)])
 def test_a_monitor_gets_one_line_and_its_exit_code(edits: dict[str, Any], state: str, code: int) -> None:
-    words = ["--root", str(broken("ndv5", edits).root), "--check", "memory-reclaim"]
+    machine = broken("ndv5", edits)  # which is gone with its last name
+    words = ["--root", str(machine.root), "--check", "memory-reclaim"]
     done = CliRunner().invoke(doctor, ["node", "--nagios", *words])
     assert done.exit_code == code and len(done.output.splitlines()) == 1 and done.output.startswith(f"HPC-MP {state} ")
     assert json.loads(CliRunner().invoke(doctor, ["node", "--json", *words]).output)["nagios"] == code
