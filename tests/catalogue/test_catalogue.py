@@ -84,10 +84,7 @@ def test_a_plan_finds_what_it_counts_with() -> None:
     assert SHIPPED.machine("dgx-h100") is not None and SHIPPED.machines["dgx-h100"].nodes_per_leaf == 32
 
 
-@pytest.mark.parametrize(("name", "model"), [
-    ("NVIDIA A100-SXM4-80GB", "A100-SXM4-80GB"), ("NVIDIA A100-SXM-64GB", "A100-SXM"), ("NVIDIA H200 NVL", "H200 NVL"),
-    ("NVIDIA H200", "H200"), ("NVIDIA H20", "H20"), ("NVIDIA GH200 480GB", "GH200"), ("NVIDIA GB200", "GB200"),
-    ("NVIDIA B200", "B200"), ("Tesla V100-SXM2-16GB", "V100-SXM2"), ("Tesla V100-PCIE-32GB", "V100"), ("Tesla T4", None)])
+@pytest.mark.parametrize(("name", "model"), table(__file__, "catalogue.toml", "gpu_names"))
 def test_the_longest_name_that_fits_is_the_model(name: str, model: str | None) -> None:
     found = SHIPPED.gpu(name)
     assert (found.name if found else None) == model

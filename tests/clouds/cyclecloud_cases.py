@@ -44,7 +44,6 @@ def expected(case: dict[str, Any], text: str) -> int:
 
 
 def findings_of(case: dict[str, Any], text: str, root: Path) -> tuple[Finding, ...]:
-    """Return the findings of a template with the parameters and the project of a case."""
     parameters = project = None
     if "params" in case:
         file = root / "params.json"

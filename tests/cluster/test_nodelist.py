@@ -115,9 +115,7 @@ def test_host_lists_as_slurm_reads_and_writes_them(line: str) -> None:
     assert expand(text) == tuple(names.split()) and compress(names.split()) == again
 
 
-@pytest.mark.parametrize(("text", "names"), [
-    ("a[1-2][3-4][5-6]", "a135 a136 a235 a236 a145 a146 a245 a246"), ("n[1-2]-ib[0-1]", "n1-ib0 n1-ib1 n2-ib0 n2-ib1"),
-    ("n[1-2]-ib0,m", "n1-ib0 n2-ib0 m")])
+@pytest.mark.parametrize(("text", "names"), table(__file__, "nodelist.toml", "several_brackets"))
 def test_several_brackets_run_in_slurms_order(text: str, names: str) -> None:
     """The last varies fastest, then the first: as Slurm 22.05 to 26.05 have it, and no nested loop would."""
     assert expand(text) == tuple(names.split())

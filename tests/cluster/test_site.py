@@ -59,18 +59,16 @@ def test_gpus_of_this_machine(answers: dict[str, str | CommandFailed], gpus: tup
     assert find_gpus(Answers(answers)) == gpus
 
 
-@pytest.mark.parametrize(("gres", "expected"), [
-    ("(null)", ()), ("gpu:4", ((None, 4),)), ("gpu", ((None, 1),)), ("gpu:h100:8(S:0-1)", (("h100", 8),)),
-    ("nvme:1,gpu:a100_1g.5gb:7(S:0,2),shard:4", (("a100_1g.5gb", 7),)),
-    ("gpu:v100:2,gpu:k80:2", (("v100", 2), ("k80", 2)))])
-def test_gres(gres: str, expected: tuple[tuple[str | None, int], ...]) -> None:
-    assert parse_gpus(gres) == expected
+@pytest.mark.parametrize(("gres", "expected"), table(__file__, "site.toml", "gres"))
+def test_gres(gres: str, expected: list[list[str | int | None]]) -> None:
+    assert [*map(list, parse_gpus(gres))] == expected
 
 
 # --- Slurm ------------------------------------------------------------------------------------------------------------
 
 SINFO = table(__file__, "site.toml", "sinfo")
 UP = "Slurmctld(primary) at ctl is UP\n"
+FATAL = CommandFailed("scontrol: error: a\nscontrol: fatal: b")
 SITE: dict[str, str | CommandFailed] = {
     "scontrol ping": UP,
     "scontrol --version": "slurm-wlm 22.05.8\n",
@@ -98,13 +96,7 @@ def test_a_node_that_mixes_gpus_has_no_type() -> None:
     assert (kind.gpu_count, kind.gpu_type) == (4, None)
 
 
-@pytest.mark.parametrize(("answers", "why"), [
-    ({"scontrol ping": UP}, None),
-    ({"scontrol ping": "Slurmctld(primary) at a is DOWN\nSlurmctld(backup) at b is UP\n"}, None),
-    ({"scontrol ping": "Slurmctld(primary) at ctl is DOWN\n"}, "Slurmctld(primary) at ctl is DOWN"),
-    ({"scontrol ping": ""}, "scontrol ping prints nothing"),
-    ({"scontrol ping": CommandFailed("scontrol: error: a\nscontrol: fatal: b")}, "scontrol: fatal: b"),
-    ({}, "scontrol is not on PATH")])
+@pytest.mark.parametrize(("answers", "why"), table(__file__, "site.toml", "silence", globals()))
 def test_why_slurm_is_silent(answers: dict[str, str | CommandFailed], why: str | None) -> None:
     assert why_silent(Answers(answers)) == why
 

@@ -37,16 +37,11 @@ def test_only_one_room_names_slurms_programs() -> None:
     assert all(found[place] for place in (ROOM, *OTHERS)), "an exception without a use"
 
 
-@pytest.mark.parametrize("spelling", [
-    'ask(("scontrol", "show", "node"))', 'run(["/usr/bin/squeue", "--json"])', 'Popen("srun --nodes=2 hostname", shell=True)',
-    'shutil.which("sbatch")', '"scancel 7".split()', 'f"sinfo --nodes={nodes}"', '("srun", *options)',
-    'ask(("bash", "-c", "cd /x && sacct -j 7"))', '["sh", "-c", "exec srun python"]', '"n=$(scontrol show hostnames)"'])
+@pytest.mark.parametrize("spelling", table(__file__, "slurm_programs.toml", "spellings"))
 def test_every_spelling_is_seen(spelling: str) -> None:
     assert list(commands(f"it = {spelling}"))
 
 
-@pytest.mark.parametrize("text", [
-    '"start ranks with srun, mpirun or torchrun"', '"srun.log"', '"srun: error: x"', '"`scontrol reconfigure`"', '"sbatchd"',
-    'def f():\n    """sbatch is called here."""'])
+@pytest.mark.parametrize("text", table(__file__, "slurm_programs.toml", "no_commands"))
 def test_what_people_read_is_no_command(text: str) -> None:
     assert not list(commands(text if text.startswith("def") else f"it = {text}"))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tables import table
 
 from hpc_mp.base.errors import RunFailed
 from hpc_mp.cluster.slurm import submit as slurm
@@ -65,10 +66,7 @@ def test_the_words_of_a_site_come_with_the_job(fake: Fake) -> None:
     assert seen(record)[0] == ["--parsable", "--dependency=afterany:7", "job.sbatch"]
 
 
-@pytest.mark.parametrize(("answer", "words"), [
-    ("echo all is well", "all is well"),
-    ("echo 'sbatch: error: Batch job submission failed: Invalid qos' >&2; exit 1",
-     r"refused /r/job\.sbatch:\nsbatch: error: Batch job submission failed: Invalid qos$")])
+@pytest.mark.parametrize(("answer", "words"), table(__file__, "slurm_submit.toml", "answers_without_an_id"))
 def test_an_answer_without_an_id_is_a_refusal_in_slurms_words(fake: Fake, answer: str, words: str) -> None:
     fake("sbatch", answer)
     with pytest.raises(RunFailed, match=words):

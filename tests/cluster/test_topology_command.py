@@ -96,10 +96,7 @@ def test_measured_rates_as_a_tree_or_not(slurm: dict[str, str]) -> None:
     assert (done.returncode, done.stdout) == (1, "") and "do not distinguish leaves" in done.stderr
 
 
-@pytest.mark.parametrize(("groups", "across", "verdict", "code"), [
-    ([["n1", "n2"], ["n3", "n4"]], 0.3, "agrees", 0),
-    ([["n1", "n3"], ["n2", "n4"]], 0.3, "disagrees", 1),
-    ([["n1", "n2"], ["n3", "n4"]], 1.0, "cannot tell", 0)])
+@pytest.mark.parametrize(("groups", "across", "verdict", "code"), table(__file__, "topology_command.toml", "checks"))
 def test_check(slurm: dict[str, str], groups: list[list[str]], across: float, verdict: str, code: int) -> None:
     note(slurm, measure(groups, across))
     done = hpc_mp("--check", environ=slurm)
@@ -121,14 +118,7 @@ def test_check_of_files(tmp_path: Path) -> None:
     assert done.returncode == 2 and "is not a cluster.json" in done.stderr
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (("--measured", "x"), "--measured: has no effect here"),
-    (("--check", "--to", "tree"), "--to: has no effect here"),
-    (("--json", "--to", "tree"), "--json: has no effect here"),
-    (("--from", "azslurm"), "--from azslurm: needs a file"),
-    (("no such file",), "cannot be read"),
-    ((TREE, "--to", "block"), "has no block but tree"),
-    ((TREE, "--to", "tree", "--nodes", "x1"), "has no node")])
+@pytest.mark.parametrize(("words", "said"), table(__file__, "topology_command.toml", "wrong_words", globals()))
 def test_wrong_words_are_refused(slurm: dict[str, str], words: tuple[str | Path, ...], said: str) -> None:
     done = hpc_mp(*words, environ=slurm)
     assert (done.returncode, bool(done.stdout)) == (2, "--json" in words) and said in done.stderr

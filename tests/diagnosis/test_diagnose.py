@@ -178,9 +178,7 @@ def test_under_mpirun_the_rank_that_has_said_so_is_the_cause_and_no_task_of_a_no
     assert classify(replace(wordless, by_mpirun=False)).rank == 0, "of srun's own ranks a task is one"
 
 
-@pytest.mark.parametrize(("end", "words"), [
-    ("crash", "was killed by SIGSEGV"), ("exit", "ended with exit code 3"), ("signal", "was killed by SIGKILL"),
-    ("exit", "ended with exit code 1; its last words: boom")])
+@pytest.mark.parametrize(("end", "words"), table(__file__, "diagnose.toml", "ends_of_mpirun"))
 def test_a_rank_of_mpirun_that_notices_an_end_may_end_before_it(end: str, words: str) -> None:
     """Open MPI ends it with 14, some milliseconds before or after the rank that it has lost."""
     lost = [said(rank, node, "exit", f"ended with exit code 14{more}", 39.99) for rank, node, more in (
@@ -199,7 +197,7 @@ PLACES = {place_.rank: place_ for place_ in place(Degrees(data=4), "DPT", 2).ran
 OF_TWO = Evidence(code=1, places=PLACES, hosts=("n1", "n2"), supervisor_host="n1", run=RunDirectory(Path("/run")))
 RECORDED = tables("not_started.toml")
 del RECORDED["parts"]
-SEEN_BY_PYXIS, SEEN_BY_APPTAINER = (RECORDED[name]["refused"]["reason"] for name in ("no image", "no sif"))
+SEEN = {name: RECORDED[f"no {name}"]["refused"]["reason"] for name in ("image", "sif")}
 
 
 def log(name: str, host: str) -> tuple[str, ...]:
@@ -220,21 +218,11 @@ def test_what_slurmstepd_says(name: str) -> None:
 
 
 @pytest.mark.parametrize("program", [False, True])
-@pytest.mark.parametrize(("one", "other", "code", "kind", "nodes", "words"), [
-    ("no image", "no image", 1, "user", (), f"n1, like all nodes, could not start the ranks: {SEEN_BY_PYXIS}. Set slurm.con"),
-    ("no image", "started", 1, "unfit", ("n1",), f"is unfit for this run: it could not start the ranks: {SEEN_BY_PYXIS}"),
-    ("no registry", "no registry", 1, "user", (), "registry-1.docker.io"),
-    ("no bash", "no bash", 2, "user", (), "execve(): bash: No such file or directory. Use an image that contains it"),
-    ("interrupted", "interrupted", 1, "cancelled", (), "was ended by Slurm: SIGUSR2 arrived while the container was created"),
-    ("no image", "asked to end", 1, "user", (), SEEN_BY_PYXIS),  # srun had the other ended
-    ("no sif", "no sif", 255, "user", (), f"n1, like all nodes, could not start the ranks: {SEEN_BY_APPTAINER}. Set slurm.c"),
-    ("no sif", "started", 255, "unfit", ("n1",), f"it could not start the ranks: {SEEN_BY_APPTAINER}"),
-    ("no apptainer", "no apptainer", 2, "user", (), "execve(): apptainer: No such file or directory. Load the module"),
-    ("started", "started", 1, "exit", (), "ended with exit code 1; its last words: step 1")])
-def test_the_verdict(program: bool, one: str, other: str, code: int, kind: str, nodes: tuple[str, ...], words: str) -> None:
+@pytest.mark.parametrize(("one", "other", "code", "kind", "nodes", "words"), table(__file__, "diagnose.toml", "verdicts"))
+def test_the_verdict(program: bool, one: str, other: str, code: int, kind: str, nodes: list[str], words: str) -> None:
     found = classify(replace(ended(one, other, code), program=program))
-    assert (found.kind, found.nodes) == (kind, nodes)
-    assert words in found.message
+    assert (found.kind, [*found.nodes]) == (kind, nodes)
+    assert words.format(**SEEN) in found.message
 
 
 @pytest.mark.parametrize("words", table(__file__, "diagnose.toml", "no_launcher"))

@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import table
 from watchdog_words import said
 
 from hpc_mp.diagnosis.cause import root_cause
@@ -123,20 +125,10 @@ def test_a_rank_that_lost_another_is_an_echo() -> None:
 # --- NCCL's watchdog, as torch writes it -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("lines", "apart", "words"), [
-    ({0: said(0), 1: said(1), 2: ["step 11"], 3: said(3)}, 2,
-     "ranks 0, 1, 3 waited for it 600 s in ALLREDUCE (12) (NCCL's watchdog)"),
-    ({0: said(0), 1: said(1), 2: said(2, 12, "BROADCAST"), 3: said(3)}, 2,
-     "ranks 0, 1, 3 waited for it 600 s in ALLREDUCE (12), while it was in BROADCAST (12) (NCCL's watchdog)"),
-    ({0: said(0), 1: said(1), 2: said(2), 3: said(3)}, None, "ranks 0-3 waited 600 s in ALLREDUCE (12) (NCCL's watchdog)"),
-    ({0: said(0), 1: said(1), 2: [], 3: []}, None, "ranks 0, 1 waited 600 s in ALLREDUCE (12) (NCCL's watchdog)"),
-    ({0: said(0, 5), 1: said(1, 7, "ALLGATHER"), 3: said(3, 9)}, 2,
-     "ranks 0, 1, 3 waited for it 600 s in ALLREDUCE (5), ALLGATHER (7), ALLREDUCE (9) (NCCL's watchdog)"),
-    ({0: said(0, 5), 1: said(1, 7), 2: said(2, 9), 3: said(3, 9)}, None,
-     "ranks 0-3 waited 600 s in ALLREDUCE (5), ALLREDUCE (7), ALLREDUCE (9) (NCCL's watchdog)"),
-    ({0: said(0)}, None, "rank 0 waited 600 s in ALLREDUCE (12) (NCCL's watchdog)")])
-def test_who_waited_for_whom(lines: dict[int, list[str]], apart: int | None, words: str) -> None:
-    found = collective_timeout(lines, 4)
+@pytest.mark.parametrize(("lines", "apart", "words"), table(__file__, "waits.toml", "watchdogs"))
+def test_who_waited_for_whom(lines: dict[str, Any], apart: int | None, words: str) -> None:
+    logs = {int(rank): line.splitlines() if isinstance(line, str) else said(*line) for rank, line in lines.items()}
+    found = collective_timeout(logs, 4)
     assert found is not None and (found.apart, str(found)) == (apart, words)
 
 

@@ -10,6 +10,7 @@ import pytest
 from nccl_tests_output import Output, parse
 from slurm_jobs import until
 from slurm_lab.lab import Lab
+from tables import table
 
 from hpc_mp.doctor.bench.result import TOLERANCE
 
@@ -87,12 +88,7 @@ def measured(lab: Lab, name: str, nodes: int) -> float:
 
 @pytest.mark.prove
 @needs_iperf3
-@pytest.mark.parametrize(("name", "nodes", "way", "sends", "within"), [
-    ("sendrecv", 2, "both", 1, WITHIN), ("all_reduce", 2, "both", 1, WITHIN), ("all_reduce", 4, "both", 1, WITHIN),
-    ("all_gather", 4, "both", 1, WITHIN), ("broadcast", 2, "one way", 1, WITHIN),
-    ("reduce_scatter", 4, "one way", 2, 0.2),  # gloo's reduce-scatter is an all-reduce
-    ("broadcast", 4, "one way", 2, 0.2),  # the root of gloo's broadcast sends to two of three others
-])
+@pytest.mark.parametrize(("name", "nodes", "way", "sends", "within"), table(__file__, "bench_slurm.toml", "busbw", globals()))
 def test_busbw_is_what_iperf3_gets_through_the_same_links(lab: Lab, wire: dict[str, float], name: str, nodes: int, way: str,
                                                           sends: int, within: float) -> None:
     found = sends * measured(lab, name, nodes)

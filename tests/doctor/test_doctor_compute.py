@@ -139,8 +139,6 @@ def test_the_exact_problem_has_the_known_answer() -> None:
 
 
 class Faulty:
-    """A device that can be wrong."""
-
     kind, software, bus = "toy", "none", ""
 
     def __init__(self) -> None:

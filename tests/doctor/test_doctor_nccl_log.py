@@ -134,10 +134,7 @@ def test_the_reason_of_a_fall_back_to_sockets_is_told_once() -> None:
     assert set(ill) == {"nccl-network", "nccl-ofi"} and "No eligible providers were found; 3 such lines" in ill["nccl-ofi"]
 
 
-@pytest.mark.parametrize("using", [
-    "[0]={[0] mlx5_2:1/RoCE, [1] mlx5_3:1/RoCE} [1]={[2] mlx5_0:1/RoCE, [3] mlx5_1:1/RoCE} [RO]; OOB bond0:10.0.0.9<0>",
-    "[0]mlx5_0:1/RoCE [1]mlx5_1:1/RoCE [2]mlx5_2:1/RoCE [3]mlx5_3:1/RoCE [RO]; OOB eth0:10.0.0.9<0>",
-    "[0]={[0] mlx5_0:1/RoCE, [1] mlx5_1:1/RoCE, [2] mlx5_2:1/RoCE, [3] mlx5_3:1/RoCE}; OOB eth0:10.0.0.9<0>"])
+@pytest.mark.parametrize("using", table(__file__, "doctor_nccl_log.toml", "adapters"))
 def test_adapters_are_counted_merged_or_not(using: str) -> None:
     told = parse([f"n3:1:2 [0] NCCL INFO NET/IB : Using {using}", "n3:1:2 [0] NCCL INFO Using network IBext_v8"])
     assert sorted(told.adapters["n3"]) == [f"mlx5_{number}:1/RoCE" for number in range(4)]
@@ -200,11 +197,7 @@ def test_ports_that_cannot_be_compared() -> None:
 
 
 LINES = [line for path in sorted(LOGS.glob("*.log")) for line in path.read_text(encoding="utf-8").splitlines()]
-WORDS = ["NCCL", "INFO", "WARN", "Channel 00/0 : ", "->", "via", "NET/IB/", "[0]", "host:1:2 [0] NCCL INFO ",
-         "Got completion from peer ",
-         "status=", "comm 0x0 rank ", "nranks", "nRanks 99999999999999999999 ", "nNodes ", "Init START", "Init COMPLETE",
-         "/dev/shm",
-         "99999999999999999999999", "\x00", "\x1b[31m", "\ufffd", ":", "/", "(", "COLLNET/", "P2P/", "SHM/", "NET//", "-> Algo "]
+WORDS = table(__file__, "doctor_nccl_log.toml", "words")
 MACHINES = [Machine(), Machine("infiniband", 8, True), Machine("efa", 32, True), Machine("roce", 2, False)]
 
 

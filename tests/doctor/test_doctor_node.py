@@ -7,6 +7,7 @@ import pytest
 from case import Case, FaultTable, in_process, rows
 from edits import earlier, logged
 from machines.tree import HANGS, KINDS, broken, machine, tree
+from tables import table
 
 from hpc_mp.base.findings import Finding
 from hpc_mp.cluster.node import mounts
@@ -104,10 +105,7 @@ def test_corrected_errors_and_a_missing_floppy_are_no_complaints(line: str) -> N
     assert bad(looked(broken("ndv5", logged(line)), tuple(check for check in NODE if check.code.startswith("kernel-")))) == []
 
 
-@pytest.mark.parametrize(("file", "line", "codes"), [
-    ("/proc/meminfo", "MemAvailable", ["memory-free"]), ("/proc/meminfo", "SwapTotal", ["memory-swap"]),
-    ("/proc/meminfo", "MemTotal", ["memory-free"]), ("/proc/self/limits", "locked memory",
-          ["limit-memlock"])])
+@pytest.mark.parametrize(("file", "line", "codes"), table(__file__, "doctor_node.toml", "no_kernel_lines"))
 def test_a_line_that_the_kernel_does_not_write_is_named(file: str, line: str, codes: list[str]) -> None:
     source = broken("ndv5", {file: "\n".join(kept for kept in tree("ndv5").text(file).splitlines() if line not in kept)})
     unknown = [finding for code in codes for finding in looked(source, (BY_CODE[code],)) if finding.severity == "unknown"]

@@ -47,7 +47,8 @@ def test_a_healthy_machine_passes(node: Node, tmp_path: Path, capsys: pytest.Cap
 
 
 def test_a_broken_machine_refuses_the_job(node: Node, tmp_path: Path) -> None:
-    said = node.refused("--health", sys.executable, **recorded(tmp_path, broken(KIND, DOWN).root))
+    machine = broken(KIND, DOWN)
+    said = node.refused("--health", sys.executable, **recorded(tmp_path, machine.root))
     assert "mlx5_ib3" in said and "leave this node out, or set environment.health = false" in said
 
 
@@ -75,8 +76,8 @@ def test_a_machine_whose_nccl_is_well_or_says_nothing_passes(node: Node, tmp_pat
 
 def test_a_broken_machine_is_refused_before_nccl_is_started(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """NCCL may hang on it: the answer comes without."""
-    begin = time.monotonic()
-    assert gate.main(recorded(tmp_path, broken(KIND, DOWN).root, hangs=True)) == 1
+    machine, begin = broken(KIND, DOWN), time.monotonic()
+    assert gate.main(recorded(tmp_path, machine.root, hangs=True)) == 1
     assert "mlx5_ib3" in capsys.readouterr().out and time.monotonic() - begin < PATIENCE_S / 2
 
 

@@ -221,7 +221,6 @@ def drawn(faults: int, per_run: int, draw: random.Random) -> list[list[str]]:
 
 
 def campaign(faults: int, seed: int, kind: str, per_run: int = 8, say: Callable[[str], None] = print) -> list[Trial]:
-    """Run all trials of a campaign."""
     draw = random.Random(seed)
     with Lab(6, overrides=SETTINGS) as lab:
         runs = Campaign(lab, kind, STEPS_PER_FAULT * per_run, draw, say)
@@ -234,7 +233,6 @@ def campaign(faults: int, seed: int, kind: str, per_run: int = 8, say: Callable[
 
 
 def summary(trials: Sequence[Trial]) -> str:
-    """Return the counts, and what was wrong."""
     faults, attempts, released, right = (sum(numbers) for numbers in zip(*(
         (len(trial.planted), trial.attempts, trial.released, not trial.wrong) for trial in trials), strict=True))
     wrong = [f"run {number}: {words}" for number, trial in enumerate(trials, 1) for words in trial.wrong]

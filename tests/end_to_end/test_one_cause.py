@@ -165,11 +165,7 @@ def test_also_between_the_meeting_and_the_first_message(
     assert kind == "lost" or cause["rank"] == rank
 
 
-@pytest.mark.parametrize(("error", "ranks", "kind"), [
-    ("EACCES", "2,3", "unwritable"), ("EIO", "2", "unwritable"), ("EROFS", "0", "unwritable"), ("EIO", "0,1,2,3", "storage"),
-    ("EACCES", "0,1,2,3", "error"), ("EROFS", "1,3", "storage"), ("ENOSPC", "3", "space"), ("EDQUOT", "0,1,2,3", "space"),
-    ("RuntimeError", "3", "error"), ("ValueError", "0,1,2,3", "error"), ("TypeError", "0,2", "error"),
-    ("MemoryError", "1", "memory")])
+@pytest.mark.parametrize(("error", "ranks", "kind"), table(__file__, "one_cause.toml", "failed_saves"))
 def test_saves_that_fail_are_the_fault_of_a_node_where_others_can_write(
         tmp_path: Path, error: str, ranks: str, kind: str) -> None:
     """From step 2 on: the saves after steps 2 and 4 fail, and ``checkpoint.failures`` is 2."""

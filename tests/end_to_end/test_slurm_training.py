@@ -177,10 +177,8 @@ def test_a_rank_that_raises_ends_the_job_soon_and_says_so_last(lab: Cluster, job
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize(("rank", "local", "coordinates", "overrides"), [
-    (1, 0, "dp 1, pp 0, tp 0", LONG),
-    (2, 0, "dp 1, pp 0, tp 0", SHARED),  # two ranks on each node
-    (3, 1, "dp 1, pp 0, tp 1", SHARED)])
+@pytest.mark.parametrize(
+    ("rank", "local", "coordinates", "overrides"), table(__file__, "slurm_training.toml", "memory_eaters", globals()))
 def test_a_rank_that_eats_all_memory_is_named(rank: int, local: int, coordinates: str, overrides: tuple[str, ...]) -> None:
     with Lab(2, overrides={"JobAcctGatherParams": "OverMemoryKill"}) as lab:
         job = write_job(lab.share / "job")

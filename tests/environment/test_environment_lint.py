@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from bare import machine
 from machines.tree import tree
+from tables import table
 
 from hpc_mp.base.findings import Finding
 from hpc_mp.cluster.node.source import NodeSource
@@ -108,9 +109,6 @@ def test_no_profile_is_at_odds_with_the_tables(name: str) -> None:
         assert each.use == "leave" or each.name not in {*known.removed, *known.foreign, *known.legacy}
 
 
-@pytest.mark.parametrize(("pattern", "names"), [
-    ("", ["lo", "eth0", "eth1", "eth10"]), ("eth", ["eth0", "eth1", "eth10"]), ("eth1", ["eth1", "eth10"]), ("=eth1", ["eth1"]),
-    ("^eth", ["lo"]), ("^=eth1,lo", ["eth0", "eth10"]), ("eth0:1,lo", ["lo", "eth0"]), ("^", []),
-    ("=", ["lo", "eth0", "eth1", "eth10"]), ("=eth0,=eth1", ["eth0"])])
+@pytest.mark.parametrize(("pattern", "names"), table(__file__, "environment_lint.toml", "lists"))
 def test_lists_take_what_nccl_takes(pattern: str, names: list[str]) -> None:
     assert taken(pattern, ["lo", "eth0", "eth1", "eth10"]) == names

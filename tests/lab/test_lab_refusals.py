@@ -52,11 +52,7 @@ def several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("conf", "name", "meant"), [
-    ("{}/hpc-mp-two/etc/slurm.conf", None, "two"), ("{}/hpc-mp-lab/etc/slurm.conf", None, "lab"),
-    ("{}//hpc-mp-lab/../hpc-mp-two/etc/slurm.conf", None, "two"), ("hpc-mp-two/etc/slurm.conf", None, "two"),
-    ("{}/site.conf", None, "two"), ("{}/hpc-mp-two/etc/slurm.conf", "lab", "lab"), (None, "two", "two"),
-    (None, None, None), ("", None, None), ("/etc/slurm/slurm.conf", None, None), ("{}/hpc-mp-old/etc/slurm.conf", None, None)])
+@pytest.mark.parametrize(("conf", "name", "meant"), table(__file__, "lab_refusals.toml", "several_clusters"))
 def test_of_several_clusters_that_of_slurm_conf_is_meant(several: Path, monkeypatch: pytest.MonkeyPatch, conf: str | None,
                                                          name: str | None, meant: str | None) -> None:
     if conf is not None:

@@ -42,9 +42,7 @@ def test_bad_nodes(nodes: int, extra: dict[str, str], found: tuple[str, ...], do
     assert chosen.why.startswith(words) and bool(chosen.why) == bool(words)
 
 
-@pytest.mark.parametrize(("found", "words"), [
-    (("n3",), "not avoided, as this allocation has them: n3"), (("n4",), ""), ((), ""),
-    (("n2", "n3", "n4"), "not avoided, as this allocation has them: n2 (lost: n2 vanished); n3")])
+@pytest.mark.parametrize(("found", "words"), table(__file__, "avoid.toml", "of_the_allocation"))
 def test_nodes_of_the_allocation_around_a_job_are_not_avoided(found: tuple[str, ...], words: str) -> None:
     chosen = avoid(training(2), ClusterFacts(partition=PARTITION, allocation=("n1", "n2", "n3")), bad(*found))
     assert chosen.value is None and chosen.why.startswith(words) and bool(chosen.why) == bool(words) and "n4" not in chosen.why
@@ -96,9 +94,7 @@ def test_a_job_that_could_not_start_on_the_others_gets_them(tmp_path: Path, job:
 
 
 @pytest.mark.parametrize("program", [False, True], ids=["training", "program"])
-@pytest.mark.parametrize(("sufferer", "resume", "kept_off"), [
-    ("runs/t/0001", True, "n3"), ("link/t/0001", True, "n3"), ("runs/t/0001", False, "n2"), ("runs/t/0002", True, "n2"),
-    ("runs/t", True, "n2")])
+@pytest.mark.parametrize(("sufferer", "resume", "kept_off"), table(__file__, "avoid.toml", "sufferers"))
 def test_a_run_that_goes_on_is_kept_off_the_node_that_it_has_suffered_from(tmp_path: Path, job: Path, program: bool,
                                                                            sufferer: str, resume: bool, kept_off: str) -> None:
     """Of four nodes three are needed, and others remember newer faults of n1 and n2. Run 1 is the one to go on with."""

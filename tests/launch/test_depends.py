@@ -82,9 +82,7 @@ def test_emulated_nodes_are_unknown_to_slurm(tmp_path: Path) -> None:
         asked(tmp_path, "runs/t")
 
 
-@pytest.mark.parametrize(("dependency", "lines"), [
-    (None, []), ("afterok:7", ["#SBATCH --dependency=afterok:7"]),
-    ("afterok:7?afterok:8", ["#SBATCH --dependency='afterok:7?afterok:8'"])])
+@pytest.mark.parametrize(("dependency", "lines"), table(__file__, "depends.toml", "directives"))
 def test_the_script_says_it(dependency: str | None, lines: list[str]) -> None:
     text = render(resolved(job=CPU), RUN, facts(), python=PYTHON, dependency=dependency).text
     assert [line for line in text.splitlines() if "--dependency" in line] == lines

@@ -190,11 +190,7 @@ def previewed(job: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str, resum
     return "\n".join(said)
 
 
-@pytest.mark.parametrize(("limit", "words"), [
-    ("24", 'is 24 min, as Slurm counts; hours are written "24:00:00"'), ("1", 'is 1 min, .*"01:00:00"'),
-    ("90", 'is 1 h 30 min, as Slurm counts; hours are written "90:00:00"'), ("024", 'is 24 min, .*"24:00:00"'),
-    ("12:00", 'is 12 min, as Slurm counts; hours are written "12:00:00"'), ("1:30", 'is 1 min 30 s, .*"01:30:00"'),
-    ("24:00:00", ""), ("00:24:00", ""), ("1-12", ""), ("1-00:00", ""), ("1440", ""), ("0", "")])
+@pytest.mark.parametrize(("limit", "words"), table(__file__, "launch.toml", "limits"))
 def test_a_limit_in_minutes_that_looks_like_hours_is_remarked_on(job: Path, monkeypatch: pytest.MonkeyPatch, limit: str,
                                                                   words: str) -> None:
     said = previewed(job, monkeypatch, f"job.time_limit='{limit}'")
@@ -204,17 +200,14 @@ def test_a_limit_in_minutes_that_looks_like_hours_is_remarked_on(job: Path, monk
 STOP = {"attempt": 1, "state": "stopped", "cause": None}
 
 
-@pytest.mark.parametrize(("verdicts", "saved", "words"), [
-    ([STOP], 3, "0001 of this job stopped at step 4/5"), ([STOP | {"state": "failed"}], 3, "0001 of this job failed at step 4/5"),
-    ([STOP | {"state": "completed"}, STOP], 3, "0002 of this job stopped at step 4/5"), ([STOP], 0, ""),
-    ([STOP | {"state": "completed"}], 3, ""), ([STOP, STOP | {"state": "completed"}], 3, ""), ([{}], 3, ""), ([], 0, "")])
-def test_a_forgotten_resume_is_noted(job: Path, monkeypatch: pytest.MonkeyPatch, verdicts: list[dict[str, Any]], saved: int,
+@pytest.mark.parametrize(("verdicts", "saved", "words"), table(__file__, "launch.toml", "forgotten"))
+def test_a_forgotten_resume_is_noted(job: Path, monkeypatch: pytest.MonkeyPatch, verdicts: list[str], saved: int,
                                      words: str) -> None:
     for verdict in verdicts:
         run = make_run(load_any(job), *([saved] if saved else []))
         run.metrics.write_text("".join(record(step) + "\n" for step in range(1, 5)) if saved else "")
         if verdict:  # else it goes on still
-            run.outcome.write_text(json.dumps(verdict))
+            run.outcome.write_text(json.dumps(STOP | {"state": verdict}))
     said = previewed(job, monkeypatch, "train.eps=1e-8")
     how = f"to resume that run: hpc-mp launch {job} --on local --set=train.eps=1e-8 --resume"
     assert f"note: run {words}, and this is a new one from the beginning; {how}" in said if words else "note:" not in said

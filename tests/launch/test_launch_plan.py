@@ -49,7 +49,6 @@ def spec_of(directory: Path, nodes: int = 2, ranks: int = 2, more: str = "", *ov
 
 
 def planned(spec: JobSpec, **more: Any) -> TrainingPlan:
-    """Return the plan on emulated nodes."""
     return compose(spec, Where("local", "so"), BACKENDS["local"].target, **more)
 
 
@@ -118,11 +117,8 @@ def test_slurms_programs_without_a_slurm(tmp_path: Path) -> None:
 GPUS = (Gpu(0, "H200", 100 * GIB), Gpu(1, "H200", 100 * GIB))
 
 
-@pytest.mark.parametrize(("asked", "ranks", "gpus", "built", "kind", "why"), [
-    ("auto", 2, GPUS, True, "cuda", "a GPU for every rank"), ("auto", 3, GPUS, True, "cpu", "2 GPUs are fewer than 3 ranks"),
-    ("auto", 2, (), True, "cpu", "nvidia-smi finds no GPU"),
-    ("auto", 2, GPUS, False, "cpu", "the installed torch is built without CUDA"),
-    ("cpu", 2, GPUS, True, "cpu", "job.device = cpu"), ("cuda", 5, GPUS, True, "cuda", "5 ranks share 2 GPUs")])
+@pytest.mark.parametrize(
+    ("asked", "ranks", "gpus", "built", "kind", "why"), table(__file__, "launch_plan.toml", "devices", globals()))
 def test_device(asked: Any, ranks: int, gpus: tuple[Gpu, ...], built: bool, kind: str, why: str) -> None:
     device = choose(asked, ranks, gpus, built, 8 * GIB)
     assert (device.kind, device.why) == (kind, why)
@@ -170,11 +166,7 @@ def test_who_shares_experts_and_what_tensor_ranks_hold_is_said(tmp_path: Path, k
     assert words in text and absent not in text
 
 
-@pytest.mark.parametrize(("keys", "value", "words"), [
-    ("zero = 2\nmicrobatches = 4", "microbatch", "summed after each of 4 microbatches, the default of ZeRO-2: a rank sends"),
-    ('zero = 3\nmicrobatches = 4\nreduce = "step"', "step", "summed once per step, as requested: a rank sends"),
-    ('zero = 3\nmicrobatches = 1\nreduce = "step"', "microbatch", "gradients summed once: a step has one microbatch"),
-    ("zero = 1\nmicrobatches = 4", "step", ""), ("zero = 2\nmicrobatches = 4\nshard_degree = 1", "microbatch", "")])
+@pytest.mark.parametrize(("keys", "value", "words"), table(__file__, "launch_plan.toml", "sums"))
 def test_when_gradients_are_summed_is_said_with_what_it_sends(tmp_path: Path, keys: str, value: str, words: str) -> None:
     plan = planned(spec_of(tmp_path, 1, 2, f"[parallel]\n{keys}\n", "train.global_batch=8"))
     assert plan.spec.parallel.reduce == plan.spec.reduce == value

@@ -16,7 +16,6 @@ from hpc_mp.cluster.bandwidth import LinkRates, read_measured, where, write_meas
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.runs.status import overview
 
-UNAVAILABLE = "allocation failure: Requested node configuration is not available"
 STEP = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "host[7-8]"}
 
 
@@ -59,11 +58,7 @@ def test_a_refused_job(cluster: Cluster, job: Path, mark: str) -> None:
     assert not (job.parent / "runs").exists()
 
 
-@pytest.mark.parametrize(("answer", "node", "code", "words"), [
-    ("allocation failure: Invalid account", "drained", 2, "is refused by Slurm (sbatch --test-only): allocation failure:"),
-    (UNAVAILABLE, "drained", 0, "it will wait until nodes are back"),
-    (UNAVAILABLE, "allocated", 2, f"is refused by Slurm (sbatch --test-only): {UNAVAILABLE}"),
-    ("sbatch: unrecognized option '--test-only'", "idle", 0, "slurm has not tested the script: sbatch: unrecognized option")])
+@pytest.mark.parametrize(("answer", "node", "code", "words"), table(__file__, "launch_slurm.toml", "tested"))
 def test_slurm_tests_the_script(cluster: Cluster, job: Path, mark: str, answer: str, node: str, code: int, words: str) -> None:
     """Before anything is written, and at a dry run; with a node that is drained a job may wait for it."""
     cluster.says("sinfo", 'case "$*" in *--Node*) echo "n1|' + node + '|x"; echo "n2|idle|none";; '
@@ -122,10 +117,7 @@ def test_an_interrupt_ends_the_waiting_not_the_job(cluster: Cluster, job: Path, 
 # --- a step of an allocation --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("line", "code", "state", "words"), [
-    ("exit 0", 0, "completed", ""), ("exit 75", 1, "stopped", "Continue with"),
-    ("echo srun: error: a >&2; exit 3", 1, "failed", "the job ended with exit code 3, and the only message is 'srun: error: a'"),
-    ("exit 3", 1, "failed", "the job ended with exit code 3, and no message gives a reason")])
+@pytest.mark.parametrize(("line", "code", "state", "words"), table(__file__, "launch_slurm.toml", "steps"))
 def test_a_step(cluster: Cluster, job: Path, mark: str, line: str, code: int, state: str, words: str) -> None:
     cluster.runs(line)
     found, out, err = cluster.launch(mark, job, "--json", **STEP)

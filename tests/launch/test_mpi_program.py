@@ -203,10 +203,7 @@ def test_ranks_under_mpirun_are_those_of_the_emulator(job: Path) -> None:
     assert all("training from step 1" in run.rank_log(rank).read_text() for rank in range(2))
 
 
-@pytest.mark.parametrize(("says", "words"), [
-    ("mpirun (Open MPI) 4.1.4", ["--map-by", "slot:OVERSUBSCRIBE", "-x", "HPC_MP_TOKEN", "-x", "OMP_NUM_THREADS"]),
-    ("HYDRA build details:\n    Version: 4.0.2", ["-ppn", "2", "-genvlist"]),
-    ("Intel(R) MPI Library for Linux* OS, Version 2021.9", ["-ppn", "2"])])
+@pytest.mark.parametrize(("says", "words"), table(__file__, "mpi_program.toml", "families"))
 def test_each_family_is_told_in_its_own_words(job: Path, says: str, words: list[str]) -> None:
     options = mpirun(load_job(job, FOUR), lambda argv: says)
     assert options[:2] == ["-n", "4"] and all(word in options for word in words)
@@ -221,13 +218,9 @@ def test_an_unknown_mpirun_is_refused(job: Path) -> None:
 
 # --- which of srun's plug-ins ---------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("said", "listed"), [
-    ("MPI plugin types are...\n\tpmix\n\tpmi2\n\tnone\nspecific pmix plugin versions available: pmix_v4\n",
-     ("pmix", "pmi2", "none")),
-    ("srun: MPI types are...\nsrun: none\nsrun: pmi2\n", ("none", "pmi2")),
-    ("MPI plugin types are...\n\tcray_shasta\n\tnone\n", ("cray_shasta", "none"))])
-def test_what_srun_lists(said: str, listed: tuple[str, ...]) -> None:
-    assert mpi_plugins(lambda argv: said) == listed
+@pytest.mark.parametrize(("said", "listed"), table(__file__, "mpi_program.toml", "listed"))
+def test_what_srun_lists(said: str, listed: list[str]) -> None:
+    assert mpi_plugins(lambda argv: said) == tuple(listed)
 
 
 def planned(here: Path, known: tuple[str, ...] | None, mpi: str = "none", start: str = "mpi", place: str = "slurm",

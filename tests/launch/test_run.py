@@ -51,7 +51,6 @@ def local(here: Path, command: list[str], *options: str, nodes: int = 2, each: i
 
 
 def cause_of(done: Result, found: RunDirectory) -> Cause:
-    """Return the cause of a run that failed."""
     ended = verdict(found)
     assert done.exit_code == 1 and ended is not None and ended.cause is not None, done.output
     return ended.cause
@@ -115,15 +114,7 @@ def test_ranks_of_a_program_with_axes(here: Path) -> None:
     assert "rank 3 (dp 1, pp 1, tp 0) on node1 failed: ValueError: boom" in cause_of(done, found).message
 
 
-AXES = ["program.axes=megatron", "parallel.pipeline=2"]
-
-
-@pytest.mark.parametrize(("keys", "words"), [
-    ([*AXES, "parallel.rank_map=[1,1,0,0]", "parallel.order=cluster"],
-     "order PDT (megatron), on the nodes of parallel.rank_map, which goes before parallel.order; pipeline"),
-    ([*AXES, "parallel.rank_map=[1,1,0,0]"], "order PDT (megatron), on the nodes of parallel.rank_map; pipeline"),
-    ([*AXES, "parallel.rank_map=cyclic", "parallel.order=cluster"], "order PDT (megatron), laid out in the order DPT"),
-    (AXES, "order PDT (megatron), as it numbers its ranks"), ([], "")])
+@pytest.mark.parametrize(("keys", "words"), table(__file__, "run.toml", "orders"))
 def test_an_order_that_is_not_used_is_not_claimed(here: Path, keys: list[str], words: str) -> None:
     sets = [f"--set={key}" for key in keys]
     done = run("--on", "local", "--nodes", "2", "--ranks-per-node", "2", *sets, "--dry-run", "--", "true")

@@ -109,9 +109,7 @@ def test_context_goes_directly_before_tensor() -> None:
     assert normalize_order("DPT") == "DPT"
 
 
-@pytest.mark.parametrize(("order", "remedy"), [
-    ("dpt", "write DPT"), ("dpct", "write DPCT"), ("Cluster", "use cluster"), ("DDP", "use cluster"),
-    ("", "use cluster"), ("DPTE", "use cluster")])
+@pytest.mark.parametrize(("order", "remedy"), table(__file__, "placement.toml", "wrong_orders"))
 def test_wrong_orders_are_refused(order: str, remedy: str) -> None:
     with pytest.raises(HpcMpError) as caught:
         normalize_order(order)

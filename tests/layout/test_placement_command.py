@@ -114,17 +114,13 @@ def test_command_wants_as_many_hosts_as_nodes(tmp_path: Path, arguments: str, wo
     assert words in str(result.exception)
 
 
-@pytest.mark.parametrize(("rank_map", "words"), [
-    ((0, 0, 1), "does not put 4 ranks on the nodes 0 to 1"), ((0, 0, 0, 1), "at most 2 on each"),
-    ((0, 0, 2, 2), "the nodes 0 to 1"), ("blok", "must be auto, block, cyclic, or the node")])
-def test_wrong_maps_are_refused(rank_map: str | tuple[int, ...], words: str) -> None:
+@pytest.mark.parametrize(("rank_map", "words"), table(__file__, "placement_command.toml", "wrong_maps"))
+def test_wrong_maps_are_refused(rank_map: str | list[int], words: str) -> None:
     with pytest.raises(HpcMpError, match=words):
-        place(Degrees(tensor=4), "DPT", 2, rank_map)
+        place(Degrees(tensor=4), "DPT", 2, rank_map if isinstance(rank_map, str) else tuple(rank_map))
 
 
-@pytest.mark.parametrize("arguments", [
-    "--tp 0", "--order dpt", "--dp 2 --ep 3", "--ranks-per-node -1", "--rank-map 0,x", "--rank-map 0,1", "--nodes n1",
-    "--topology /nowhere"])
+@pytest.mark.parametrize("arguments", table(__file__, "placement_command.toml", "wrong_input"))
 def test_command_refuses_wrong_input(arguments: str) -> None:
     assert isinstance(CliRunner().invoke(cli, ["placement", *arguments.split()]).exception, HpcMpError)
 

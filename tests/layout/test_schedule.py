@@ -64,15 +64,10 @@ def test_a_large_schedule_is_proved_in_seconds(name: str) -> None:
     assert time.process_time() - begin < 10
 
 
-@pytest.mark.parametrize(("name", "virtual_stages", "held"), [
-    ("1f1b", 1, ((0,), (1,), (2,))),
-    ("interleaved_1f1b", 2, ((0, 3), (1, 4), (2, 5))),
-    ("breadth_first", 3, ((0, 3, 6), (1, 4, 7), (2, 5, 8))),
-    ("zero_bubble_v", 1, ((0, 5), (1, 4), (2, 3))),
-    ("zero_bubble_v", 2, ((0, 5), (1, 4), (2, 3)))])
-def test_who_holds_which_stages(name: str, virtual_stages: int, held: tuple[tuple[int, ...], ...]) -> None:
+@pytest.mark.parametrize(("name", "virtual_stages", "held"), table(__file__, "schedule.toml", "stages"))
+def test_who_holds_which_stages(name: str, virtual_stages: int, held: list[list[int]]) -> None:
     schedule = build(name, 3, 3, virtual_stages)
-    assert tuple(map(schedule.stages_of, range(3))) == held
+    assert [[*schedule.stages_of(rank)] for rank in range(3)] == held
     assert {action.stage for action in schedule.ranks[2]} == set(held[2])
 
 
@@ -153,11 +148,7 @@ def test_receives_are_posted_one_computation_early(request: Request) -> None:
             assert later[1] in computed or (later[0] in computed and first)
 
 
-@pytest.mark.parametrize(("name", "reduce", "ranks"), [
-    ("1f1b", "last", ["F0 SEND_F0 RECV_B0 F1 SEND_F1 RECV_B1 B0 B1 REDUCE1",
-                      "RECV_F0 F0 RECV_F1 B0 SEND_B0 F1 B1 SEND_B1 REDUCE1"]),
-    ("zero_bubble", "each", ["F0 SEND_F0 RECV_B0 F1 SEND_F1 I0 RECV_B1 W0 REDUCE0 I1 W1 REDUCE1",
-                             "RECV_F0 F0 RECV_F1 I0 SEND_B0 F1 I1 SEND_B1 W0 REDUCE0 W1 REDUCE1"])])
+@pytest.mark.parametrize(("name", "reduce", "ranks"), table(__file__, "schedule.toml", "in_full"))
 def test_schedules_in_full(name: str, reduce: Reduce, ranks: list[str]) -> None:
     assert [" ".join(f"{a.kind}{a.microbatch}" for a in actions) for actions in build(name, 2, 2, reduce=reduce).ranks] == ranks
 

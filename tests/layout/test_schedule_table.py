@@ -139,10 +139,7 @@ def test_a_table_of_other_sizes_is_refused(tmp_path: Path, text: str, parallel: 
 # --- drawing and command ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("file", "request_"), [
-    ("schedule_1f1b.txt", ("1f1b", 4, 8, 1)), ("schedule_interleaved.txt", ("interleaved_1f1b", 4, 8, 2)),
-    ("schedule_breadth_first.txt", ("breadth_first", 4, 4, 2)), ("schedule_zero_bubble.txt", ("zero_bubble", 4, 8, 1)),
-    ("schedule_zero_bubble_v.txt", ("zero_bubble_v", 4, 8, 1))])
+@pytest.mark.parametrize(("file", "request_"), table(__file__, "schedule_table.toml", "drawings"))
 def test_drawing_golden(file: str, request_: Request) -> None:
     text = draw(build(*request_), width=80).plain
     assert max(map(len, text.splitlines())) <= 80

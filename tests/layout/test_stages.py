@@ -137,9 +137,7 @@ def test_memory_weight_moves_layers_from_balanced_time_to_balanced_memory(tmp_pa
         assert f"the most even cut in {words}" in stage_cut(spec, read_shape(spec)).why
 
 
-@pytest.mark.parametrize(("spread", "words"), [
-    ((0.0, 0.0, 0.0), "of the mean"), ((0.01, 0.14, 0.02), "; the seconds of a unit vary by 14 %"),
-    ((0.5, 0.0, 0.0), "; the seconds of a unit vary by 50 %")])
+@pytest.mark.parametrize(("spread", "words"), table(__file__, "stages.toml", "noise"))
 def test_the_reason_tells_how_noisy_a_profile_was(tmp_path: Path, spread: tuple[float, ...], words: str) -> None:
     spec = measured(tmp_path, (0.0, 600), (1.0, 100), (4.0, 0))
     tree = json.loads(spec.profile.read_text())
@@ -201,11 +199,7 @@ def test_the_number_of_layers_does_not_matter_to_a_profile(tmp_path: Path) -> No
 # --- what tensor ranks cut, share and hold alike, and what is refused; without torch ---------------------------------
 
 
-MODELS = {
-    "gpt2": {"model_type": "gpt2", "n_layer": 2, "n_embd": 24, "n_head": 12, "vocab_size": 5, "n_inner": 10, "n_positions": 8},
-    "llama": {"model_type": "llama", "num_hidden_layers": 3, "hidden_size": 24, "num_attention_heads": 12,
-              "num_key_value_heads": 6, "intermediate_size": 10, "vocab_size": 5, "max_position_embeddings": 8, "mlp_bias": True},
-}
+MODELS = table(__file__, "stages.toml", "models")
 
 
 def spec(model: str, tensor: int, **more: object) -> JobSpec:
@@ -248,9 +242,7 @@ def test_what_cannot_be_cut_is_refused_with_the_arithmetic(model: str, tensor: i
         check_layout(read_shape(spec(model, 1)), spec(model, tensor, **more))
 
 
-@pytest.mark.parametrize(("model", "tensor", "more"), [
-    ("llama", 12, {}), ("llama", 6, {}), ("llama", 5, {"tensor_modules": ["*.mlp"]}),
-    ("llama", 4, {"sequence": True, "tensor_modules": ["lm_head"]})])
+@pytest.mark.parametrize(("model", "tensor", "more"), table(__file__, "stages.toml", "cuts"))
 def test_what_can_be_cut_is_not(model: str, tensor: int, more: dict[str, object]) -> None:
     check_layout(read_shape(spec(model, 1)), spec(model, tensor, **more))
 

@@ -67,7 +67,6 @@ def row(name: str, value: str | dict[str, str]) -> str:
 
 
 def machine(kind: str) -> dict[str, Any]:
-    """``machine.toml``."""
     return tomllib.loads((MACHINES / kind / "machine.toml").read_text(encoding="utf-8"))
 
 

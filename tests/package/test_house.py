@@ -12,6 +12,7 @@ from pathlib import Path
 import grimp
 import pytest
 from prose import docstrings, identifiers
+from tables import table
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "hpc_mp").rglob("*.py"))
@@ -141,10 +142,7 @@ def test_the_table_of_decisions_leads_to_files() -> None:
     assert lost(answers) == {}
 
 
-@pytest.mark.parametrize(("row", "found"), [
-    ("| a requeue | `hpc_mp/base/errors.py` |", {}),
-    ("| a requeue | `hpc_mp/base/erors.py` |", {"a requeue": ["hpc_mp/base/erors.py"]}),
-    ("| a requeue | somewhere |", {"a requeue": []})])
+@pytest.mark.parametrize(("row", "found"), table(__file__, "house.toml", "rows"))
 def test_a_row_that_leads_nowhere_would_be_seen(row: str, found: dict[str, list[str]]) -> None:
     assert lost(decided(f"# A\n\n## Where is … decided?\n| question | file |\n|---|---|\n{row}\n\n## B\n| x | y |\n")) == found
 
@@ -187,18 +185,14 @@ def test_an_import_of_nothing_would_be_seen() -> None:
     assert not offered(*found) and offered("hpc_mp.planner.order", "OrderCost") and offered("hpc_mp.planner", "order")
 
 
-@pytest.mark.parametrize(("text", "seen"), [
-    ("Whether it is so.", True), ("What a rank holds.", True), ("Of all ranks: their bytes.", True),
-    ("``Where``: a place.", True), ("Return what a rank holds.", False), ("The bytes of a rank.", False), ("Whatever.", False)])
+@pytest.mark.parametrize(("text", "seen"), table(__file__, "house.toml", "openers"))
 def test_an_opener_that_names_nothing_is_seen(tmp_path: Path, text: str, seen: bool) -> None:
     """`make lint` runs ``tests/support/prose.py`` over the package."""
     (tmp_path / "one.py").write_text(f'def f():\n    """{text}"""\n')
     assert list(docstrings(tmp_path / "one.py")) == ([(1, text)] if seen else [])
 
 
-@pytest.mark.parametrize(("text", "names"), [
-    ("found = 1", ["found"]), ("for each in []: pass", ["each"]), ("def f(given, *, kept): pass", ["given", "kept"]),
-    ("[said for said in []]", ["said"]), ("x = (most := 2)", ["most"]), ("a.found = found.each", []), ("match = rows[0]", [])])
+@pytest.mark.parametrize(("text", "names"), table(__file__, "house.toml", "names"))
 def test_a_name_that_could_name_anything_is_seen(tmp_path: Path, text: str, names: list[str]) -> None:
     (tmp_path / "one.py").write_text(f"{text}\n")
     assert sorted(name for _, name in identifiers(tmp_path / "one.py")) == sorted(names)

@@ -188,9 +188,7 @@ def test_the_control_half_works_without_torch(words: tuple[str, ...], control_ha
     assert done.returncode == 0 and done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("words", [
-    ("launch", "job.toml", "--on", "local"), ("train", "job.toml"), ("export", "runs/t/0001", "--output", "model"),
-], ids=lambda words: words[0])
+@pytest.mark.parametrize("words", table(__file__, "package.toml", "needs_torch"), ids=lambda words: words[0])
 def test_what_needs_torch_says_what_to_install(words: tuple[str, ...], control_half: Path, work: Path) -> None:
     (work / "runs/t/0001").mkdir(parents=True)
     shutil.copy(work / "job.toml", work / "runs/t/0001")

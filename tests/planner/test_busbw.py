@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.doctor.bench.plan import along, split
@@ -126,10 +127,7 @@ def test_a_specification_survives_its_journey(name: str, nodes: int, here: int, 
     assert all(spec.groups[spec.group_of(rank)].count(rank) == 1 for rank in range(spec.world))
 
 
-@pytest.mark.parametrize(("changes", "words"), [
-    ({"collective": "gather"}, "collective"), ({"dtype": "fp8"}, "--datatype"), ({"iterations": 0}, "-n 0"),
-    ({"groups": ((0, 1), (1, 2, 3))}, "each of 4 ranks once"),
-    ({"collective": "sendrecv", "groups": ((0,), (1, 2, 3))}, "another rank")])
+@pytest.mark.parametrize(("changes", "words"), table(__file__, "busbw.toml", "not_measured"))
 def test_what_cannot_be_measured_is_refused(changes: dict[str, object], words: str) -> None:
     whole = {"collective": "all_reduce", "backend": "gloo", "nodes": 2, "ranks_per_node": 2, "groups": ((0, 1, 2, 3),),
              "sizes": (8,)}

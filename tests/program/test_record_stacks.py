@@ -52,9 +52,7 @@ def ranks(run: RunDirectory, tmp_path: Path) -> Iterator[list[subprocess.Popen[s
         process.wait()
 
 
-@pytest.mark.parametrize(("environ", "rank"), [
-    ({"RANK": "3", "NODE_RANK": "1", "SLURM_PROCID": "3"}, 3), ({"OMPI_COMM_WORLD_RANK": "2", "SLURM_STEP_ID": "0"}, 2),
-    ({"SLURM_PROCID": "5"}, 5), ({"NODE_RANK": "1", "SLURM_PROCID": "1"}, None), ({}, None)])
+@pytest.mark.parametrize(("environ", "rank"), table(__file__, "record_stacks.toml", "processes"))
 def test_who_a_process_is(environ: dict[str, str], rank: int | None) -> None:
     assert rank_of(environ) == rank
 

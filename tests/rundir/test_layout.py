@@ -60,10 +60,7 @@ def test_no_other_room_names_a_file_of_a_run_directory() -> None:
     assert {" ".join(pair) for pair in found} == OTHERS.keys()
 
 
-@pytest.mark.parametrize("line", [
-    'run.path / "outcome.json"', 'run.path / "log" / "x"', 'f"log/rank-{rank:05d}.log"', 'folder / f"rank-{rank:05d}.log"',
-    'x = "log/srun.log"', 'run.path / "failures" / f"attempt-{attempt}-rank-{rank:05d}.json"', 'run.path.glob("slurm-*.log")',
-    '("stop", "job.id")', 'root / "stop"', 'run.path / "checkpoints" / "step-00000010"', 'path / "complete.json"'])
+@pytest.mark.parametrize("line", table(__file__, "layout.toml", "planted"))
 def test_a_planted_name_is_found(line: str) -> None:
     assert names_of_runs(line)
 

@@ -1,7 +1,6 @@
 """The run directory: numbering, records, line files on full disks, manifests, the plan, and which checkpoints stay."""
 
 import json
-import math
 import os
 import resource
 import stat
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import grimp
 import pytest
+from tables import table
 
 from hpc_mp import rundir
 from hpc_mp.base.errors import HpcMpError
@@ -219,14 +219,7 @@ def names(*steps: int) -> list[str]:
     return [checkpoint_name(step) for step in steps]
 
 
-@pytest.mark.parametrize(("evaluations", "best", "kept"), [
-    ([], None, [4, 5]),
-    ([(1, 3.0, 9), (2, 2.0, 9), (3, 2.5, 9), (5, 2.2, 9)], 2, [2, 4, 5]),
-    ([(1, 3.0, 9), (5, 2.0, 9)], 5, [4, 5]),
-    ([(2, 2.0, 9), (3, 2.0, 9), (5, 4.0, 9)], 2, [2, 4, 5]),  # of equals the first
-    ([(2, math.nan, 9), (3, 3.0, 9), (5, math.nan, 9)], 3, [3, 4, 5]),
-    ([(2, 1.0, 7), (3, 3.0, 9), (5, 4.0, 9)], 3, [3, 4, 5]),  # that of step 2 was on another text
-])
+@pytest.mark.parametrize(("evaluations", "best", "kept"), table(__file__, "rundir.toml", "best"))
 def test_the_newest_and_the_best_stay(tmp_path: Path, evaluations: list[tuple[int, float, int]], best: int | None,
                                       kept: list[int]) -> None:
     run = saved(tmp_path, range(1, 6), *evaluations)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from launching import call, executable, held, make_run, record, write_job
+from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli import progress, status
@@ -145,9 +146,7 @@ def test_a_sweep_shows_what_each_run_has(here: Path) -> None:
     assert call("logs", "12_1").stdout == "of the second\n" and call("logs", "12_0").stdout == "", "each has its own"
 
 
-@pytest.mark.parametrize(("word", "options", "cancelled", "others"), [
-    ("12_1", [], "12_1", "the other runs of the sweep continue: 12_0, 12_2; `hpc-mp cancel"),
-    ("12_1", ["--all"], "12_0 12_1 12_2", ""), ("12", [], "12_0 12_1 12_2", "")])
+@pytest.mark.parametrize(("word", "options", "cancelled", "others"), table(__file__, "runs.toml", "sweeps"))
 def test_cancelling_of_sweeps(here: Path, word: str, options: list[str], cancelled: str, others: str) -> None:
     runs = [made(here, f"12_{element}", member=element) for element in range(3)]
     queued(here, *(f"12_{element}|PENDING|N/A||0|0|Priority|" for element in range(3)))
@@ -232,9 +231,7 @@ def test_a_restart_says_what_it_came_after(here: Path) -> None:
     assert waits.before == "attempt 1: node n2 failed", "what a program has saved is not known"
 
 
-@pytest.mark.parametrize("why", [
-    "stopped: the job was requeued", "stopped: the job was sent SIGTERM",
-    "stopped: a job with precedence took its nodes (preemption)"])
+@pytest.mark.parametrize("why", table(__file__, "runs.toml", "restarts"))
 def test_a_restart_of_a_run_that_had_to_go_says_why(here: Path, why: str) -> None:
     """Such an end has no cause: it stands in the history alone."""
     run = made(here, "7", steps=5)
@@ -336,10 +333,7 @@ def test_a_job_that_slurm_has_not_looked_at(here: Path) -> None:
     assert ear.updates == {"pending not looked at yet"}
 
 
-@pytest.mark.parametrize(("reason", "answer", "calls", "words"), [
-    ("launch failed requeued held", "exit 0", 3, "job 7 is released (3 of 3 times)"),
-    ("launch_failed_requeued_held", "echo 'Access/permission denied' >&2; exit 1", 3, "cannot be released: Access/permission"),
-    ("JobHeldUser", "exit 0", 0, "")])
+@pytest.mark.parametrize(("reason", "answer", "calls", "words"), table(__file__, "runs.toml", "held_jobs"))
 def test_a_job_that_no_node_started_is_released(here: Path, reason: str, answer: str, calls: int, words: str) -> None:
     """Slurm holds it for ever, although its controller may only have been killed; a hold of the user's own is left alone."""
     executable(here / "bin", "scontrol", f'echo "$@" >> {here}/asked; {answer}')

@@ -1,6 +1,6 @@
 """Why a job has to go, what is written of one that ended with it, and what follows after a supervisor was killed."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,44 +33,26 @@ from hpc_mp.supervisor.srun import ASKING, StepEnd
 GIVEN = Allocation("7", 0, ("n1", "n2"), "lab", None)
 SAYS = "slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-26T11:38:46{} ***"
 RUNS = {"JobState": "RUNNING", "Restarts": "0", "PreemptTime": "None"}
-
-
-def because(reason: str) -> str:
-    return SAYS.format(f" DUE TO {reason}")
+WHY = {"PREEMPTED": PREEMPTED, "QUEUED_AGAIN": QUEUED_AGAIN, "REQUEUED": REASONS["JOB REQUEUE"]}
 
 
 def waiting(tmp_path: Path) -> SupervisedRun:
     return SupervisedRun(create_run(tmp_path, "x"), job(parallel={"rank_map": "block"}), place(Degrees(data=2), "DPT", 1), GIVEN)
 
 
-@pytest.mark.parametrize(("record", "said", "why"), [
-    (RUNS, (), None),
-    ({}, (), None),
-    (RUNS | {"PreemptTime": ""}, (), None),
-    (RUNS | {"PreemptTime": "2026-11-26T11:38:46"}, (), PREEMPTED),  # in the grace time slurmstepd says nothing of the job
-    (RUNS | {"JobState": "COMPLETING"}, (because("PREEMPTION"),), PREEMPTED),
-    ({}, (because("PREEMPTION"),), PREEMPTED),  # Slurm does not answer
-    (RUNS | {"Restarts": "1"}, (because("JOB REQUEUE"),), REASONS["JOB REQUEUE"]),
-    (RUNS | {"Restarts": "1"}, (), QUEUED_AGAIN),
-    (RUNS, (because("TIME LIMIT"),), None),  # it would come again
-    (RUNS, (SAYS.format(""), SAYS.format(" DUE TO SIGNAL Terminated")), None),
-    (RUNS, ("hpc-mp: 11:38:47 attempt 1 failed: " + because("NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"),), None)])
-def test_why_a_job_has_to_go(record: Mapping[str, str], said: tuple[str, ...], why: str | None) -> None:
-    assert departure(record, 0, said) == why
+@pytest.mark.parametrize(("changes", "said", "why"), table(__file__, "departure.toml", "reasons", WHY))
+def test_why_a_job_has_to_go(changes: dict[str, str] | None, said: list[str], why: str | None) -> None:
+    assert departure({} if changes is None else RUNS | changes, 0, said) == why
 
 
-@pytest.mark.parametrize(("words", "expired", "cancelled"), [
-    ("", False, True), (" DUE TO TIME LIMIT", True, False), (" DUE TO PREEMPTION", False, False),
-    (" DUE TO SIGNAL Terminated", False, True)])
+@pytest.mark.parametrize(("words", "expired", "cancelled"), table(__file__, "departure.toml", "slurmstepd"))
 def test_what_slurmstepd_says_of_the_end_of_a_job(tmp_path: Path, words: str, expired: bool, cancelled: bool) -> None:
     log = tmp_path / "slurm-7.log"
     log.write_text(f"{SAYS.format(words)}\n")
     assert (has_expired([SAYS.format(words)]), user_cancelled(ScriptLog(log, 0))) == (expired, cancelled)
 
 
-@pytest.mark.parametrize(("states", "expired", "refused"), [
-    ("RUNNING", False, None), ("COMPLETING", False, "the job is COMPLETING"), ("COMPLETING", True, None), ("TIMEOUT", True, None),
-    ("CANCELLED", True, "the job is CANCELLED")])
+@pytest.mark.parametrize(("states", "expired", "refused"), table(__file__, "departure.toml", "time_limits"))
 def test_a_job_at_its_time_limit_is_taken_back_while_it_ends(
         tmp_path: Path, states: str, expired: bool, refused: str | None) -> None:
     script = tmp_path / "0001" / "job.sbatch"
@@ -110,21 +92,10 @@ def test_an_attempt_that_was_ended_with_its_job(
     assert end.counts == (kind != "stopped") and bool(end.departed) == (kind == "stopped")
 
 
-@pytest.mark.parametrize(("lines", "script", "record", "why"), [
-    ((), (), RUNS | {"PreemptTime": "2026-11-26T11:38:46"}, PREEMPTED),
-    (("srun: error: Node failure on n2",), (), RUNS | {"Restarts": "1"}, ""),  # a node is to be blamed
-    ((), (because("NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"),), RUNS | {"Restarts": "1"}, ""),
-    ((), (), RUNS, ""),
-    # our own words of the attempt before: this one was blamed on "n2;"
-    ((), ("hpc-mp: 14:47:48 attempt 1: node n2 failed according to Slurm: srun: error: Node failure on n2; down now: n2",
-          because("PREEMPTION")), RUNS | {"Restarts": "1"}, PREEMPTED),
-    ((), ("hpc-mp: 14:47:48 attempt 1: node n2 failed according to Slurm: "
-          + because("NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"), because("JOB REQUEUE")),
-     RUNS | {"Restarts": "1"}, REASONS["JOB REQUEUE"]),
-    ((), ("hpc-mp: 14:47:48 attempt 1 failed: node n1 lost: " + because("PREEMPTION"),), RUNS, "")])
+@pytest.mark.parametrize(("lines", "script", "changes", "why"), table(__file__, "departure.toml", "failed_nodes", WHY))
 def test_a_failed_node_comes_before_what_follows_from_it(
-        tmp_path: Path, lines: tuple[str, ...], script: tuple[str, ...], record: dict[str, str], why: str) -> None:
-    attempt = begin(waiting(tmp_path), silent)
+        tmp_path: Path, lines: tuple[str, ...], script: tuple[str, ...], changes: dict[str, str], why: str) -> None:
+    attempt, record = begin(waiting(tmp_path), silent), RUNS | changes
     attempt.run.srun_log.write_text("".join(f"{line}\n" for line in lines))
     (log := tmp_path / "slurm-7.log").write_text("".join(f"{line}\n" for line in script))
     assert _departed(attempt, record, ScriptLog(log, 0)) == why
@@ -217,22 +188,7 @@ def killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run
     return go_on
 
 
-@pytest.mark.parametrize(("said", "given", "kind", "action"), [
-    (ALL_WELL, {"resumes": False}, "completed", "done"),  # it was begun anew
-    (EXITED, {"resumes": False}, "exit", "fail"),  # of its own: it would come again
-    (LOST, {"resumes": False}, "node", "requeue"),
-    (KILLED, {"resumes": False}, "signal", "requeue"),
-    (WELL, {"resumes": False}, "supervisor", "requeue"),  # the others have ended without a word
-    ("", {"resumes": False, "steps": 0}, "supervisor", "requeue"),
-    (ALL_WELL, {"resumes": False, "job_says": PREEMPT_TIME}, "stopped", "requeue"),
-    (STOPPED, {"resumes": False, "asked_to_stop": True}, "stopped", "done"),
-    (STOPPED, {"resumes": True}, "supervisor", "requeue"),  # asked by us
-    (ALL_WELL, {"resumes": True}, "supervisor", "requeue"),  # many end so when they are asked
-    (LOST, {"resumes": True}, "node", "requeue"),
-    (EXITED, {"resumes": True}, "supervisor", "requeue"),
-    (STOPPED, {"resumes": True, "asked_to_stop": True}, "stopped", "done"),
-    (STOPPED, {"resumes": True, "engine": True}, "supervisor", "requeue"),
-    (LOST, {"resumes": True, "engine": True}, "node", "requeue")])
+@pytest.mark.parametrize(("said", "given", "kind", "action"), table(__file__, "departure.toml", "killed", globals()))
 def test_how_the_ranks_of_a_killed_supervisor_have_ended(
         killed: Callable[..., RunDirectory], said: str, given: dict[str, Any], kind: str, action: str) -> None:
     run = killed(BEGAN + said, **given)

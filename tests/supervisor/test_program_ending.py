@@ -51,9 +51,7 @@ def ended(begun: AttemptContext, code: int, **given: bool) -> Any:
     return found.message if isinstance(found, Cause) else found
 
 
-@pytest.mark.parametrize(("words", "completed"), [
-    ("No PMIx server was reachable, but a PMI1/2 was detected.", False), ("    no-pmix-but", False), ("hello 0 of 4", True),
-    ("this run has no-pmix-but-something", True)])
+@pytest.mark.parametrize(("words", "completed"), table(__file__, "program_ending.toml", "left_alone"))
 def test_ranks_that_mpi_left_alone_have_not_completed_the_run(tmp_path: Path, words: str, completed: bool) -> None:
     begun = attempt(tmp_path)
     log = begun.run.node_log("n2")
@@ -68,24 +66,10 @@ FLAGS = {"asked": "stop_requested", "cancelled": "cancelled", "told": "ranks_ask
 LEFT: dict[str, float | None] = {"near": 10, "endless": None, "in 170 s": 170, "in 190 s": 190}
 SIGTERM_ENDED = "SIGTERM ended its ranks; with program.resumes = true it would continue"
 LIMIT_NEAR = 'its time limit was near (job.time_limit = "01:00:00")'
+OVERDUE = f"{LIMIT_NEAR}, and its ranks kept running after SIGTERM"
 
 
-@pytest.mark.parametrize(("code", "given", "means"), [
-    (0, "", "completed"), (0, "resumes", "completed"), (0, "resumes, near", "stopped"), (0, "near", "completed"),
-    (0, "resumes, asked", "stopped"), (0, "resumes, asked, cancelled", "stopped"), (0, "cancelled", "stopped"),
-    (75, "", "stopped"), (1, "", None), (1, "resumes", None), (1, "resumes, near", "stopped"), (1, "near", None),
-    (1, "cancelled", "stopped"),
-    (-15, "", None), (-15, "resumes, near", "stopped"), (-15, "asked", SIGTERM_ENDED), (-15, "cancelled", "stopped"),
-    (-15, "resumes, endless", None), (-11, "resumes, near", None),
-    (143, "resumes, asked", "stopped"), (143, "in 170 s", LIMIT_NEAR), (143, "in 190 s", None),
-    # by a signal to the step alone, of which the supervisor gets nothing; SIGKILL is no request
-    (0, "resumes, told", "stopped"), (1, "resumes, told", "stopped"), (-15, "resumes, told", "stopped"), (75, "told", "stopped"),
-    (0, "told", "ended with exit code 0, which does not prove that they were done"), (143, "told", "SIGTERM ended its ranks"),
-    (-9, "resumes, told", None), (137, "resumes, told", None), (-11, "resumes, told", None), (1, "told", None),
-    # of ranks that went on until they were ended
-    (-9, "resumes, near, overdue", "stopped"), (137, "resumes, near, overdue", "stopped"), (-9, "resumes, near", None),
-    (-9, "near", None), (-9, "near, overdue", f"{LIMIT_NEAR}, and its ranks kept running after SIGTERM"),
-    (137, "near, overdue", f"{LIMIT_NEAR}, and its ranks kept running after SIGTERM")])
+@pytest.mark.parametrize(("code", "given", "means"), table(__file__, "program_ending.toml", "ends", globals()))
 def test_an_end(tmp_path: Path, code: int, given: str, means: str | None) -> None:
     words = set(given.split(", ")) - {""}
     left = next((LEFT[word] for word in words & LEFT.keys()), HOUR)
@@ -98,17 +82,7 @@ def test_an_end(tmp_path: Path, code: int, given: str, means: str | None) -> Non
 USR2 = "User defined signal 2"
 
 
-@pytest.mark.parametrize(("code", "ends", "means"), [
-    (-12, {"0-1": USR2, "2-3": USR2}, "stopped"),
-    (-10, {"0-1": "User defined signal 1", "2-3": "User defined signal 1"}, "stopped"),
-    (-1, {"0-1": "Hangup", "2": "Hangup", "3": "Hangup (core dumped)"}, "stopped"),
-    (-12, {"1": USR2, "2-3": USR2}, "stopped"),  # rank 0 saves at it, and ends well
-    (-12, {"1": USR2, "2-3": USR2, "0": "Exited with exit code 1"}, "stopped"),  # or misses the others then
-    (-12, {"2": USR2, "0-1": "Killed", "3": "Killed"}, None),  # to one rank
-    (-12, {"2": USR2}, None),
-    (-2, {"0-1": "Interrupt", "2-3": "Interrupt"}, None),  # so programs end themselves, too
-    (-15, {"0-1": "Terminated", "2-3": "Terminated"}, None),  # where memory ends; of scancel's slurmstepd tells
-    (1, {"0": "Exited with exit code 1", "1": USR2, "2-3": USR2}, None)])
+@pytest.mark.parametrize(("code", "ends", "means"), table(__file__, "program_ending.toml", "signals", globals()))
 def test_ranks_that_a_signal_to_all_has_ended(tmp_path: Path, code: int, ends: dict[str, str], means: str | None) -> None:
     for resumes in (True, False):
         begun = attempt(tmp_path / str(resumes), resumes=resumes)
@@ -277,9 +251,7 @@ print(signals.stop_requested)
     assert subprocess.run([sys.executable, "-c", says], capture_output=True, text=True).stdout == f"{asked}\n"
 
 
-@pytest.mark.parametrize(("record", "leaves"), [
-    ("JobState=COMPLETING Restarts=0", True), ("JobState=RUNNING Restarts=0", False),
-    ("JobState=COMPLETING Restarts=1", False)])  # Slurm has queued it again
+@pytest.mark.parametrize(("record", "leaves"), table(__file__, "program_ending.toml", "cancelled"))
 def test_ranks_of_a_job_that_slurm_ends_for_good_are_ended_before_the_supervisor_is(
         tmp_path: Path, sent: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch, record: str, leaves: bool) -> None:
     executable(tmp_path / "bin" / "scontrol", f"""#!/bin/sh

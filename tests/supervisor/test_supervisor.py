@@ -65,25 +65,11 @@ class Slurm:
 # --- decide ----------------------------------------------------------------------------------------------------------
 
 decide = partial(decide_of, cancelled=False, retries=3, lacking=" without a new checkpoint")
-SPENT, FORGIVEN = [end()] * 3, [replace(end(), returned=("n3",))] * 2
+TWICE, SPENT, FORGIVEN = [end()] * 2, [end()] * 3, [*[replace(end(), returned=("n3",))] * 2, end(), end()]
+IDLE, LOST, STOPS = [end("stopped")] * IDLE_STOPS, [end("lost")] * IDLE_STOPS, [end("stopped")] * 3
 
 
-@pytest.mark.parametrize(("ending", "options", "action", "why"), [
-    ("completed", {}, "done", "complete"),
-    ("stopped", {}, "requeue", "no checkpoint yet"),
-    ("stopped", {"saved": 40}, "requeue", "step 40 is saved"),
-    ("stopped", {"cancelled": True}, "done", "stopped by its user"),
-    ("stopped", {"stalled": [end("stopped")] * IDLE_STOPS}, "fail", "raise job.time_limit"),
-    ("stopped", {"stalled": [end("lost")] * IDLE_STOPS}, "requeue", "no checkpoint yet"),
-    (MACHINE, {}, "requeue", "machine failure 1 of 3"),
-    (MACHINE, {"cancelled": True}, "done", "stopped by its user"),
-    (MACHINE, {"stalled": [end()] * 2}, "requeue", "machine failure 3 of 3"),
-    (MACHINE, {"stalled": SPENT}, "fail", "failed 4 times without a new checkpoint (slurm.retries = 3)"),
-    (MACHINE, {"stalled": SPENT, "returned": ("n3",)}, "requeue", "n3 failed before"),  # it had just come back
-    (MACHINE, {"stalled": [*FORGIVEN, end(), end()]}, "requeue", "machine failure 3 of 3"),
-    (MACHINE, {"stalled": [end("stopped")] * 3}, "requeue", "machine failure 1 of 3"),
-    (PROGRAM, {}, "fail", "would recur"),
-    (PROGRAM, {"returned": ("n3",)}, "fail", "would recur")])
+@pytest.mark.parametrize(("ending", "options", "action", "why"), table(__file__, "supervisor.toml", "decisions", globals()))
 def test_decisions(ending: Any, options: dict[str, Any], action: str, why: str) -> None:
     decision = decide(ending, **{"stalled": [], "saved": 0, **options})
     assert decision.action == action and why in decision.why
@@ -123,15 +109,7 @@ def test_a_requeue_with_exclusion_never_holds_the_job() -> None:
     assert slurm.asked[-1].endswith("ExcNodeList=n3")
 
 
-@pytest.mark.parametrize(("listed", "recorded", "needed", "wanted"), [
-    ("(null)", (), 3, "n3"),
-    ("n2", ("n2",), 2, "n[2-3]"),  # of an earlier start: the list is replaced as a whole
-    ("n2", ("n2",), 3, "n2"),  # the newer one is taken back: less is known against it
-    ("n[2-3]", ("n2", "n3"), 4, ""),
-    ("n2", (), 2, "n[2-3]"),
-    ("n2", (), 3, "n2"),  # by the user, who is not overruled
-    ("n[2-3]", ("n2", "n3"), 1, None),  # nothing changes, and Slurm is not asked to
-])
+@pytest.mark.parametrize(("listed", "recorded", "needed", "wanted"), table(__file__, "supervisor.toml", "excluded"))
 def test_the_list_of_excluded_nodes(listed: str, recorded: tuple[str, ...], needed: int, wanted: str | None) -> None:
     slurm = Slurm(scontrol_show_job=RUNNING.replace("(null)", listed), scontrol_update="", sinfo=NODES)
     exclude("7", [*([bad("n2", sure="certain")] if recorded else []), bad("n3", time=1.0)], recorded, needed, slurm)
@@ -147,11 +125,7 @@ def test_a_name_that_slurm_does_not_know_any_more_is_left_off() -> None:
     assert slurm.asked[-1].endswith("ExcNodeList=x1,n3") and slurm.asked[-2].endswith("--nodes=gone,x1")
 
 
-@pytest.mark.parametrize(("reason", "restarts", "begin", "held"), [
-    ("BeginTime", "1", "00:02:01", True),
-    ("BeginTime", "1", "09:00:00", False),  # so its user has set it
-    ("BeginTime", "0", "00:02:01", False),
-    ("Resources", "1", "00:02:01", False)])
+@pytest.mark.parametrize(("reason", "restarts", "begin", "held"), table(__file__, "supervisor.toml", "holds"))
 def test_slurms_own_hold_is_known_from_a_time_that_the_user_has_set(reason: str, restarts: str, begin: str, held: bool) -> None:
     said = (f"JobId=7 JobState=PENDING Reason={reason} Restarts={restarts} SubmitTime=2026-01-02T00:00:00 "
             f"EligibleTime=2026-01-02T{begin}")
@@ -181,10 +155,7 @@ class Later:
         return RUNNING.replace("Restarts=0", self.says["restarts"]) if late and "restarts" in self.says else RUNNING
 
 
-@pytest.mark.parametrize(("says", "seconds", "comes"), [
-    ({"restarts": "Restarts=1"}, 60.0, True),  # Slurm has noticed
-    ({"state": "allocated"}, 60.0, True),  # the node has answered again
-    ({}, 0.2, False)])
+@pytest.mark.parametrize(("says", "seconds", "comes"), table(__file__, "supervisor.toml", "dead_nodes"))
 def test_slurm_is_given_the_time_to_notice_a_dead_node(says: dict[str, str], seconds: float, comes: bool) -> None:
     slurm = Later(says)
 

@@ -151,9 +151,7 @@ def test_what_follows_is_an_echo() -> None:
     assert [(end.host, end.code) for end in ends] == [("n2", 1)]
 
 
-@pytest.mark.parametrize(("line", "told", "waits"), [
-    (ONE_FAILED, True, True), (ONE_FAILED, False, False), ("srun: error: n2: task 3: Terminated\n", True, True),
-    ("srun: error: n2: task 3: Exited with exit code 75\n", False, True)])
+@pytest.mark.parametrize(("line", "told", "waits"), table(__file__, "watches.toml", "grace", globals()))
 def test_ranks_that_were_told_to_stop_have_their_grace(tmp_path: Path, line: str, told: bool, waits: bool) -> None:
     """One has saved, or died of it, and the others have not saved yet."""
     log, now = tmp_path / "srun.log", [0.0]
@@ -174,12 +172,8 @@ LAUNCHED = "srun: launching StepId=7.1 on host n1, 2 tasks: [0-1]\nsrun: launchi
 
 
 @pytest.mark.parametrize("begins", [True, False])
-@pytest.mark.parametrize(("said", "later", "hosts"), [
-    (ENDED, "", ("n2",)), (ENDED, "srun: error: n2: task 3: Terminated\n", ("n2",)), (ENDED, OTHERS, ()),
-    ("srun: launch/slurm: n1: tasks 0-1: Completed\n" + OTHERS, "", ()),
-    ("srun: launch/slurm: _task_start: Node n2, 2 tasks started\n", "", ()),  # srun does not end it
-])
-def test_who_does_not_tell(tmp_path: Path, said: str, later: str, hosts: tuple[str, ...], begins: bool) -> None:
+@pytest.mark.parametrize(("said", "later", "hosts"), table(__file__, "watches.toml", "silent_hosts", globals()))
+def test_who_does_not_tell(tmp_path: Path, said: str, later: str, hosts: list[str], begins: bool) -> None:
     """Of a step that is under way: hosts whose tasks had ended by then were named."""
     log, now = tmp_path / "srun.log", [0.0]
     log.write_text(EARLIER + ("" if begins else LAUNCHED + said))
@@ -191,7 +185,7 @@ def test_who_does_not_tell(tmp_path: Path, said: str, later: str, hosts: tuple[s
         with open(log, "a") as file:
             file.write(words)
         assert tasks.noticed() is (seconds == 146.0 and bool(hosts))
-    assert tasks.hosts == hosts
+    assert [*tasks.hosts] == hosts
 
 
 def test_a_site_that_leaves_its_tasks_more_time() -> None:

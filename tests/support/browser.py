@@ -38,7 +38,6 @@ class Opened:
 
 
 def opened(page: Path, width: int = 1280) -> Opened:
-    """Open ``page`` in a window of ``width`` pixels."""
     assert PROGRAM is not None
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         frame = Path(folder, "frame.html")

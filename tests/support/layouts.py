@@ -148,7 +148,6 @@ def run_whole(spec: JobSpec, before: Callable[[], None] = lambda: None, run: Run
 
 
 def trained_run(spec: JobSpec, before: Callable[[], None] = lambda: None) -> RunDirectory:
-    """Return the directory of a new run that ``run_whole`` has trained."""
     run = start(spec)
     run_whole(spec, before, run)
     return run
@@ -156,7 +155,6 @@ def trained_run(spec: JobSpec, before: Callable[[], None] = lambda: None) -> Run
 
 def relaunch(run: RunDirectory, directory: Path, model: str, overrides: Sequence[str],
              before: Callable[[], None] = lambda: None) -> Result:
-    """Resume a run with a changed job, and return its result."""
     spec = job(directory, model, overrides)
     prepare(spec, run)
     return run_whole(spec, before, run)
@@ -169,7 +167,6 @@ def unfilled(spec: JobSpec) -> dict[str, Tensor]:
 
 
 def parameters(spec: JobSpec, checkpoint: Path) -> dict[str, Tensor]:
-    """Return the parameters of a checkpoint."""
     state = unfilled(spec)
     whole = [LocalPart(name, tuple(values.shape), tuple(slice(0, size) for size in values.shape), values)
              for name, values in state.items()]

@@ -93,7 +93,6 @@ class Crew:
         return results
 
     def end(self) -> None:
-        """Kill all ranks."""
         for pid, _ in self._ranks.values():
             os.kill(pid, signal.SIGKILL)
         for pipe, (pid, _) in self._ranks.items():

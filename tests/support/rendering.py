@@ -61,7 +61,6 @@ def text(spec: AnySpec, run: Path = RUN, known: ClusterFacts | None = None) -> s
 
 
 def form(name: str, version: Version | None, **sections: Any) -> str:
-    """Return the script of a form for a release."""
     spec = job(**FORMS[name] | sections)
     runs = [RUN.with_name(f"{number:04d}") for number in range(1, max(1, len(runs_of(spec.sweep))) + 1)]
     return render(spec, runs, facts(version), python=PYTHON).text

@@ -104,6 +104,5 @@ def check_state(spec: JobSpec, result: Result) -> None:
 
 
 def check_evaluations(result: Result, expected: Result) -> None:
-    """Compare the loss and the number of labels of every evaluation."""
     for (step, loss, labels), (own, right, counted) in zip(result.evaluations, expected.evaluations, strict=True):
         assert (step, labels) == (own, counted) and abs(loss - right) < EXACT

@@ -68,7 +68,6 @@ def combinations() -> list[dict[str, Any]]:
 
 
 def overrides(c: dict[str, Any], disk: Path) -> list[str]:
-    """The keys of a job."""
     more: dict[str, Any] = {"order": f'"{c["order"]}"', "context": c["context"], "sequence": c["sequence"], "zero": c["zero"],
                             "expert": c["expert"], "recompute": f'"{c["recompute"]}"', "schedule": c["schedule"],
                             "microbatches": c["microbatches"], "reduce": c["reduce"]}

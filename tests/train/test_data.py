@@ -118,11 +118,7 @@ def test_pieces_put_together_are_the_document(tmp_path_factory: pytest.TempPathF
     assert sum(piece.size for piece in found) == len(content.encode()) - (0 if row else len(text) - len(whole)) * 3
 
 
-@pytest.mark.parametrize(("text", "parts"), [
-    ("one\ntwo\nthree four\n", ["one\ntwo\n", "three four\n"]),  # after a line end
-    ("one two three four", ["one two three", " four"]),  # before a space, which a byte-level BPE has at a word's head
-    ("fünfundzwanzigäöü", ["fünfundzwanzig", "äöü"]),  # between characters
-])
+@pytest.mark.parametrize(("text", "parts"), table(__file__, "data.toml", "pieces"))
 def test_where_pieces_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, parts: list[str]) -> None:
     monkeypatch.setattr(documents, "PIECE", 8)
     assert [piece.text for piece in read(write(tmp_path / "a.txt", text))] == parts

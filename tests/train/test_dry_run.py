@@ -241,9 +241,7 @@ SIZES = {
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize(("size", "nodes", "pipeline", "batch", "rank"), [
-    ("70B", 128, 4, 512, 0), ("70B", 128, 4, 512, 300), ("70B", 128, 4, 512, 1023),
-    ("405B", 2048, 16, 2048, 0), ("405B", 2048, 16, 2048, 9000), ("405B", 2048, 16, 2048, 16383)])
+@pytest.mark.parametrize(("size", "nodes", "pipeline", "batch", "rank"), table(__file__, "dry_run.toml", "large_models"))
 def test_large_models(tmp_path: Path, size: str, nodes: int, pipeline: int, batch: int, rank: int) -> None:
     """The command as a user gives it. It prints its CPU time, some 20 s; the timeout is for one that would take hours."""
     path = tmp_path / "job.toml"
@@ -280,10 +278,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("runs*"))  # nothing is written
 
 
-@pytest.mark.parametrize(("options", "words"), [
-    (["--dry-run", "--rank", "1"], "must be 0 to 0 in this job"), (["--rank", "1"], "Add --dry-run"),
-    (["--json"], "^--json: .*Add --dry-run"), (["--set", "train.steps=1"], "Add --dry-run"),
-    (["--profile", "--dry-run"], "^--profile: "), (["--profile", "--rank", "1"], "^--rank: ")])
+@pytest.mark.parametrize(("options", "words"), table(__file__, "dry_run.toml", "refused"))
 def test_what_cannot_be_is_refused(tmp_path: Path, options: list[str], words: str) -> None:
     job(tmp_path, "gpt2")
     with pytest.raises(HpcMpError, match=words):

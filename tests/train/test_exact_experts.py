@@ -120,10 +120,7 @@ def there_and_back(counts: list[list[int]]) -> tuple[list[float], tuple[int, ...
     return there.flatten().tolist(), journey.counts, back.flatten().tolist(), rows.grad.flatten().tolist()
 
 
-@pytest.mark.parametrize(("counts", "there"), [
-    ([[2, 0, 1], [1, 1, 1]], [[0.0, 1.0, 100.0, 110.0], [20.0, 120.0]]),
-    ([[0, 0, 3], [0, 0, 0]], [[], [20.0, 21.0, 22.0]]),  # a rank without a row, and one that sends all away
-])
+@pytest.mark.parametrize(("counts", "there"), table(__file__, "exact_experts.toml", "journeys"))
 def test_rows_lie_by_expert_there_and_come_back_to_their_places(counts: list[list[int]], there: list[list[float]]) -> None:
     for rank, found in enumerate(run_ranks(2, there_and_back, counts)):
         own = [100.0 * rank + 10 * expert + row for expert, count in enumerate(counts[rank]) for row in range(count)]
@@ -187,10 +184,7 @@ def test_an_expert_takes_the_earliest_of_each_sample(samples: int, tokens: int, 
     assert torch.equal(capacity.kept(index[:, :before], most), taken[:, :before])
 
 
-@pytest.mark.parametrize(("factor", "sequence", "most"), [
-    (None, 24, None), (0.75, 24, 8), (1.0, 24, 10), (2.5, 24, 24), (0.01, 24, 1),
-    (0.55, 100, 22),  # in binary the product is a bit more than 22
-])
+@pytest.mark.parametrize(("factor", "sequence", "most"), table(__file__, "exact_experts.toml", "capacities"))
 def test_how_many_choices_an_expert_takes(place: Path, factor: float | None, sequence: int, most: int | None) -> None:
     assert expert_capacity(factor, sequence, read_shape(job(place, MIXTRAL))) == most
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from layouts import job, run_whole, start, write_text
+from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, dump_job
@@ -21,10 +22,7 @@ LAYOUT = ["job.nodes=2", "job.ranks_per_node=2", "parallel.tensor=2", "parallel.
 needs_mpi = pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec (pip install mpich)")
 
 
-@pytest.mark.parametrize(("size", "expected", "environ", "words"), [
-    (1, 8, {"SLURM_MPI_TYPE": "pmi2"}, ["MPI came up as 8 singletons", "SLURM_MPI_TYPE=pmi2", "srun --mpi=list", "PMIx"]),
-    (1, 2, {}, ["2 singletons", "none of SLURM_MPI_TYPE, PMI_RANK"]),
-    (3, 4, {"PMI_SIZE": "3"}, ["3 processes", "4 ranks", "PMI_SIZE=3"])])
+@pytest.mark.parametrize(("size", "expected", "environ", "words"), table(__file__, "mpi.toml", "refused"))
 def test_another_number_of_processes_is_refused(size: int, expected: int, environ: dict[str, str], words: list[str]) -> None:
     with pytest.raises(HpcMpError) as caught:
         check_size(size, expected, environ)

@@ -149,17 +149,8 @@ def test_an_own_rule_is_kept_or_refused(tmp_path: Path, family: str, given: dict
     assert settings == ({} if fits else {"tokenizer_class": bpe.CLASS})
 
 
-@pytest.mark.parametrize(("family", "config", "difference"), [
-    ("llama", {"eos_token": bpe.END, "pad_token": "<pad>"}, "the id of '<pad>' is None here, 299 there"),
-    ("mixtral", {"eos_token": "<end>"}, "the id of '<end>' is None here, 299 there"),
-    ("gpt2", {"eos_token": bpe.END, "bos_token": "<s>"}, "the id of '<s>' is None here, 299 there"),
-    ("gptj", {"eos_token": bpe.END, "unk_token": "<unk>"}, "the id of '<unk>' is None here, 299 there"),
-    ("llama", {"added_tokens_decoder": {"900": {"content": "<x>", "special": True}}}, "the id of '<x>' is None here, 299 there"),
-    ("qwen2", {"eos_token": bpe.END, "additional_special_tokens": ["<im>"]}, "the id of '<im>' is None here, 300 there"),
-    ("qwen2", {}, "eos_token_id is None here, 0 there"),
-    ("gpt2", {}, {"tokenizer_class": bpe.CLASS}),  # else that class names an end that the run does not have
-    ("qwen2", {"eos_token": bpe.END, "unk_token": None, "pad_token": bpe.END, "bos_token": None}, {}),
-    ("llama", {"eos_token": bpe.END, "pad_token": bpe.END}, {})], ids=str)
+@pytest.mark.parametrize(
+    ("family", "config", "difference"), table(__file__, "tokenizer.toml", "special_tokens", vars(bpe)), ids=str)
 def test_special_and_added_tokens_are_compared(tmp_path: Path, family: str, config: dict[str, object],
                                                difference: str | dict[str, str]) -> None:
     text = write(tmp_path / "a.txt", TEXT)
