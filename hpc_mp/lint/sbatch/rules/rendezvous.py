@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 
 from hpc_mp.base.findings import Hit, Rule
+from hpc_mp.base.rule_table import rules_of
 from hpc_mp.lint.sbatch.programs import NodeLauncher, torchrun
 from hpc_mp.lint.sbatch.rules.finders import Finder, HitWords, of_variables
 from hpc_mp.lint.sbatch.rules.steps import CONTAINERS
@@ -147,53 +148,21 @@ def _scontrol_in_a_container(script: Script) -> Iterable[Hit]:
                         if command.task and command.line in lines and command.arguments[:1] == ("show",))
 
 
-RULES: tuple[Rule[Script], ...] = (
-    Rule("HM401", "warning", _fixed_port,
-         "Port {it} is fixed: jobs that share a node collide on it, and so do the attempts of a requeued job.",
-         "export MASTER_PORT=$((10000 + (SLURM_JOB_ID + 7919 * ${SLURM_RESTART_COUNT:-0}) % 20000))"),
-    Rule("HM402", "error",
-         of_variables(PORTS, lambda _, port: port.task and bool(re.search(r"\bRANDOM\b|\bshuf\b", port.raw))),
-         "Every task draws another port: the ranks never meet.",
-         "Choose the port in the job script, before srun."),
-    Rule("HM403", "error", _no_endpoint,
-         "torchrun on several nodes without --rdzv-endpoint or --master-addr: every node waits at 127.0.0.1 for the others.",
-         "--rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT"),
-    Rule("HM404", "warning", _hostname_i,
-         "{it} from hostname -i: on many systems that is 127.0.1.1, an address that other nodes cannot reach.",
-         '{it}=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)'),
-    Rule("HM405", "error", _addresses(_own_name), "Every task sets {it} to its own host: the nodes never meet.",
-         'Set it in the job script: {it}=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)'),
-    Rule("HM406", "error", _localhost, "{it} is {advice} in a job of several nodes: each node connects to itself.",
-         'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)'),
-    Rule("HM407", "warning", of_variables(ADDRESSES, _fallback_to_localhost),
-         "{it} falls back to {advice}: if the real address is missing, ranks wait for each other without an error.",
-         "Stop instead: ${{it}:?is not set}"),
-    Rule("HM408", "warning", _addresses(lambda _, address: "SLURM_LAUNCH_NODE_IPADDR" in address.raw),
-         "{it} from SLURM_LAUNCH_NODE_IPADDR: that is the host that called srun, and it is not set in the job script.",
-         '{it}=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)'),
-    Rule("HM409", "error",
-         _addresses(lambda script, address: script.nodes > 1 and _NODELIST.fullmatch(address.raw.strip('"'))),
-         "{it} is a list such as node[01-04], not a host name.",
-         '{it}=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)'),
-    Rule("HM410", "warning", _inert_node_rank,
-         "--node-rank has no effect with --rdzv-backend={it}: torchrun numbers nodes as they arrive, so ranks may differ "
-         "from Slurm's order.",
-         "Leave it out. If the order matters, use srun with a task per GPU, or the static backend."),
-    Rule("HM411", "error", _expanded_too_early,
-         "The job's own shell expands ${it}, which is 0 there: every task gets the same number.",
-         "Let each task expand it: srun bash -c '… ${it} …' in single quotes."),
-    Rule("HM412", "error", _rank_of_the_batch_shell,
-         "{it} is set once, in the job's own shell, in which {advice} is 0: every rank becomes rank 0.",
-         "Set it in the tasks: srun bash -c 'export {it}=${advice}; exec python …'"),
-    Rule("HM413", "info", of_variables(PORTS, _ephemeral_port),
-         "The port may be as high as {it}: Linux assigns ports from 32768 on to connections, so it may be in use.",
-         "Stay below: $((10000 + SLURM_JOB_ID % 20000))."),
-    Rule("HM414", "info", of_variables(PORTS, _port_of_the_last_attempt),
-         "A requeued job keeps its job ID and therefore this port: ranks left on an unreachable node may still hold it.",
-         "Include the attempt: $((10000 + (SLURM_JOB_ID + 7919 * ${SLURM_RESTART_COUNT:-0}) % 20000))."),
-    Rule("HM415", "warning", _scontrol_in_a_container, "scontrol inside a container, which has no Slurm client.",
-         "Call it in the job script, before srun, and export the result."),
-    Rule("HM416", "info", _addresses(lambda script, address: any(_launchers(script)) and _HOSTNAME_F.search(address.raw)),
-         "{it} is a fully qualified host name: torchrun compares it with short names, and may match no host.",
-         '{it}=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)'),
-)
+RULES: tuple[Rule[Script], ...] = rules_of("slurm/script-rules.toml", {
+    "HM401": _fixed_port,
+    "HM402": of_variables(PORTS, lambda _, port: port.task and bool(re.search(r"\bRANDOM\b|\bshuf\b", port.raw))),
+    "HM403": _no_endpoint,
+    "HM404": _hostname_i,
+    "HM405": _addresses(_own_name),
+    "HM406": _localhost,
+    "HM407": of_variables(ADDRESSES, _fallback_to_localhost),
+    "HM408": _addresses(lambda _, address: "SLURM_LAUNCH_NODE_IPADDR" in address.raw),
+    "HM409": _addresses(lambda script, address: script.nodes > 1 and _NODELIST.fullmatch(address.raw.strip('"'))),
+    "HM410": _inert_node_rank,
+    "HM411": _expanded_too_early,
+    "HM412": _rank_of_the_batch_shell,
+    "HM413": of_variables(PORTS, _ephemeral_port),
+    "HM414": of_variables(PORTS, _port_of_the_last_attempt),
+    "HM415": _scontrol_in_a_container,
+    "HM416": _addresses(lambda script, address: any(_launchers(script)) and _HOSTNAME_F.search(address.raw)),
+})
