@@ -3,8 +3,6 @@
 The modules of a survey are imported on demand.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shlex
@@ -67,7 +65,7 @@ def cluster(as_json: bool, nodes: int | None, nodelist: str | None, partition: s
     return launch_and_report(LaunchRequest(then_launch, wait=False), TerminalListener(aside=False))
 
 
-def _survey(request: SurveyRequest, as_json: bool, html: Path | None) -> Report:
+def _survey(request: "SurveyRequest", as_json: bool, html: Path | None) -> "Report":
     """Run the survey, print it, and record the results for launch and placement. ``html``: path of a page.
 
     Raises:
@@ -97,7 +95,7 @@ def _survey(request: SurveyRequest, as_json: bool, html: Path | None) -> Report:
     return report
 
 
-def _print(report: Report) -> None:
+def _print(report: "Report") -> None:
     from rich.console import Console
     from rich.markup import escape
 
@@ -121,12 +119,12 @@ def _print(report: Report) -> None:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[str, SurveyState | None], None]]:
+def _progress() -> "Iterator[Callable[[str, SurveyState | None], None]]":
     """On a terminal, keep one line: the current step and the suspects. Elsewhere, print each step without a state once."""
     if not sys.stderr.isatty():
         steps: list[str] = []
 
-        def note(step: str, state: SurveyState | None) -> None:
+        def note(step: str, state: "SurveyState | None") -> None:
             if state is None and step not in steps:
                 steps.append(step)
                 click.echo(step, err=True)
@@ -136,7 +134,7 @@ def _progress() -> Iterator[Callable[[str, SurveyState | None], None]]:
     from rich.markup import escape
 
     with Console(stderr=True).status("starting") as line:
-        def show(step: str, state: SurveyState | None) -> None:
+        def show(step: str, state: "SurveyState | None") -> None:
             suspects = ", ".join(diagnosis.subject for diagnosis in state.diagnoses) if state else ""
             line.update(escape(f"{step}; so far: {suspects}" if suspects else step))
         yield show

@@ -4,8 +4,6 @@ A reader ignores unknown keys, so it can read a newer run. A document with a mis
 ``failures.py``, ``outcome.py``, ``history.py``, ``attempt.py`` and ``plan.py`` contain the other records.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -263,7 +261,7 @@ def _understood(document: Any, kind: type[Record]) -> Record:
 
 
 @cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
+def _adapter(kind: Any) -> "TypeAdapter[Any]":
     from pydantic import TypeAdapter
 
     return TypeAdapter(kind)

@@ -9,8 +9,6 @@ activations lie in host memory already, a copy beside them takes the part of the
 Copies are made when the forward is over, so that they hold what a backward would have found.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
@@ -25,7 +23,7 @@ SMALL = 4096  # bytes: what is smaller stays where it is, a copy of it would tak
 class SavedStorage:
     """An array that autograd keeps, on the device or on the host."""
 
-    def __init__(self, storage: torch.UntypedStorage, device: torch.device, counter: Activations) -> None:
+    def __init__(self, storage: torch.UntypedStorage, device: torch.device, counter: "Activations") -> None:
         self.nbytes = storage.nbytes()
         self._device, self._counter = device, counter
         self._here: Tensor | None = torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
@@ -77,7 +75,7 @@ class ChunkActivations:
         others: tensors that stay where they are, and are no activations.
     """
 
-    def __init__(self, activations: Activations, others: Iterable[Tensor]) -> None:
+    def __init__(self, activations: "Activations", others: Iterable[Tensor]) -> None:
         self._activations, self._others = activations, {_identity(tensor.untyped_storage()) for tensor in others}
         self._storages: dict[int, SavedStorage] = {}
         self._arrived: torch.cuda.Event | None = None

@@ -12,8 +12,6 @@ Parameters and their gradients know nothing of it: context ranks are ranks of th
 divided by the number of labels of the global batch.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

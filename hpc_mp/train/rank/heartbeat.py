@@ -4,8 +4,6 @@ On every node, the process with local rank 0 sends several beats per ``timeout``
 names the nodes that are silent; a node that gets no echo names rank 0's node. A process that leaves in order announces it.
 """
 
-from __future__ import annotations
-
 import selectors
 import socket
 import threading
@@ -51,7 +49,7 @@ def heartbeat(
 
 def _part(
     placement: Placement, rank: int, where: Rendezvous, store: SignedKeys, timeout: float, lost: Lost,
-) -> Server | Client | None:
+) -> "Server | Client | None":
     mine, first = placement.ranks[rank], placement.ranks[0]
     if rank == 0:
         names = {place.node: store.get(seat(place.rank)) for place in placement.ranks if place.local_rank == 0}
