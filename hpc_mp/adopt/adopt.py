@@ -204,7 +204,6 @@ def _body(script: Script, source: Source) -> Iterator[LineFate]:
 
 
 def _notes(script: Script, source: Source, request: Request, arguments: Sequence[str]) -> Iterator[str]:
-    """Yield the notes about the whole job."""
     text = "\n".join(line for number, line in enumerate(script.lines, start=1) if number not in source.comments)
     if "job.time_limit" not in request.keys:
         yield "the script sets no time limit: job.time_limit is 1 hour; set it"

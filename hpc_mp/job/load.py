@@ -102,7 +102,6 @@ def load_sweep(
 
 
 def _refuse_contradiction(overrides: Sequence[str]) -> None:
-    """Refuse overrides of two keys that exclude each other."""
     texts = {text.partition("=")[0].strip(): text for text in overrides}
     for key, name in INSTEAD.items():
         rival = f"{key.rpartition('.')[0]}.{name}"
@@ -112,7 +111,6 @@ def _refuse_contradiction(overrides: Sequence[str]) -> None:
 
 
 def _run_of(tree: Mapping[str, Any], base: Path, number: int, values: Values) -> AnySpec:
-    """Return the job of one run of a sweep."""
     try:
         return resolve_any(reduce(lambda changed, item: _put(changed, *item), values.items(), dict(tree)), base)
     except HpcMpError as error:

@@ -151,7 +151,6 @@ def _incomplete(path: Path, why: str) -> HpcMpError:
 
 
 def _same(one: StoredWeight, other: StoredWeight) -> bool:
-    """Return True if two weights are stored with the same bytes."""
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False
     return all(a == b for a, b in zip(_content(one), _content(other), strict=True))

@@ -146,7 +146,6 @@ class Waits:
         return self._in(self._messages.get(work), original, work, *args, **named)
 
     def _in(self, wait: Wait | None, action: Callable[..., Any], *args: Any, **named: Any) -> Any:
-        """Return the result of an action in which this rank waits."""
         before, self.wait = self.wait, wait
         self.since = time.time()
         self.moves += 1
