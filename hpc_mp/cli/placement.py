@@ -71,10 +71,8 @@ class Site:
               help="topology.conf, topology.yaml, or the output of `scontrol show topology`.")
 @click.option("--nodes", "nodelist", metavar="HOSTS", help="Hosts of the nodes, as n[1-4]; default: the topology's first.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def command(
-    tensor: int, pipeline: int, data: int, context: int, expert: int, order: str, axes: str | None, rank_map: str,
-    ranks_per_node: int, topology: Path | None, nodelist: str | None, as_json: bool,
-) -> None:
+def command(tensor: int, pipeline: int, data: int, context: int, expert: int, order: str, axes: str | None, rank_map: str,
+            ranks_per_node: int, topology: Path | None, nodelist: str | None, as_json: bool) -> None:
     degrees, nodes = Degrees(tensor, pipeline, data, context, expert), _rank_map(rank_map)
     chosen = (place(degrees, order, ranks_per_node, nodes) if axes is None
               else numbered(degrees, axes, order, ranks_per_node, nodes))

@@ -73,10 +73,8 @@ def load_job(path: Path, overrides: Sequence[str] = (), defaults: Mapping[str, A
     return _training(load_any(path, overrides, defaults), f"job file {path}")
 
 
-def load_sweep(
-    job: Path | AnySpec, overrides: Sequence[str] = (), defaults: Mapping[str, Any] = MappingProxyType({}),
-    before_arithmetic: Callable[[AnySpec], None] = lambda _: None,
-) -> tuple[AnySpec, ...]:
+def load_sweep(job: Path | AnySpec, overrides: Sequence[str] = (), defaults: Mapping[str, Any] = MappingProxyType({}),
+               before_arithmetic: Callable[[AnySpec], None] = lambda _: None) -> tuple[AnySpec, ...]:
     """Return the job of each run of ``[sweep]``, in order: the file with that run's values. Without a sweep, the one job.
 
     Args:

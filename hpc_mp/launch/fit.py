@@ -150,9 +150,7 @@ def _time_refusal(spec: AnySpec, part: JobComponent, limits: PartitionLimits) ->
                       f'write "{limit}" or less, or use another slurm.partition; slurm.chain carries on in further jobs')
 
 
-def _need_refusals(
-    value: str, needs: Sequence[NodeNeed], part: JobComponent, limits: PartitionLimits
-) -> Iterator[HpcMpError]:
+def _need_refusals(value: str, needs: Sequence[NodeNeed], part: JobComponent, limits: PartitionLimits) -> Iterator[HpcMpError]:
     """Yield requirements that too few nodes meet; then those that enough nodes meet separately, but too few together."""
     name, nodes, left_out = limits.partition.name, part.nodes, _excluded(part, limits)
     usable = [kind for kind in limits.partition.kinds for node in kind.nodes if node not in left_out]

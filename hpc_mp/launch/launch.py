@@ -87,10 +87,8 @@ class Preview:
                 "sweep": [plan.member.values for plan in self.plans if plan.member is not None]}
 
 
-def run_job(
-    job: Path | str | AnySpec, *, on: str = "auto", overrides: Sequence[str] = (), wait: bool = True, resume: bool = False,
-    say: Callable[[str], object] | None = None,
-) -> Outcome:
+def run_job(job: Path | str | AnySpec, *, on: str = "auto", overrides: Sequence[str] = (), wait: bool = True,
+            resume: bool = False, say: Callable[[str], object] | None = None) -> Outcome:
     """Launch a job and return its outcome; nothing is printed.
 
     ::

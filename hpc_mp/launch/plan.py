@@ -117,10 +117,8 @@ class TrainingPlan(JobPlan):
     shape: ModelShape
 
 
-def compose(
-    user_spec: JobSpec, where: Where, target: Target, slurm_version: Version | None = None, earlier: RunPlan | None = None,
-    resumed: RunDirectory | None = None,
-) -> TrainingPlan:
+def compose(user_spec: JobSpec, where: Where, target: Target, slurm_version: Version | None = None,
+            earlier: RunPlan | None = None, resumed: RunDirectory | None = None) -> TrainingPlan:
     """Make all choices and all checks that need neither transformers nor the data.
 
     Args:

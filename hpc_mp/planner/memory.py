@@ -49,9 +49,7 @@ def cut_of(spec: JobSpec, rank: int = 0) -> TensorCut:
     return TensorCut(spec.parallel.tensor, rank, spec.parallel.tensor_modules)
 
 
-def units_of(
-    shape: ModelShape, spec: JobSpec, layers: tuple[int, ...], pipeline: int, tensor: int,
-) -> dict[str, FlatLayout]:
+def units_of(shape: ModelShape, spec: JobSpec, layers: tuple[int, ...], pipeline: int, tensor: int) -> dict[str, FlatLayout]:
     """Return the flat units of a rank at these coordinates, by name."""
     spans = stage_spans(layers)
     held = [spans[stage] for stage, holder in enumerate(schedule_of(spec).placement) if holder == pipeline]

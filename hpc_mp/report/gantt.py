@@ -245,9 +245,7 @@ def _chart(lines: Sequence[Line], x: Scale, stages: int) -> ScheduleChart:
     return ScheduleChart(tuple(rows), marks, round(rows[-1].y + ROW), duration(wall))
 
 
-def _boxes(
-    spans: Sequence[TracedAction], x: Scale, time: Callable[[float], str]
-) -> tuple[tuple[Box, ...], dict[str, str]]:
+def _boxes(spans: Sequence[TracedAction], x: Scale, time: Callable[[float], str]) -> tuple[tuple[Box, ...], dict[str, str]]:
     boxes: list[Box] = []
     slivers: dict[str, str] = {}
     for span in spans:

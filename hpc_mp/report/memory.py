@@ -76,9 +76,8 @@ class _Held:
         return [(kind, part) for kind, part in (*parts, ("rest", rest)) if part > 0]
 
 
-def memory(
-    traces: Mapping[int, RankTrace], placement: Placement | None, spec: JobSpec | None = None, chunks: Sequence[ChunkCounts] = (),
-) -> MemoryChart | None:
+def memory(traces: Mapping[int, RankTrace], placement: Placement | None, spec: JobSpec | None = None,
+           chunks: Sequence[ChunkCounts] = ()) -> MemoryChart | None:
     """Return one bar per rank, or one per stage beyond 64 ranks; None if no rank has reported its memory.
 
     Args:

@@ -108,9 +108,8 @@ def complete_steps(checkpoints: Path) -> list[Path]:
     return sorted((path for path in named if path.is_dir()), key=lambda path: path.name)
 
 
-def newest_complete(
-    checkpoints: Path, hashes: bool = True, but: Collection[Path] = (),
-) -> tuple[Path | None, list[tuple[Path, str]]]:
+def newest_complete(checkpoints: Path, hashes: bool = True,
+                    but: Collection[Path] = ()) -> tuple[Path | None, list[tuple[Path, str]]]:
     """Return the newest sound checkpoint, and the newer skipped ones with the reason.
 
     Args:

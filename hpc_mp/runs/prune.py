@@ -161,9 +161,8 @@ def _whole(run: RunDirectory, others: Mapping[Path, JobSpec]) -> Removable | Spa
     return Removable("run", run.path, size(run.path), "all of it, its newest checkpoint too", run.path, tuple(named))
 
 
-def _parts(
-    run: RunDirectory, spec: JobSpec | None, keep: int | None, others: Mapping[Path, JobSpec],
-) -> Iterator[Removable | Spared]:
+def _parts(run: RunDirectory, spec: JobSpec | None, keep: int | None,
+           others: Mapping[Path, JobSpec]) -> Iterator[Removable | Spared]:
     """Yield old checkpoints, and the remains of crashed saves and damaged checkpoints. An unsound checkpoint does not count among
     the newest, and stays, because a file system may be to blame."""
     if spec is None:

@@ -205,10 +205,8 @@ def sent_by_slurm(record: AttemptRecord, end: float) -> bool:
     return end - record.time - record.grace >= EARLY_S + START_S
 
 
-def ending_of(
-    attempt: AttemptContext, spec: ProgramSpec, code: int, stop_requested: bool, cancelled: bool, overdue: bool = False,
-    ranks_asked: bool = False,
-) -> Literal["completed", "stopped"] | Cause | None:
+def ending_of(attempt: AttemptContext, spec: ProgramSpec, code: int, stop_requested: bool, cancelled: bool, overdue: bool = False,
+              ranks_asked: bool = False) -> Literal["completed", "stopped"] | Cause | None:
     """Return the end of an attempt in which no rank failed by itself; None if a rank failed.
 
     Args:

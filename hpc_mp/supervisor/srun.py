@@ -76,10 +76,8 @@ class Orphan:
             self._process.send_signal(number)
 
 
-def follow(
-    command: StepCommand, signals: Signals | None, failed: Callable[[], bool] = lambda: False, at_most: float = math.inf,
-    mpirun: bool = False,
-) -> StepEnd:
+def follow(command: StepCommand, signals: Signals | None, failed: Callable[[], bool] = lambda: False, at_most: float = math.inf,
+           mpirun: bool = False) -> StepEnd:
     """Run srun to its end.
 
     Args:

@@ -40,9 +40,8 @@ def in_time(tasks: Mapping[str, Callable[[], T]], seconds: float, ledger: Path |
     return {name: results[name] for name in tasks}
 
 
-def _collect(
-    tasks: Mapping[str, Callable[[], T]], seconds: float, hung: dict[str, tuple[int, str]]
-) -> dict[str, T | Unavailable]:
+def _collect(tasks: Mapping[str, Callable[[], T]], seconds: float,
+             hung: dict[str, tuple[int, str]]) -> dict[str, T | Unavailable]:
     """Start all tasks and collect results until the deadline. Children that are then abandoned are added to ``hung``."""
     end = time.monotonic() + seconds
     results: dict[str, T | Unavailable] = {}

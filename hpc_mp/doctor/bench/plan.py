@@ -60,10 +60,9 @@ class BenchPlan:
     start: Callable[[], Iterator[Event]]
 
 
-def plan(
-    request: BenchRequest, where: Where, environ: Mapping[str, str] = os.environ, ask: Runner = ask,
-    gpus: Callable[[], Sequence[Gpu]] = find_gpus, site: Callable[[Mapping[str, str]], SlurmSite | str] = find_site,
-) -> BenchPlan:
+def plan(request: BenchRequest, where: Where, environ: Mapping[str, str] = os.environ, ask: Runner = ask,
+         gpus: Callable[[], Sequence[Gpu]] = find_gpus,
+         site: Callable[[Mapping[str, str]], SlurmSite | str] = find_site) -> BenchPlan:
     """Plan the benchmark. Raises HpcMpError if it cannot be measured. ``gpus``, ``site``: discovery functions."""
     if where.place == "local":
         gpu_count = len(gpus())
@@ -78,9 +77,8 @@ def plan(
     return _job(request, environ, ask, site)
 
 
-def _job(
-    request: BenchRequest, environ: Mapping[str, str], ask: Runner, site: Callable[[Mapping[str, str]], SlurmSite | str]
-) -> BenchPlan:
+def _job(request: BenchRequest, environ: Mapping[str, str], ask: Runner,
+         site: Callable[[Mapping[str, str]], SlurmSite | str]) -> BenchPlan:
     """Plan a separate job on whole nodes: other jobs on them would share their network."""
     user_options = _user_options(request)
     partition = next((option.partition("=")[2] for option in user_options if option.startswith("--partition=")), None)

@@ -60,9 +60,8 @@ def _base(table: PairTable) -> float:
     return max(map(level, parts or [table.rate.ravel()])) if table.rate.size else 0.0
 
 
-def _nodes(
-    table: PairTable, cluster: ClusterLayout, base: float, rule: DecisionRule, trust: Bools | None
-) -> tuple[Health, float]:
+def _nodes(table: PairTable, cluster: ClusterLayout, base: float, rule: DecisionRule,
+           trust: Bools | None) -> tuple[Health, float]:
     raw = table.rate - base
     near = np.abs(raw) < 2 * NEAR
     sound = near

@@ -142,9 +142,8 @@ class AgentPool:
                 process.stdin.flush()
         return self.gather(number, awaited, within)
 
-    def gather(
-        self, number: int, awaited: Collection[int] | None, within: float, straggle: float = STRAGGLE_S,
-    ) -> dict[int, Message]:
+    def gather(self, number: int, awaited: Collection[int] | None, within: float,
+               straggle: float = STRAGGLE_S) -> dict[int, Message]:
         """Return the answers to order ``number``; 0 is the agents' first, unrequested message. ``awaited``: None = any agent."""
         begin = time.monotonic()
         end, answers = begin + within, dict[int, Message]()

@@ -148,9 +148,8 @@ class Gpus:
 class GpuMeasurements(Measurements):
     """Measurements of the bandwidth between GPUs."""
 
-    def __init__(
-        self, crew: AgentPool, ranks: Sequence[int], evidence: SurveyEvidence, gpus: Gpus, load_seconds: float = 0.0
-    ) -> None:
+    def __init__(self, crew: AgentPool, ranks: Sequence[int], evidence: SurveyEvidence, gpus: Gpus,
+                 load_seconds: float = 0.0) -> None:
         super().__init__(crew, ranks, evidence, load_seconds)
         self._gpus = gpus
 

@@ -118,10 +118,8 @@ class Emulator:
             raise RunFailed(event["why"] if event["event"] == "failed" else NOT_IMPORTED.format(why=event["why"]))
         return event["value"]
 
-    def start(
-        self, ranks: Sequence[EmulatedRank], job_file: Path, listener: socket.socket | None, lock: int, entry: str = ENTRY,
-        patience: Patience | None = None,
-    ) -> None:
+    def start(self, ranks: Sequence[EmulatedRank], job_file: Path, listener: socket.socket | None, lock: int, entry: str = ENTRY,
+              patience: Patience | None = None) -> None:
         """Fork the ranks as soon as the imports are done; if they failed, ``broken`` has the reason.
 
         Args:

@@ -21,11 +21,9 @@ class ProgramSize:
     why: str
 
 
-def size_of(
-    spec: ProgramSpec, nodes: int | None, ranks_per_node: int | None, on: str, environ: Mapping[str, str] = os.environ,
-    place: Callable[[str], Where] = decide, facts: Callable[[ProgramSpec], ClusterFacts] = ask_cluster,
-    gpus: Callable[[], int] = lambda: len(find_gpus()),
-) -> ProgramSize:
+def size_of(spec: ProgramSpec, nodes: int | None, ranks_per_node: int | None, on: str, environ: Mapping[str, str] = os.environ,
+            place: Callable[[str], Where] = decide, facts: Callable[[ProgramSpec], ClusterFacts] = ask_cluster,
+            gpus: Callable[[], int] = lambda: len(find_gpus())) -> ProgramSize:
     """Return the size of a program.
 
     Args:

@@ -58,9 +58,7 @@ class State:
         return LocalPart(self.held.key, self.held.shape, self.held.box, self.held.values, self.held.release)
 
 
-def save(
-    run: RunDirectory, counters: Counters, held: Iterable[Held], groups: Groups, keep: int, fence: Fence,
-) -> Path:
+def save(run: RunDirectory, counters: Counters, held: Iterable[Held], groups: Groups, keep: int, fence: Fence) -> Path:
     """Write one checkpoint. All ranks call this at the same step.
 
     All files are written and made durable under a temporary name, then listed in the completion marker, then renamed. Then all

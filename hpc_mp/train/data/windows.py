@@ -64,9 +64,8 @@ class EncodedWindow:
         return len(self.ids) - len(self.tail)
 
 
-def encode(
-    stream: Iterable[TextPiece], encoder: tokenizers.Tokenizer, batch: int = BATCH,
-) -> Iterator[tuple[TextPiece, list[int]]]:
+def encode(stream: Iterable[TextPiece], encoder: tokenizers.Tokenizer,
+           batch: int = BATCH) -> Iterator[tuple[TextPiece, list[int]]]:
     """Yield each piece with its part of the text's ids, without the special tokens that the tokenizer's template would add."""
     splice = _Splice(encoder)
     for windows in _batches(_windows(stream), batch):

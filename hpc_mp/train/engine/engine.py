@@ -240,9 +240,8 @@ class Engine:
             self.scale = loss_scale.on_device(scale, self.device)
         self.data.filled()
 
-    def step(
-        self, number: int, share: Microbatches, notes: Callable[[], Sequence[float]] = tuple, trace: bool = False,
-    ) -> StepResult:
+    def step(self, number: int, share: Microbatches, notes: Callable[[], Sequence[float]] = tuple,
+             trace: bool = False) -> StepResult:
         """One optimizer step; all ranks call this. The host waits for no device.
 
         Args:

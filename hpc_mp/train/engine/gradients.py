@@ -63,9 +63,8 @@ class UnitGradient:
         shares: the tensor ranks whose gradients of a slot are shares of a sum; one alone where its gradient is whole.
     """
 
-    def __init__(
-        self, layout: FlatLayout, holders: StateAxes, kept: bool, slabs: Slabs, shares: Callable[[ParameterSlot], Axis],
-    ) -> None:
+    def __init__(self, layout: FlatLayout, holders: StateAxes, kept: bool, slabs: Slabs,
+                 shares: Callable[[ParameterSlot], Axis]) -> None:
         self.layout, self.slabs = layout, slabs
         self.shard, self.replicate = holders.shard, holders.replicate
         length = layout.padded if kept else layout.part

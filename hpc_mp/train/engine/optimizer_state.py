@@ -81,9 +81,8 @@ class StateHome(Protocol):
 class OnDevice:
     """All state where parameters are: on the device, both of them."""
 
-    def __init__(
-        self, shape: StateShape, stretches: Iterable[Stretch], device: torch.device, *, masters: HostParts = MappingProxyType({}),
-    ) -> None:
+    def __init__(self, shape: StateShape, stretches: Iterable[Stretch], device: torch.device, *,
+                 masters: HostParts = MappingProxyType({})) -> None:
         if masters:
             raise ValueError("masters in host memory need a home from which they stream")
         self._arrays = {unit: {slot: torch.zeros(length, dtype=shape.dtype, device=device) for slot in shape.slots}
@@ -156,11 +155,9 @@ class Streamed:
         masters: of all units, or of none.
     """
 
-    def __init__(
-        self, shape: StateShape, stretches: Iterable[Stretch], device: torch.device,
-        open_store: Callable[[StateShape, Sequence[Chunk], Sequence[Tensor]], Store], *,
-        masters: HostParts = MappingProxyType({}),
-    ) -> None:
+    def __init__(self, shape: StateShape, stretches: Iterable[Stretch], device: torch.device,
+                 open_store: Callable[[StateShape, Sequence[Chunk], Sequence[Tensor]], Store], *,
+                 masters: HostParts = MappingProxyType({})) -> None:
         self._masters = masters
         rows = (*shape.slots, MASTER) if masters else shape.slots
         elements = chunk_elements(shape.lengths.values())

@@ -64,10 +64,8 @@ class _AttentionBlock:
     diagonal: bool
 
 
-def ring_attention(
-    query: Tensor, key: Tensor, value: Tensor, scaling: float, axis: Axis, positions: Callable[[int], Tensor], length: int,
-    site: HashDropout, first: Tensor | None = None,
-) -> Tensor:
+def ring_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float, axis: Axis, positions: Callable[[int], Tensor],
+                   length: int, site: HashDropout, first: Tensor | None = None) -> Tensor:
     """Attention of this rank's tokens to all tokens before them: (batch, this rank's tokens, heads, head_dim).
 
     Args:

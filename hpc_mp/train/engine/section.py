@@ -82,11 +82,9 @@ class StageSection(nn.Module):
         padding: embedding name -> its row that stays zero, where the model has one.
     """
 
-    def __init__(
-        self, model: "CausalModel", whole: nn.Module, span: StageSpan, tensor: TensorAxis, context: ContextAxis,
-        precision: Precision, clock: DropoutClock, recompute: str, experts: ExpertAxis, router_loss: RouterLoss,
-        capacity: Capacity, compile: bool = False,
-    ) -> None:
+    def __init__(self, model: "CausalModel", whole: nn.Module, span: StageSpan, tensor: TensorAxis, context: ContextAxis,
+                 precision: Precision, clock: DropoutClock, recompute: str, experts: ExpertAxis, router_loss: RouterLoss,
+                 capacity: Capacity, compile: bool = False) -> None:
         super().__init__()
         self.recompute, self.experts, self.router_loss, self.capacity = recompute, experts, router_loss, capacity
         self.config, self.family, self.shape = model.config, model.family, model.shape

@@ -85,9 +85,7 @@ class NextToken(nn.Module):
         wrap: applied to the two functions of a chunk's logits, see ``compilation``.
     """
 
-    def __init__(
-        self, head: Projection, vocabulary: int, outer: TensorAxis, wrap: Callable[[Function], Function],
-    ) -> None:
+    def __init__(self, head: Projection, vocabulary: int, outer: TensorAxis, wrap: Callable[[Function], Function]) -> None:
         super().__init__()
         self.head, self.outer, self.tensor = head, outer, head.tensor
         self.start, width = self.tensor.part(vocabulary)

@@ -81,9 +81,7 @@ def _home(spec: JobSpec) -> HomeMaker:
     return partial(Streamed, open_store=HostStore if directory is None else partial(FileStore, Path(directory)))
 
 
-def restore(
-    spec: JobSpec, shape: ModelShape, context: RankContext, engine: Engine, groups: Groups, tokens: TokenSet,
-) -> Counters:
+def restore(spec: JobSpec, shape: ModelShape, context: RankContext, engine: Engine, groups: Groups, tokens: TokenSet) -> Counters:
     """Restore state from the run's newest complete checkpoint, else from ``checkpoint.resume``, else set first values.
 
     Return the counters.

@@ -153,10 +153,8 @@ def _introduce(context: RankContext, device: str) -> dict[int, str]:
     return {node: name for node, name, _ in seats}
 
 
-def _train(
-    spec: JobSpec, shape: ModelShape, context: RankContext, nodes: Mapping[int, str], device: torch.device, backend: str,
-    store: SignedKeys, stop: StopFlag, watchdog: Watchdog,
-) -> TrainingEnd:
+def _train(spec: JobSpec, shape: ModelShape, context: RankContext, nodes: Mapping[int, str], device: torch.device, backend: str,
+           store: SignedKeys, stop: StopFlag, watchdog: Watchdog) -> TrainingEnd:
     """Run all of the training, from the meeting with the other ranks to the end. ``nodes``: the name of every node of the
     placement."""
     pace, record = Pace(), context.record

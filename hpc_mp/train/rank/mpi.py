@@ -38,10 +38,8 @@ def world() -> Iterator[Any]:
     library.Finalize()
 
 
-def come_up(
-    comm: Any, placement: Placement, hosts: Sequence[str] | None, node: str, secret: str, address: str | None = None,
-    environ: Mapping[str, str] = os.environ,
-) -> tuple[RankEnv, Rendezvous]:
+def come_up(comm: Any, placement: Placement, hosts: Sequence[str] | None, node: str, secret: str, address: str | None = None,
+            environ: Mapping[str, str] = os.environ) -> tuple[RankEnv, Rendezvous]:
     """Return this rank's identity and the rendezvous, on a port that rank 0 has just bound. All processes call this.
 
     Args:

@@ -279,10 +279,8 @@ class SampleSource(Protocol):
     def begins(self, positions: range, /) -> NDArray[np.int64] | None: ...
 
 
-def share(
-    spec: JobSpec, source: SampleSource, mine: Sequence[range], step: int, device: torch.device, labels: int,
-    begun: Callable[[int], None] = lambda microbatch: None,
-) -> Microbatches:
+def share(spec: JobSpec, source: SampleSource, mine: Sequence[range], step: int, device: torch.device, labels: int,
+          begun: Callable[[int], None] = lambda microbatch: None) -> Microbatches:
     """Return a replica's samples of a step. Ids and labels are read only for the end stages.
 
     Args:

@@ -41,10 +41,8 @@ class Sample(NamedTuple):
     iterations: list[float]
 
 
-def measure(
-    network: "TorchNetwork", collective: Collective, counts: Counts, buffers: Buffers, placed: Placed, warmup: int,
-    iterations: int, check: bool,
-) -> Sample:
+def measure(network: "TorchNetwork", collective: Collective, counts: Counts, buffers: Buffers, placed: Placed, warmup: int,
+            iterations: int, check: bool) -> Sample:
     """Measure one placement. All ranks must call this at the same time."""
     send, receive = buffers.views(collective, counts, placed, network.member)
     run = network.operation(collective, send, receive)
