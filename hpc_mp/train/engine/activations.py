@@ -9,13 +9,15 @@ activations lie in host memory already, a copy beside them takes the part of the
 Copies are made when the forward is over, so that they hold what a backward would have found.
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+
+from hpc_mp.train.engine.host_parameters import Bus
 
 SMALL = 4096  # bytes: what is smaller stays where it is, a copy of it would take longer than it is worth
 
@@ -133,7 +135,7 @@ class Activations:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.here = self.away = self.most_here = self.most_away = 0
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.copying = Bus(device).copying
 
     def begin(self) -> None:
         self.most_here, self.most_away = self.here, self.away
@@ -146,16 +148,6 @@ class Activations:
         """Count these tensors for as long as the list lives."""
         storages = {_identity(tensor.untyped_storage()): tensor.untyped_storage() for tensor in tensors}
         return [SavedStorage(storage, self.device, self) for storage in storages.values() if storage.nbytes() >= SMALL]
-
-    @contextmanager
-    def copying(self) -> Iterator[torch.cuda.Stream | None]:
-        """Copies between device and host run in their own stream, behind what has been computed so far."""
-        if self._stream is None:
-            yield None
-            return
-        self._stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self._stream):
-            yield self._stream
 
 
 def _identity(storage: torch.UntypedStorage) -> int:
