@@ -22,6 +22,7 @@ from hpc_mp.cluster.topology import read_topologies
 from hpc_mp.lint.slurm_conf.config import SlurmFacts, ask_slurm
 from hpc_mp.lint.slurm_conf.files import lint_slurm_conf
 from hpc_mp.lint.slurm_conf.report import RULES, describe
+from hpc_mp.lint.slurm_conf.rules_jobs import GRACE_S
 
 ANSWERS = Path(__file__).parents[1] / "golden" / "cluster"
 TREE = "SwitchName=s1 Nodes=n[1-2]\nSwitchName=s2 Nodes=n[3-4]\nSwitchName=spine Switches=s[1-2]\n"
@@ -123,6 +124,11 @@ ALSO = {"gres-broken": {"nodes-out"}, "topology-outside": {"topology-wrong"}}
 
 def test_every_rule_has_a_case_and_a_code_of_its_own() -> None:
     assert sorted(rule.code for rule in RULES) == sorted(WRONG)
+
+
+def test_advice_names_the_time_that_ranks_need() -> None:
+    texts = {rule.code: f"{rule.message} {rule.fix}" for rule in RULES}
+    assert all(len(re.findall(rf"\b{GRACE_S}\b", texts[code])) == 2 for code in ("kill-wait", "grace-time"))
 
 
 def test_a_cluster_that_is_set_up_rightly_or_of_which_slurm_says_nothing_gets_no_word() -> None:

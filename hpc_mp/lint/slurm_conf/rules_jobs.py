@@ -1,8 +1,9 @@
 """Rules on the start, confinement, end and requeuing of jobs."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from hpc_mp.base.findings import Hit, Rule, Severity
+from hpc_mp.base.findings import Hit, Rule
+from hpc_mp.base.rule_table import rules_of
 from hpc_mp.lint.slurm_conf.config import SlurmFacts
 
 GRACE_S = 120
@@ -18,12 +19,15 @@ Judge = Callable[[SlurmFacts], str | Iterable[str]]
 """Function that returns the wrong settings as subjects of findings: one, "" for none, or several."""
 
 
-def rule(code: str, severity: Severity, judge: Judge, message: str, fix: str) -> Rule[SlurmFacts]:
-    """Return the rule of a judge."""
-    def find(facts: SlurmFacts) -> Iterator[Hit]:
-        wrong = judge(facts)
-        yield from (Hit(subject=subject) for subject in ([wrong] if isinstance(wrong, str) else wrong) if subject)
-    return Rule(code, severity, find, message, fix)
+def rules(judges: Mapping[str, Judge]) -> tuple[Rule[SlurmFacts], ...]:
+    """Return the rules of these judges."""
+    def finder(judge: Judge) -> Callable[[SlurmFacts], Iterator[Hit]]:
+        def find(facts: SlurmFacts) -> Iterator[Hit]:
+            wrong = judge(facts)
+            yield from (Hit(subject=subject) for subject in ([wrong] if isinstance(wrong, str) else wrong) if subject)
+        return find
+
+    return rules_of("slurm/conf-rules.toml", {code: finder(judge) for code, judge in judges.items()})
 
 
 def has_value(key: str, *wrong: str) -> Judge:
@@ -70,46 +74,17 @@ def _no_warning(facts: SlurmFacts) -> str:
     return f"{facts.shown('PreemptType')} without send_user_signal" if preempts and not warns else ""
 
 
-_ADMIN = "slurm.conf: "
-RULES: tuple[Rule[SlurmFacts], ...] = (
-    rule("task-plugin", "warning", _lacks("TaskPlugin", "task/cgroup", "task/affinity", "cgroup", "affinity"),
-         "Slurm neither binds tasks to processors nor confines them: ranks share one core, or run far from their GPU's socket",
-         _ADMIN + "TaskPlugin=task/cgroup,task/affinity"),
-    rule("proctrack", "warning", has_value("ProctrackType", "proctrack/linuxproc", "proctrack/pgid"),
-         "Slurm misses leftover processes of a job (a hung rank, a data loader), which keep GPU memory and ports from the next "
-         "job",
-         _ADMIN + "ProctrackType=proctrack/cgroup"),
-    rule("constrain-cores", "warning", _fence("ConstrainCores"),
-         "jobs on one node take each other's processors: ranks slow down without a visible reason",
-         "cgroup.conf: ConstrainCores=yes"),
-    rule("constrain-devices", "warning", _fence("ConstrainDevices", gpus_only=True),
-         "every job sees every GPU of the node, and a leftover process holds memory of another job's GPU",
-         "cgroup.conf: ConstrainDevices=yes"),
-    rule("constrain-memory", "info", _fence("ConstrainRAMSpace"),
-         "a job that uses too much memory ends other jobs, not itself",
-         "cgroup.conf: ConstrainRAMSpace=yes"),
-    rule("memlock", "warning", _memlock,
-         "the job inherits the login node's limit on locked memory; if that is 64 KiB, RDMA cannot register memory, and "
-         "NCCL fails or falls back to TCP",
-         _ADMIN + "PropagateResourceLimitsExcept=MEMLOCK instead of PropagateResourceLimits, and LimitMEMLOCK=infinity for "
-         "slurmd"),
-    rule("kill-wait", "warning", _lasts("KillWait", lambda wait: wait < SHORT_KILL_S),
-         f"after scancel or preemption, ranks are killed before they have saved (they need {GRACE_S} s)",
-         _ADMIN + f"KillWait={GRACE_S}"),
-    rule("slurmd-timeout", "warning", _lasts("SlurmdTimeout", lambda timeout: timeout == 0 or timeout >= LATE_S),
-         "a dead node is noticed late or never: until then, the job keeps all its other nodes",
-         _ADMIN + "SlurmdTimeout=300 or less; hpc-mp's own heartbeat (job.heartbeat_timeout) ends its jobs earlier"),
-    rule("return-to-service", "warning", has_value("ReturnToService", "2"),
-         "a node that failed and restarted gets jobs at once, even if the fault persists",
-         _ADMIN + "ReturnToService=1, or a HealthCheckProgram that checks the node first (`hpc-mp doctor install`)"),
-    rule("no-requeue", "warning", has_value("JobRequeue", "0"),
-         "a job is not requeued after a node failure unless it has --requeue (hpc-mp's scripts do)",
-         _ADMIN + "JobRequeue=1"),
-    rule("prolog-late", "warning", _prolog,
-         "a node's prolog runs at the first step, within srun's time, not at the allocation: a slow prolog looks like a hung "
-         "start",
-         _ADMIN + "PrologFlags=Alloc,Contain"),
-    rule("preempt-signal", "info", _no_warning,
-         "preemption sends SIGTERM, not the signal in --signal; hpc-mp saves on both, other programs may not",
-         _ADMIN + "PreemptParameters=send_user_signal; in 22.05 SlurmctldParameters=preempt_send_user_signal"),
-)
+RULES: tuple[Rule[SlurmFacts], ...] = rules({
+    "task-plugin": _lacks("TaskPlugin", "task/cgroup", "task/affinity", "cgroup", "affinity"),
+    "proctrack": has_value("ProctrackType", "proctrack/linuxproc", "proctrack/pgid"),
+    "constrain-cores": _fence("ConstrainCores"),
+    "constrain-devices": _fence("ConstrainDevices", gpus_only=True),
+    "constrain-memory": _fence("ConstrainRAMSpace"),
+    "memlock": _memlock,
+    "kill-wait": _lasts("KillWait", lambda wait: wait < SHORT_KILL_S),
+    "slurmd-timeout": _lasts("SlurmdTimeout", lambda timeout: timeout == 0 or timeout >= LATE_S),
+    "return-to-service": has_value("ReturnToService", "2"),
+    "no-requeue": has_value("JobRequeue", "0"),
+    "prolog-late": _prolog,
+    "preempt-signal": _no_warning,
+})
