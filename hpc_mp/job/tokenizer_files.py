@@ -72,8 +72,7 @@ def check_fit(directory: Path, size: int, vocabulary: int) -> None:
     if size > vocabulary:
         raise HpcMpError(f"tokenizer {directory}",
                          f"does not fit the model: its largest id {size - 1} needs a vocabulary of {size}, but the model's is "
-                         f"{vocabulary}",
-                         f"use the model's own tokenizer, or a model whose vocab_size is at least {size}")
+                         f"{vocabulary}", f"use the model's own tokenizer, or a model whose vocab_size is at least {size}")
 
 
 def files_there(directory: Path, names: Sequence[str]) -> list[str]:

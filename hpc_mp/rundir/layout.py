@@ -174,8 +174,7 @@ class RunDirectory:
     rank_host = RunFiles("log/host-{rank:05d}", "one rank", "supervisor",
         "the name of one rank's host: for a program, and if mpirun starts ranks without Slurm")
     rank_stack = RunFiles("log/stack-{rank:05d}.txt", "the recording of hung ranks, before they are ended",
-        "supervisor, launch, you",
-        "the stacks of the processes of one rank of a program, with every Python thread")
+        "supervisor, launch, you", "the stacks of the processes of one rank of a program, with every Python thread")
     node_log = RunFiles("log/node-{host}.log", "srun", "logs, supervisor",
         "the output of the ranks of one node of a Slurm job, with the task number before each line")
     kernel_log = RunFiles("log/kernel-{host}.log", "slurm/node-end.sh", "supervisor",
@@ -197,8 +196,7 @@ class RunDirectory:
         "the state of one node before the ranks started: GPUs, kernel, boot id, free disk space")
     failures = RunFile("failures/", "", "", "the failures of ranks")
     failure = RunFiles("failures/attempt-{attempt}-rank-{rank:05d}.json", "one rank, or launch on its behalf",
-        "ranks, supervisor, launch, status, logs, report",
-        "the failure of one rank: kind, message, traceback, coordinates")
+        "ranks, supervisor, launch, status, logs, report", "the failure of one rank: kind, message, traceback, coordinates")
     waits = RunFile("waits/", "", "", "the positions of stalled ranks")
     standing = RunFiles("waits/attempt-{attempt}-rank-{rank:05d}.json", "one rank", "supervisor, launch, report",
         "the position of one stalled rank, the message that it waits in, and its message counts")

@@ -61,8 +61,7 @@ def read_memory(source: NodeSource) -> HostMemory:
 
 def read_shared(source: NodeSource) -> SharedMemory:
     """Read ``/dev/shm``. Raises Unavailable."""
-    left = tuple(name for pattern in ("nccl-*", "torch_*", "vader_segment*", "psm2_shm*", "ucx_shm*", "sm_segment*",
-                                         "mpich_shm*")
+    left = tuple(name for pattern in ("nccl-*", "torch_*", "vader_segment*", "psm2_shm*", "ucx_shm*", "sm_segment*", "mpich_shm*")
                  for name in source.names(f"{SHM}/{pattern}"))
     if not source.path(SHM).is_dir():
         raise Unavailable(f"{SHM}: does not exist")

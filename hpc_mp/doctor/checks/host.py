@@ -20,8 +20,7 @@ def own_name(host: HostName) -> Iterator[Judgement]:
     if outer and not first_is_loop:
         yield Judgement("ok", shown)
     else:
-        yield Judgement("warning",
-                        f"{shown}: ranks that look up this host's name get "
+        yield Judgement("warning", f"{shown}: ranks that look up this host's name get "
                         + ("an address that no other host can reach" if host.addresses else "nothing"))
 
 

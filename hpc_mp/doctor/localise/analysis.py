@@ -111,8 +111,7 @@ def silence(record: RoundLog) -> Silence:
         times[pair].append(turn)
     excused = {pair: turns for pair, turns in times.items() if all(record.answered.get(node, -1) > turns[0] for node in pair)}
     aside = {node for turn, pair in unexplained if pair not in excused for node in pair if record.answered.get(node, -1) < turn}
-    return Silence(frozenset(down), frozenset(aside),
-                   frozenset(pair for pair, turns in excused.items() if len(turns) > 1),
+    return Silence(frozenset(down), frozenset(aside), frozenset(pair for pair, turns in excused.items() if len(turns) > 1),
                    frozenset(pair for pair, turns in excused.items() if len(turns) == 1 and pair not in record.talked))
 
 

@@ -261,8 +261,7 @@ class Trainer:
         began = time.perf_counter()
         self.watchdog.now("save")
         try:
-            path = checkpoint.save(self.run, counters, self.engine.held(), self.groups, self.spec.checkpoint.keep,
-                                   self.fence)
+            path = checkpoint.save(self.run, counters, self.engine.held(), self.groups, self.spec.checkpoint.keep, self.fence)
         except checkpoint.SaveFailed as error:
             self.log.say(f"checkpoint of step {counters.step} FAILED: {error}. The earlier checkpoints are unharmed")
             return error
