@@ -52,9 +52,10 @@ def strike(trainer: Any, number: int) -> None:
 
 
 def plant_at(name: str) -> None:
-    import hpc_mp.train.rank.main as entry
+    from hpc_mp.train.rank import bootstrap, main
 
-    original = getattr(entry, name)
+    owner = main if hasattr(main, name) else bootstrap
+    original = getattr(owner, name)
 
     def planted(*given: Any) -> Any:
         if os.environ["SLURM_PROCID"] == os.environ["FAULT_RANK"]:
@@ -62,7 +63,7 @@ def plant_at(name: str) -> None:
             FAULTS[os.environ["FAULT"]](None)
         return original(*given)
 
-    setattr(entry, name, planted)
+    setattr(owner, name, planted)
 
 
 def raises(error: Callable[[], Exception]) -> Callable[..., None]:
