@@ -54,7 +54,6 @@ def _refuse(argv: Sequence[str]) -> str:
 
 
 def _tree(view: View) -> dict[str, Any]:
-    """Return the JSON document."""
     applied = view.applied
     return {
         "platform": asdict(view.platform),

@@ -161,7 +161,6 @@ def _site(placement: Placement, tree: SwitchTree, nodelist: str | None) -> Site:
 
 
 def _tree(chosen: Placement, placements: list[Placement], site: Site | None) -> dict[str, object]:
-    """Return the JSON document."""
     tree = to_dict(chosen) | {
         "cost": {name: asdict(reach) for name, reach in reach_of(chosen).items()},
         "orders": {p.order: {name: asdict(reach) for name, reach in reach_of(p).items()} for p in placements},

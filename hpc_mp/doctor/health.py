@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from hpc_mp.base.findings import Finding, findings_document, weight
@@ -42,7 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(line)
     errors = [finding for finding in findings if finding.severity == "error"]
     if errors and options.drain:
-        print(drain(_this_node(os.environ), reason(errors), here(timeout=_SLURM_S).ask), file=sys.stderr)
+        node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename.split(".")[0]
+        print(drain(node, reason(errors), here(timeout=_SLURM_S).ask), file=sys.stderr)
     sys.stdout.flush()
     return _wait(chained, begin) or int(bool(errors))
 
@@ -63,11 +64,6 @@ def reason(errors: Sequence[Finding]) -> str:
         tags.pop()
     more = len(errors) - len(tags)
     return "; ".join(tags)[:_REASON_LENGTH] + (f" +{more}" if more else "")
-
-
-def _this_node(environ: Mapping[str, str]) -> str:
-    """Return Slurm's name for this node."""
-    return environ.get("SLURMD_NODENAME") or os.uname().nodename.split(".")[0]
 
 
 def _word(finding: Finding) -> str:

@@ -137,7 +137,7 @@ def _range(panel: OverlayPanel, runs: Sequence[Sequence[float]]) -> tuple[float,
 COLOURS = 7  # of page.css; further lines repeat the colours, dashed
 DASHES = 4
 NONE = "–"
-LOSS = "Loss, first and last"
+LOSS, BEST_LOSS = "Loss, first and last", "Best held-out loss"
 SECRET = ("environment.set.", "program.environment.")
 
 
@@ -206,14 +206,10 @@ def _value(key: str, job: Mapping[str, Any], swept: bool) -> str:
 
 def ends(runs: Sequence[RunFacts]) -> tuple[ComparedRow, ...]:
     """Return every run's progress, cost and result; rows without a value are left out."""
-    by_loss = _best_by_loss(runs)
-    rows = [ComparedRow(what, tuple(text(run) or NONE for run in runs), by_loss if what == LOSS else None) for what, text in ENDS]
-    best = [best_evaluation(run.evaluations) for run in runs]
-    cells = tuple(f"{loss_number(evaluation.loss)} after step {evaluation.step:,}" if evaluation else NONE for evaluation in best)
-    losses_by_run = {index: evaluation.loss for index, evaluation in enumerate(best) if evaluation is not None}
-    comparable = len(losses_by_run) > 1 and _same_text(runs)
-    marked = min(losses_by_run, key=lambda index: losses_by_run[index]) if comparable else None
-    rows.insert(BEST_AT, ComparedRow("Best held-out loss", cells, marked))
+    best = {index: evaluation.loss for index, run in enumerate(runs) if (evaluation := best_evaluation(run.evaluations))}
+    comparable = len(best) > 1 and _same_text(runs)
+    marks = {LOSS: _best_by_loss(runs), BEST_LOSS: min(best, key=best.__getitem__) if comparable else None}
+    rows = [ComparedRow(what, tuple(text(run) or NONE for run in runs), marks.get(what)) for what, text in ENDS]
     return tuple(row for row in rows if any(cell != NONE for cell in row.cells))
 
 
@@ -277,6 +273,8 @@ ENDS: tuple[tuple[str, Callable[[RunFacts], str]], ...] = (
     ("Tokens", _tokens),
     (LOSS, _loss),
     ("Held-out loss, last", lambda run: loss_number(run.evaluations[-1].loss) if run.evaluations else ""),
+    (BEST_LOSS, lambda run: f"{loss_number(best.loss)} after step {best.step:,}"
+     if (best := best_evaluation(run.evaluations)) else ""),
     ("Best checkpoint", lambda run: f"{run.best.path.name}, {loss_number(run.best.loss)}" if run.best else ""),
     ("Tokens per second", _speed),
     ("Wall clock", _wall_clock),
@@ -285,4 +283,3 @@ ENDS: tuple[tuple[str, Callable[[RunFacts], str]], ...] = (
     ("Attempts", lambda run: str(run.attempt)),
     ("Layout", lambda run: layout(run.placement, run.spec, run.plan, run.program)),
 )
-BEST_AT = 5  # index of the row after the last held-out loss

@@ -76,7 +76,6 @@ def go_on_after(code: int, path: Path, command: Sequence[str], signals: Signals)
 
 
 def _ending(ended: history.AttemptEnd) -> Ending:
-    """Return the ending from its record."""
     if ended.action == "done":
         return "completed" if ended.kind == "completed" else "stopped"
     return Cause(ended.kind, ended.message, ended.rank, ended.node, time=ended.time)

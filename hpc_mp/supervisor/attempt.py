@@ -26,7 +26,7 @@ from hpc_mp.supervisor.program import ProgramWatch
 from hpc_mp.supervisor.restart_policy import Decision
 from hpc_mp.supervisor.script import ScriptWatch
 from hpc_mp.supervisor.signals import Signals
-from hpc_mp.supervisor.srun import StepCommand, end_steps, follow, follow_step
+from hpc_mp.supervisor.srun import end_steps, follow, follow_step
 
 
 def start(path: Path, command: Sequence[str], signals: Signals) -> int:
@@ -72,7 +72,7 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
         if isinstance(watch, ScriptWatch):
             end = follow_step(watch.start(), signals, watch.poll)
         else:
-            end = follow(StepCommand(command, attempt.environ, run.srun_log), signals, has_failed(attempt, watch), mpirun=alone)
+            end = follow(command, attempt.environ, run.srun_log, signals, has_failed(attempt, watch), mpirun=alone)
             lost = _without_srun(attempt, end.code) if end.died and not alone else None
         code = (alone and first_code_of_ranks(run.guards)) or (0 if end.blind else end.code)
     return finish(attempt, code, script, signals, watch, lost=lost)

@@ -19,7 +19,7 @@ from hpc_mp.rundir.history import saved_step
 from hpc_mp.rundir.records import StagedEnvironment, read_record
 from hpc_mp.supervisor.context import AttemptContext
 from hpc_mp.supervisor.signals import Signals
-from hpc_mp.supervisor.srun import StepCommand, StepEnd, follow
+from hpc_mp.supervisor.srun import StepEnd, follow
 
 HEALTH = "--health"
 NO_GPUS_FOR_IT = re.compile(r"Unable to create step for job \S+: (Insufficient GRES|Invalid generic resource|Invalid Trackable)")
@@ -76,10 +76,10 @@ def _step(attempt: AttemptContext, name: str, arguments: Sequence[str], signals:
     new_lines = NewLines(attempt.run.srun_log)
     new_lines.read()
     environ = one_task_environment(attempt.environ)
-    ended = follow(StepCommand(argv, environ, attempt.run.srun_log), signals, at_most=at_most)
+    ended = follow(argv, environ, attempt.run.srun_log, signals, at_most=at_most)
     by_script = isinstance(attempt.spec, ProgramSpec) and attempt.spec.by_script
     if ended.code == 0 or not by_script or not any(map(NO_GPUS_FOR_IT.search, new_lines.read())):
         return ended
     unchecked = arguments[2:] if arguments[:1] == [HEALTH] else arguments
     argv = one_task_per_node([*attempt.command[:1], NO_GPUS, *attempt.command[1:]], attempt.spec.job.nodes, [*words, *unchecked])
-    return follow(StepCommand(argv or (), environ, attempt.run.srun_log), signals, at_most=at_most)
+    return follow(argv or (), environ, attempt.run.srun_log, signals, at_most=at_most)

@@ -153,7 +153,10 @@ class ProgramWatch:
             return None
         add_what_logs_say(run, self._last_lines)
         self._attempt.say(where(run))
-        return explained(hang, run)
+        hang = explained(hang, run)
+        if hang.rank is None and self.unended is not None:  # a node that died or rebooted as its ranks began leaves no stack
+            self.unended.conclude()
+        return hang
 
     def _last_lines(self, rank: int) -> list[str]:
         """Return the last lines of a rank, from its own log or from that of its node."""

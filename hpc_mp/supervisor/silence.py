@@ -94,7 +94,6 @@ def grown(files: Sequence[tuple[int, Path]]) -> Speakers:
 
 
 def _size(path: Path) -> int:
-    """Return the size of a file in bytes; 0 before it exists."""
     with suppress(OSError):
         return path.stat().st_size
     return 0

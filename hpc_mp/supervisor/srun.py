@@ -27,15 +27,6 @@ FORCE_S = ((signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0))  # signals for srun t
 
 
 @dataclass(frozen=True, slots=True)
-class StepCommand:
-    """The command of a step. ``argv`` is srun and its command; ``log`` gets srun's output, which names dead nodes and tasks."""
-
-    argv: Sequence[str]
-    environ: Mapping[str, str]
-    log: Path
-
-
-@dataclass(frozen=True, slots=True)
 class StepEnd:
     """The end of a step. ``code``: as from ``subprocess``; ``forced``: srun did not end by itself after a rank had failed;
     ``blind``: mpirun did not notice that all ranks had ended, and was ended."""
@@ -76,19 +67,19 @@ class Orphan:
             self._process.send_signal(number)
 
 
-def follow(command: StepCommand, signals: Signals | None, failed: Callable[[], bool] = lambda: False, at_most: float = math.inf,
-           mpirun: bool = False) -> StepEnd:
+def follow(argv: Sequence[str], environ: Mapping[str, str], log: Path, signals: Signals | None,
+           failed: Callable[[], bool] = lambda: False, at_most: float = math.inf, mpirun: bool = False) -> StepEnd:
     """Run srun to its end.
 
     Args:
+        log: gets srun's output, which names dead nodes and tasks.
         signals: signals to forward to it; None if it must not be interrupted.
         failed: returns True if a rank has recorded a failure.
         at_most: maximum number of seconds.
         mpirun: True if mpirun is the ranks' parent and must notice their ends.
     """
-    with open(command.log, "ab") as log:
-        step = subprocess.Popen(command.argv, env=command.environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                start_new_session=True)
+    with open(log, "ab") as output:
+        step = subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
     return follow_step(step, signals, failed, at_most, mpirun)
 
 

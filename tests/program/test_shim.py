@@ -17,7 +17,7 @@ from launching import python_program
 from tables import table
 
 from hpc_mp.base.launchers import LAUNCHERS, program_of_mpirun
-from hpc_mp.cluster.slurm.srun_words import programs_of_srun
+from hpc_mp.cluster.slurm.option_syntax import programs_of_srun
 from hpc_mp.program.shim import MARK, SUBMITTERS, with_shims, write_shims
 from hpc_mp.program.witness import Witness
 from hpc_mp.rundir import AttemptRecord, RunDirectory, create_run, write_attempt, write_json

@@ -14,6 +14,8 @@ from tables import table
 
 from hpc_mp.cluster.slurm.allocation import Allocation
 from hpc_mp.diagnosis.classify import classify
+from hpc_mp.diagnosis.evidence import Hang
+from hpc_mp.diagnosis.lines import HANG_ENDED
 from hpc_mp.job import ProgramSpec
 from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.rundir import AttemptRecord, create_run, cut_metrics, read_json
@@ -186,6 +188,26 @@ def watched(begun: AttemptContext) -> ProgramWatch:
     begun.run.srun_log.write_text("srun: launching StepId=7.0 on host n1\nsrun: launching StepId=7.1 on host n1, 2 tasks: [0-1]")
     assert isinstance(begun.spec, ProgramSpec)
     return ProgramWatch(begun, begun.spec)
+
+
+@pytest.mark.parametrize(("first", "ends", "kind", "nodes"), [
+    (None, ("n1: tasks 0-1: Aborted",), "lost", ("n2",)),  # n2 has rebooted: its slurmd does not know the step
+    (None, ("n1: tasks 0-1: Aborted", "n2: task 3: Killed"), "lost", ("n2",)),
+    (None, ("n1: tasks 0-1: Aborted", "n2: tasks 2-3: Killed"), "hang", ()), (None, (), "hang", ()),
+    (1, ("n1: tasks 0-1: Aborted",), "hang", ())])  # the hang has a cause
+def test_a_hang_without_a_cause_is_of_the_node_that_srun_has_given_up(
+        tmp_path: Path, first: int | None, ends: tuple[str, ...], kind: str, nodes: tuple[str, ...]) -> None:
+    begun = attempt(tmp_path)
+    watch = watched(begun)
+    watch.silence.hang = Hang(60.0, first, first)
+    begun.run.srun_log.write_text("\n".join([
+        *(f"srun: launching StepId=7.1 on host {host}, 2 tasks: [{tasks}]" for host, tasks in (("n1", "0-1"), ("n2", "2-3"))),
+        HANG_ENDED, *(f"srun: error: {end}" for end in ends), "srun: forcing job termination",
+        "srun: error: Timed out waiting for job step to complete", ""]))
+    hang = watch.hang()
+    assert watch.unended is not None
+    cause = classify(gather(begun, 1, None, hang=hang, unended=watch.unended.hosts))
+    assert (cause.kind, cause.nodes) == (kind, nodes)
 
 
 @pytest.mark.parametrize(("here", "printed", "container", "absent"), [

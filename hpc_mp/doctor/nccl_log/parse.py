@@ -42,8 +42,6 @@ def parse(lines: Iterable[str]) -> NcclTruth:
 
 
 class _Reading:
-    """The state of the parser."""
-
     def __init__(self) -> None:
         self.count = 0
         self.network: dict[Who, str] = {}

@@ -185,7 +185,6 @@ def _leads_through(evidence: SurveyEvidence, suspect: Suspect, uplinks: set[str]
 
 
 def _share(legs: Iterable[Leg]) -> float:
-    """Return the fraction of lost segments."""
     transfers = [*legs]
     return sum(leg.lost for leg in transfers) / max(1, sum(leg.segments for leg in transfers))
 

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from hpc_mp.base.launchers import LAUNCHERS, MODULES
 from hpc_mp.base.programs import PYTHON
-from hpc_mp.lint.sbatch.shell import SHELLS
-from hpc_mp.lint.sbatch.word import Word
+from hpc_mp.lint.sbatch.shell import SHELLS, Word
 
 HELPERS = frozenset({"-c", "-V", "--version", "pip", "venv", "json.tool"})  # arguments of a python call that does not train
 

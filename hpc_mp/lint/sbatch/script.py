@@ -10,9 +10,8 @@ from pathlib import Path
 from hpc_mp.base.launchers import MPIRUNS
 from hpc_mp.cluster.slurm.option_syntax import Option
 from hpc_mp.lint.sbatch import shell as bash
-from hpc_mp.lint.sbatch.header import MAGIC, Header, read_header
-from hpc_mp.lint.sbatch.step import Step, read_step
-from hpc_mp.lint.sbatch.word import Word
+from hpc_mp.lint.sbatch.header import MAGIC, Header, Step, read_header, read_step
+from hpc_mp.lint.sbatch.shell import Word
 
 DEPTH = 6  # nesting of srun and bash -c
 ELSEWHERE = MPIRUNS | {"ssh", "pdsh", "clush", "parallel"}  # they run on other nodes

@@ -19,14 +19,34 @@ from dataclasses import dataclass, replace
 import tree_sitter_bash
 from tree_sitter import Language, Node, Parser
 
-from hpc_mp.lint.sbatch.word import Word
-
 # Wrappers in front of a command, with their options that take a separate value.
 PREFIXES = {"exec": ("-a",), "time": ("-f", "-o"), "nohup": (), "command": (), "builtin": (), "setsid": (),
             "stdbuf": (), "env": ("-u", "-C"), "nice": ("-n",), "timeout": ("-s", "-k"), "numactl": ("-N", "-m", "-C")}
 SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
 _LEFT_OF = {"&": "background", "&&": "tested", "||": "tested"}
 _CONDITIONS = frozenset({"if_statement", "elif_clause", "while_statement"})
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word as the program gets it, except that shell expansions are left as written.
+
+    Attributes:
+        text: the text without quotes; ``$NAME`` and ``$(…)`` stay.
+        line: the line, counted from 1.
+        expands: the variables that the shell expands in this word, each with its line.
+        evaluated: each ``$(…)`` in the text that the shell replaces by its output.
+    """
+
+    text: str
+    line: int
+    expands: tuple[tuple[str, int], ...] = ()
+    evaluated: tuple[str, ...] = ()
+
+    @property
+    def base(self) -> str:
+        """The last part of a path: ``torchrun`` for ``/usr/bin/torchrun``."""
+        return self.text.rpartition("/")[2]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,7 @@ from hpc_mp.lint.sbatch.programs import NodeLauncher, torchrun
 from hpc_mp.lint.sbatch.rules.finders import Finder, HitWords, of_variables
 from hpc_mp.lint.sbatch.rules.steps import CONTAINERS
 from hpc_mp.lint.sbatch.script import Script
-from hpc_mp.lint.sbatch.shell import ShellAssignment
-from hpc_mp.lint.sbatch.word import Word
+from hpc_mp.lint.sbatch.shell import ShellAssignment, Word
 
 ADDRESSES = ("MASTER_ADDR", "MASTER_IP", "MASTER_NODE", "HEAD_NODE", "HEAD_NODE_IP", "RDZV_HOST", "master_addr",
              "master_node", "head_node", "head_node_ip")

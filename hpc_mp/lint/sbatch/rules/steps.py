@@ -8,11 +8,11 @@ from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.base.launchers import MPIRUNS
 from hpc_mp.base.rule_table import rules_of
 from hpc_mp.cluster.slurm.option_syntax import Option
+from hpc_mp.lint.sbatch.header import Step
 from hpc_mp.lint.sbatch.programs import is_training, torchrun
 from hpc_mp.lint.sbatch.rules.request import drops_the_rest, names_of
 from hpc_mp.lint.sbatch.script import Script
 from hpc_mp.lint.sbatch.shell import Command, inner_script, read_shell
-from hpc_mp.lint.sbatch.step import Step
 
 INHERITS_CPUS = ((22, 5), (23, 11))  # srun does not inherit them from the first release until before the second
 CPU_VARIABLES = ("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK")
