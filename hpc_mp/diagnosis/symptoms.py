@@ -43,7 +43,6 @@ def found_in(evidence: Evidence) -> list[Symptom]:
 
 
 def _records(evidence: Evidence) -> Iterator[Symptom]:
-    """Yield symptoms from the ranks' own records of their ends."""
     for failure in evidence.failures:
         reported = parsed.sign(failure.message) if failure.kind in ("error", "memory", "storage") else None
         kind = reported if reported in MORE_EXACT else failure.kind
@@ -54,7 +53,6 @@ def _records(evidence: Evidence) -> Iterator[Symptom]:
 
 
 def _hang(evidence: Evidence) -> Iterator[Symptom]:
-    """Yield the hang of ranks that were ended for their silence."""
     if evidence.hang is not None:
         place = evidence.places.get(evidence.hang.rank) if evidence.hang.rank is not None else None
         text = f"{evidence.hang}{_plugin_says(evidence)}"
@@ -182,7 +180,6 @@ def _end(end: parsed.TaskEnd, evidence: Evidence) -> Iterator[Symptom]:
 
 
 def _nodes(evidence: Evidence) -> Iterator[Symptom]:
-    """Yield symptoms from the states of nodes in Slurm."""
     for host, state in evidence.states.items():
         if state.startswith("down") or state.endswith("*"):  # the star: it does not answer
             yield Symptom("node", f"its state is {state}", host)
@@ -206,7 +203,6 @@ def vanished(evidence: Evidence) -> Iterator[Symptom]:
 
 
 def _log_lines(evidence: Evidence) -> Iterator[Symptom]:
-    """Yield symptoms in lines of logs."""
     for line in evidence.srun:
         if (kind := parsed.sign(line)) is not None:
             yield _line(kind, line, None, evidence)

@@ -210,7 +210,6 @@ def _unchained(lines: Sequence[str]) -> Iterator[TracebackBlock]:
 
 
 def _of_group(lines: Sequence[str], begin: int, end: int) -> Iterator[TracebackBlock]:
-    """Yield an exception group, with the exceptions in it."""
     messages = [match["said"] for match in map(MEMBER.match, lines[begin:end]) if match and ERROR.match(match["said"])]
     if messages:
         inner = "; ".join(messages[1:])

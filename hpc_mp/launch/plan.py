@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, cast
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.bad_nodes import BadNode, bad_nodes, ledger
@@ -194,11 +195,7 @@ def without_avoiding(plan: JobPlan) -> JobPlan:
     """Return the plan without our exclusions, for a job that cannot start on the other nodes."""
     resolution = replace(plan.resolution, exclude=spare(plan.avoided)) if plan.avoided else plan.resolution
     record = replace(plan.record, choices=tuple(key for key in resolution.keys if key.why))
-    spec: AnySpec  # each of its own kind, which ``resolved`` keeps
-    if isinstance(plan.user_spec, JobSpec):
-        spec = resolved(plan.user_spec, resolution.keys)
-    else:
-        spec = resolved(plan.user_spec, resolution.keys)
+    spec: AnySpec = resolved(cast("Any", plan.user_spec), resolution.keys)  # of the same kind
     return replace(plan, resolution=resolution, spec=spec, record=record, avoided=())
 
 

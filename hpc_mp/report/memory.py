@@ -112,7 +112,6 @@ def memory(traces: Mapping[int, RankTrace], placement: Placement | None, spec: J
 
 
 def _activations(spec: JobSpec | None, chunks: Sequence[ChunkCounts]) -> str:
-    """Return the activations kept for backwards, in words."""
     if spec is None or not chunks:
         return ""
     held, on_device, on_host = (max(getattr(counts, what) for counts in chunks) for what in ("held", "here", "away"))

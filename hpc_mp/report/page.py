@@ -68,7 +68,6 @@ def without_secrets(spec: Spec) -> Spec:
 
 
 def _newest(facts: RunFacts) -> dict[int, RankStart]:
-    """Return rank → its newest start in the current attempt."""
     return {start.rank: start for start in facts.starts if start.attempt == facts.attempt}
 
 

@@ -256,7 +256,6 @@ def _spec(run: RunDirectory) -> JobSpec | None:
 
 
 def _written(run: RunDirectory) -> float:
-    """Return the unix seconds of the last write to the run."""
     times = [run.path.stat().st_mtime]
     for path in (run.status, run.metrics, run.main_log, run.job_id, run.checkpoints, run.log):
         with suppress(OSError):

@@ -121,7 +121,6 @@ def gather(attempt: AttemptContext, code: int, script: ScriptLog | None = None, 
 
 
 def _by_host(logs: FilesOfRun, size: int = TAIL) -> dict[str, tuple[str, ...]]:
-    """Return the last lines of each host's log, by host."""
     return {logs.values(path)[0]: _tail(path, size=size) for path in logs.found()}
 
 

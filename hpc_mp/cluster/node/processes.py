@@ -84,7 +84,6 @@ def _all(source: NodeSource) -> list[NodeProcess]:
 
 
 def _process(source: NodeSource, pid: int, up: float) -> NodeProcess | None:
-    """Return a process; None if it has ended meanwhile."""
     stat, status = maybe(source.text, f"/proc/{pid}/stat"), maybe(source.text, f"/proc/{pid}/status")
     if stat is None or status is None:
         return None

@@ -89,7 +89,6 @@ def from_addresses(addresses: Iterable[tuple[str, str]]) -> SwitchTree:
 
 
 def _ancestry(name: str, parent: Mapping[str, str]) -> Iterator[str]:
-    """Yield a switch, its parent, and so on to the root."""
     visited: set[str] = set()
     while name not in visited:
         yield name

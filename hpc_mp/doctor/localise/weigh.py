@@ -132,7 +132,6 @@ def _basis(fit: Sequence[Weighed], pairs: uneven.Pairs, state: NetworkState) -> 
 
 
 def _of_rail(pairs: uneven.Pairs, rail: int | None, state: NetworkState, cluster: ClusterLayout) -> uneven.Pairs:
-    """Return the same pairs on one rail."""
     if rail is None:
         return pairs
     rates = uneven.best(state, cluster, rail).rate

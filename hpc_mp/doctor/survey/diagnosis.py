@@ -230,7 +230,6 @@ def _slow(evidence: SurveyEvidence) -> Iterable[Diagnosis]:
 
 
 def _computed(evidence: SurveyEvidence) -> dict[int, list[Computed]]:
-    """Return the results of every node, one per trial."""
     nodes = dict.fromkeys(node for trial in evidence.trials for node in trial)
     return {node: [trial[node] for trial in evidence.trials if node in trial] for node in nodes}
 

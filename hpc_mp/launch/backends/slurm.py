@@ -145,7 +145,6 @@ def submit(request: CallRequest) -> SubmittedTasks:
 
 
 def _array(launch: Launch, rendered: JobScript) -> tuple[Outcome, ...]:
-    """Return the outcome of each run of a sweep."""
     plans, listener = launch.plans, launch.listener
     runs = begin_sweep(plans, rendered)
     attempts = [AttemptReader(run, 1) for run in runs]

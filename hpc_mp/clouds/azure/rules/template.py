@@ -16,7 +16,6 @@ _SECRET = re.compile(r"(?i)(^|[._])(password|passwd|secret|token|accountkey|acce
 
 
 def _fault(code: str) -> Callable[[Case], Iterable[Hit]]:
-    """Return a finder of the parser's faults with this code."""
     return lambda case: (Hit(fault.line, fault.text) for fault in case.parsed.faults if fault.code == code)
 
 
