@@ -19,8 +19,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tables import table
-
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
@@ -29,6 +27,7 @@ from lab_runs import before_steps, saving, state
 from slurm_jobs import launch, submit, write_job
 from slurm_lab.cluster import Cluster
 from slurm_lab.lab import Lab
+from tables import table
 
 from hpc_mp.rundir import RunDirectory, read_attempt, read_json, read_lines
 
