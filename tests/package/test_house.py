@@ -2,11 +2,14 @@
 
 import ast
 import re
+import sys
+import sysconfig
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import grimp
@@ -183,6 +186,30 @@ def test_programs_beside_the_package_import_what_it_has() -> None:
 def test_an_import_of_nothing_would_be_seen() -> None:
     (found,) = imported_from("def f():\n    from hpc_mp.planner.order import settle_order")
     assert not offered(*found) and offered("hpc_mp.planner.order", "OrderCost") and offered("hpc_mp.planner", "order")
+
+
+def unimportable(file: Path, text: str) -> list[str]:
+    """Modules at the head of a program that are neither installed nor on a path that it has set by then."""
+    paths, missing, insert = [str(file.parent), sysconfig.get_path("purelib")], [], "sys.path.insert(0, "
+    for node in ast.parse(text).body:
+        if (source := ast.unparse(node)).startswith(insert):
+            paths.append(eval(source[len(insert):-1], {"Path": Path, "__file__": str(file), "ROOT": ROOT}))
+        names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        names += [name.name for name in node.names] if isinstance(node, ast.Import) else []
+        known = {*sys.stdlib_module_names, "hpc_mp", "deepspeed"}
+        missing += [name for name in names if name.partition(".")[0] not in known
+                    and PathFinder.find_spec(name.partition(".")[0], paths) is None]
+    return missing
+
+
+def test_programs_find_their_helpers() -> None:
+    """Under pytest they always do: all folders of helpers are on its path."""
+    programs = {file: text for folder in (*BESIDE, "tests/end_to_end", "tests/support") for file in (ROOT / folder).rglob("*.py")
+                if "__main__" in (text := file.read_text(encoding="utf-8"))}
+    assert len(programs) > 20
+    assert [f"{file}: {missing}" for file, text in programs.items() if (missing := unimportable(file, text))] == []
+    later = "import sys\nimport tables\nsys.path.insert(0, str(Path(__file__).parents[1] / 'support'))\nimport tables"
+    assert unimportable(ROOT / "tests" / "package" / "program.py", later) == ["tables"]
 
 
 @pytest.mark.parametrize(("text", "seen"), table(__file__, "house.toml", "openers"))

@@ -1,8 +1,11 @@
 """Recorded output of Slurm 24.11 about jobs in many states. Run as a program, this module records it again."""
 
 import re
+import sys
 import time
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from slurm_lab.chroot import built
 from slurm_lab.cluster import Cluster
