@@ -157,9 +157,6 @@ def test_nothing_that_others_wrote_steers_a_terminal(letters: str, tmp_path: Pat
         assert text and not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", text)
 
 
-# --- one document on every way out -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("words", "said"), table(__file__, "verbs.toml", "refused"))
 def test_what_is_refused_is_one_document(words: tuple[str, ...], said: str) -> None:
     done = run(*words, "--json")

@@ -60,9 +60,6 @@ def test_a_job_can_start_whenever_enough_nodes_are_up(ours: dict[str, Certainty]
         assert not keeping.taken_back or len(up - users - {*keeping.nodes}) == needed, "more than needed"
 
 
-# --- the ledger ------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return ledger("lab", {"XDG_STATE_HOME": str(tmp_path)})

@@ -97,9 +97,6 @@ def test_a_real_slurm_says_where_its_hosts_are(lab: Lab) -> None:
     assert from_addresses(addresses).above == read_topology(said).above
 
 
-# --- the order of hosts ----------------------------------------------------------------------------------------------
-
-
 @st.composite
 def clusters(draw: st.DrawFn, most: int = 24) -> tuple[tuple[str, ...], SwitchTree]:
     """Hosts in any order under one to five leaves, with or without two spines; some may be unknown."""

@@ -41,9 +41,6 @@ def test_azslurm_that_has_left_out_every_block_says_so() -> None:
     assert known.topologies == () and known.notes == ("n[1-2]: left out by azslurm, a block of fewer nodes than BlockSizes",)
 
 
-# --- InfiniBand ------------------------------------------------------------------------------------------------------
-
-
 def fabric(leaves: Mapping[str, Sequence[str]], cables: Iterable[tuple[str, str]]) -> TopologyReading:
     """Hosts at their leaves with one adapter each, and cables between switches."""
     planned, cabled = Fabric(), list(cables)

@@ -190,9 +190,6 @@ def test_a_rank_of_mpirun_that_notices_an_end_may_end_before_it(end: str, words:
     assert alone.rank == 0, "any other code is an end of its own"
 
 
-# --- tasks that were never started, for their container could not be made: slurmstepd's words, and the verdict -------
-
-
 PLACES = {place_.rank: place_ for place_ in place(Degrees(data=4), "DPT", 2).ranks}
 OF_TWO = Evidence(code=1, places=PLACES, hosts=("n1", "n2"), supervisor_host="n1", run=RunDirectory(Path("/run")))
 RECORDED = tables("not_started.toml")

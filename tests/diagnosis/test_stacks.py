@@ -120,9 +120,6 @@ def test_any_lines(lines: list[str]) -> None:
     aborted(["Fatal Python error: Aborted", *lines])
 
 
-# --- tracebacks, and what only looks like one ------------------------------------------------------------------------
-
-
 PROGRAMS = table(__file__, "stacks.toml", "programs")
 
 

@@ -122,9 +122,6 @@ def test_a_rank_that_lost_another_is_an_echo() -> None:
     assert failure is not None and failure.rank == 0
 
 
-# --- NCCL's watchdog, as torch writes it -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("lines", "apart", "words"), table(__file__, "waits.toml", "watchdogs"))
 def test_who_waited_for_whom(lines: dict[str, Any], apart: int | None, words: str) -> None:
     logs = {int(rank): line.splitlines() if isinstance(line, str) else said(*line) for rank, line in lines.items()}

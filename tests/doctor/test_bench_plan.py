@@ -113,9 +113,6 @@ def test_one_size_may_be_named_alone() -> None:
     assert chosen(BenchRequest("all_gather", nodes=50, ranks_per_node=4)).spec.sizes[0] == 4096, "16 bytes for each of 200 ranks"
 
 
-# --- the command -----------------------------------------------------------------------------------------------------
-
-
 def bench(*words: str) -> Any:
     return command.main([*words, "--on", "local", "--backend", "gloo", "-n", "2", "-w", "1"], standalone_mode=False)
 

@@ -46,9 +46,6 @@ def test_a_step_of_the_allocation_measures_its_rails(lab: Lab) -> None:
     assert "2 groups at the same time" in text and parse(text).out_of_bounds == 0
 
 
-# --- beside iperf3 ---------------------------------------------------------------------------------------------------
-
-
 def iperf(lab: Lab, *how: str) -> float:
     """GB/s that arrive between n1 and n2, in the slower direction if there are two."""
     server = lab.popen(["srun", "--nodelist=n2", "--nodes=1", "--ntasks=1", "iperf3", "--server", "--one-off"],

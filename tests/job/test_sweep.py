@@ -105,9 +105,6 @@ def test_too_many_runs_are_refused_before_they_are_made(keys: int, values: int, 
         runs_of(Sweep(grid=huge))
 
 
-# --- [program] -------------------------------------------------------------------------------------------------------
-
-
 TEXT = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=30)
 
 

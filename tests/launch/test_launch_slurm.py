@@ -114,9 +114,6 @@ def test_an_interrupt_ends_the_waiting_not_the_job(cluster: Cluster, job: Path, 
     assert "job 4242 goes on, `hpc-mp cancel" in err
 
 
-# --- a step of an allocation --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("line", "code", "state", "words"), table(__file__, "launch_slurm.toml", "steps"))
 def test_a_step(cluster: Cluster, job: Path, mark: str, line: str, code: int, state: str, words: str) -> None:
     cluster.runs(line)

@@ -132,9 +132,6 @@ def test_what_is_no_placement_is_refused(tree: dict[str, object]) -> None:
         from_dict(tree)
 
 
-# --- the groups that programs make of rank numbers, by their own rules, lie on nodes where the order wants them ------
-
-
 SIZES = st.sampled_from((1, 2, 3))
 DEGREES = st.builds(Degrees, tensor=SIZES, pipeline=SIZES, data=SIZES, context=SIZES)
 

@@ -83,9 +83,6 @@ def test_a_backward_is_whole_or_in_two_parts() -> None:
     validate(with_rank(schedule, 0, (Action("F", 0, 1), Action("B", 0, 1), *(Action(kind, 0, 0) for kind in kinds))))
 
 
-# --- NCCL's rule -----------------------------------------------------------------------------------------------------
-
-
 @given(requests())
 def test_a_communicator_for_each_direction_and_payload_blocks_nobody(request: Request) -> None:
     check_streams(build(*request), own_stream)

@@ -107,9 +107,6 @@ def test_a_question_about_single_names_is_no_table(tmp_path: Path) -> None:
     assert tables_of(set(LAUNCHERS), tmp_path) == splitters(tmp_path) == set()
 
 
-# --- the walk of a failure from a rank to hpc-mp status: few files, few types, one judge -----------------------------
-
-
 ROOT = Path(__file__).resolve().parents[2]
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 MOST_FILES, MOST_TYPES = 14, 6

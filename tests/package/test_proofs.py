@@ -123,9 +123,6 @@ def test_the_record_tells_a_new_machine_what_others_have_proved(tmp_path: Path, 
     assert proofs.reasons([proved, unrun, due]) == {}
 
 
-# --- who uses the lab ------------------------------------------------------------------------------------------------
-
-
 def test_users_are_those_that_ask_for_the_fixture(tmp_path: Path) -> None:
     file, own = tmp_path / "test_one.py", tmp_path / "test_own.py"
     for sample, copy in (("asks_for_the_lab.txt", file), ("has_a_lab_of_its_own.txt", own)):

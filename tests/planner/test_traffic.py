@@ -81,9 +81,6 @@ def test_axes_of_degree_one_carry_nothing(tmp_path: Path) -> None:
     assert traffic_of(spec, read_shape(spec), (5,)) == Traffic()
 
 
-# --- what running ranks send -----------------------------------------------------------------------------------------
-
-
 def count(folder: Path) -> None:
     """Have this rank write ``sent-RANK.json``: what it sends in one step by (axis, partner's side)."""
     sending: Counter[str] = Counter()

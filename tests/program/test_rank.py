@@ -146,9 +146,6 @@ def test_a_rank_does_not_load_what_validates_job_files() -> None:
     assert "hpc_mp.program.rank" in loaded and not [name for name in loaded if name.startswith(("hpc_mp.job", "torch"))]
 
 
-# --- in a container: any POSIX shell tells a rank who it is ----------------------------------------------------------
-
-
 SHELLS = [["sh"], ["bash"], ["bash", "--posix"], ["busybox", "sh"]]
 HOSTS = ("n8", "n7")
 TOKEN = "7.1.2"

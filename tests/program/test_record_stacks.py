@@ -88,9 +88,6 @@ def test_other_attempts_and_runs_are_none_of_its_business(
     assert [rank.poll() for rank in ranks] == [None, None] and read_stacks(run) == []
 
 
-# --- the watch over slurmstepd: a node whose slurmstepd is killed, before or after the watch begins, is named --------
-
-
 TASK = Path(__file__).parent / "bin" / "watches_stepd"
 
 

@@ -130,9 +130,6 @@ def test_steps_of_a_start_have_numbers_of_their_own(tmp_path: Path, monkeypatch:
     assert all(("--het-group=0,1" in line) == ("--het-group=0,1" in step) for line in started)
 
 
-# --- after a supervisor was killed: what the ends of its ranks mean, and what follows --------------------------------
-
-
 BEGAN = "srun: launching StepId=7.1 on host n1, 2 tasks: [0-1]\nsrun: launching StepId=7.1 on host n2, 2 tasks: [2-3]\n"
 WELL = "srun: launch/slurm: _task_finish: n1: tasks 0-1: Completed\n"
 ALL_WELL = WELL + "srun: launch/slurm: _task_finish: n2: tasks 2-3: Completed\n"

@@ -67,9 +67,6 @@ def test_connecting_in_the_first_step_would_hang(place: Path) -> None:
         run_engine(spec, before=connect_in_the_first_step)
 
 
-# --- groups over gloo ------------------------------------------------------------------------------------------------
-
-
 TASKS = Path("/proc/self/task")
 PAUSE_S = 1.0
 MOST_PER_S = 90  # torch's own device wakes 100 times a second on a machine with time to spare

@@ -125,9 +125,6 @@ def test_what_is_left_out_is_refused(place: Path, tmp_path: Path) -> None:
             check_layout(read_shape(spec), spec)
 
 
-# --- random models on random layouts ---------------------------------------------------------------------------------
-
-
 QUICK_SEEDS = (1, 5)  # run by every `make test`; the others are proofs
 RANDOM_SEEDS = [seed for seed in range(60) if seed != 53]  # with 53 no token of any step counts, and such a run fails
 

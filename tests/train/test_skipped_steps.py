@@ -91,9 +91,6 @@ def test_a_step_without_labels_changes_nothing(place: Path, plain: Plain, name: 
     assert "none of their tokens counts in the loss; it is skipped" in run.main_log.read_text()
 
 
-# --- the loss scale of fp16 ------------------------------------------------------------------------------------------
-
-
 CPU = torch.device("cpu")
 
 # The rule, the steps (x: one that overflows) and the scale behind each of them: what DeepSpeed 0.19.8's DynamicLossScaler does.

@@ -86,9 +86,6 @@ def test_a_graph_that_grows_is_seen(tmp_path: Path) -> None:
     assert max(_growth(tmp_path, LAYOUTS["zero_bubble"], forget=True)) > 2 * MOST
 
 
-# --- the note of how much a rank holds -------------------------------------------------------------------------------
-
-
 def noted(file: Path) -> int:
     return int(file.read_text())
 
