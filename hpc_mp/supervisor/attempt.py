@@ -62,8 +62,6 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
         if isinstance(attempt.spec, ProgramSpec) and attempt.spec.slurm.container is not None:
             write_program_script(attempt, attempt.spec, os.environ)
     code = node_setup.start(attempt, signals)
-    if code == 0 and signals.stop_requested:
-        code = STOPPED
     watch = None
     lost: Cause | None = None
     if code == 0:

@@ -16,9 +16,10 @@ from hpc_mp.cluster.slurm.variables import one_task_environment
 from hpc_mp.job import AnySpec, JobSpec, ProgramSpec
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.history import saved_step
+from hpc_mp.rundir.outcome import STOPPED
 from hpc_mp.rundir.records import StagedEnvironment, read_record
 from hpc_mp.supervisor.context import AttemptContext
-from hpc_mp.supervisor.signals import Signals
+from hpc_mp.supervisor.signals import EARLY, Signals
 from hpc_mp.supervisor.srun import StepEnd, follow
 
 HEALTH = "--health"
@@ -27,11 +28,12 @@ END_S = 60.0  # a node that cannot be cleaned up must not delay the others
 
 
 def start(attempt: AttemptContext, signals: Signals) -> int:
-    """Prepare every node. Return the step's exit code, or 0 if srun does not start the ranks."""
+    """Prepare every node. Return the step's exit code, 0 if srun does not start the ranks, ``STOPPED`` if it was to stop."""
     if attempt.allocation is not None and attempt.allocation.restart:
         use_up_numbers(attempt.command, one_task_environment(attempt.environ), attempt.allocation.restart)
     ended = _step(attempt, "slurm/node-start.sh", _start_arguments(attempt.run, attempt.spec), signals)
-    return ended.code if ended else 0
+    code = ended.code if ended else 0
+    return STOPPED if signals.stop_requested and code in (0, *EARLY) else code
 
 
 def end(attempt: AttemptContext, failed: bool) -> tuple[str, ...] | None:

@@ -23,10 +23,10 @@ from hpc_mp.rundir.failures import RankFailure, read_failures, write_failure
 from hpc_mp.rundir.history import AttemptEnd, furthest_step, record
 from hpc_mp.rundir.outcome import Cause
 from hpc_mp.rundir.records import RankStart, StepMetrics, line_of, read_records
-from hpc_mp.supervisor import program
+from hpc_mp.supervisor import node_setup, program
 from hpc_mp.supervisor.context import AttemptContext
+from hpc_mp.supervisor.ending import finish, stalled_ends
 from hpc_mp.supervisor.ending import lacking as lacking_of
-from hpc_mp.supervisor.ending import stalled_ends
 from hpc_mp.supervisor.gather import gather
 from hpc_mp.supervisor.program import ProgramWatch, ending_of
 from hpc_mp.supervisor.restart_policy import decide
@@ -208,6 +208,35 @@ def test_a_hang_without_a_cause_is_of_the_node_that_srun_has_given_up(
     assert watch.unended is not None
     cause = classify(gather(begun, 1, None, hang=hang, unended=watch.unended.hosts))
     assert (cause.kind, cause.nodes) == (kind, nodes)
+
+
+class Asked(Signals):
+    """A supervisor that has just been asked to stop, without handlers in the process of the tests."""
+
+    def __init__(self) -> None:
+        self.number, self.warn, self.stop_requested, self._ended, self._sent = None, None, True, False, 0.0
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("resumes", [True, False])
+@pytest.mark.parametrize("script", [
+    "exec sleep 60",  # srun dies of the signal, for which it has no handler yet
+    "trap '' USR2; echo 'srun: error: n1: task 0: User defined signal 2' >&2; exit 140", "trap '' USR2; exit 0"])
+def test_a_wish_to_stop_that_comes_before_the_ranks_is_no_failure(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, resumes: bool) -> None:
+    executable(tmp_path / "bin" / "srun", f"#!/bin/bash\n[[ $* == *node-end.sh* ]] && exit 0\n{script}\n")
+    executable(tmp_path / "bin" / "scontrol", "#!/bin/sh\necho JobId=7 JobState=RUNNING Restarts=0 PreemptTime=None\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin", prepend=":")
+    decisions: list[tuple[Any, str]] = []
+    monkeypatch.setattr(AttemptContext, "is_current", lambda _: True)
+    monkeypatch.setattr("hpc_mp.supervisor.ending.act", lambda _, end, decision, *__: decisions.append((end, decision.action)))
+    begun = replace(attempt(tmp_path, resumes=resumes, stop_codes=[3]), command=("srun", "--nodes=2", "true"))
+    begun.run.srun_log.parent.mkdir(parents=True, exist_ok=True)
+    begun.run.srun_log.touch()
+    finish(begun, node_setup.start(begun, Asked()), None, Asked(), None)
+    assert decisions == [("stopped", "requeue")]
 
 
 @pytest.mark.parametrize(("here", "printed", "container", "absent"), [
