@@ -217,7 +217,6 @@ def follow(poll: Poll, text: Callable[[Sequence[RunStatus]], str], line: Callabl
 
 
 def _polls(poll: Poll) -> Iterator[Sequence[RunStatus]]:
-    """Yield the result of each poll until no run is active."""
     for seconds in chain(SECONDS, repeat(SECONDS[-1])):
         statuses = poll()
         yield statuses

@@ -221,7 +221,6 @@ def _memory(part: JobComponent, cpus: int) -> tuple[str, int] | None:
 
 
 def _excluded(part: JobComponent, limits: PartitionLimits) -> set[str]:
-    """Return the nodes of the partition that the job excludes."""
     text = str(part.extra.get("exclude", ""))
     if "/" in text:  # a file with the names
         return set()

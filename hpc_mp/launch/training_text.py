@@ -243,5 +243,4 @@ def _epoch(amount: TextAmount, spec: JobSpec) -> str:
 
 
 def _rough(value: float) -> int:
-    """Round an estimate to two digits."""
     return round(float(f"{value:.2g}"))

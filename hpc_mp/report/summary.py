@@ -204,7 +204,6 @@ def _when(facts: RunFacts, state: str) -> str:
 
 
 def _newest(lines: list[str]) -> tuple[str, ...]:
-    """Return the last lines without repetitions."""
     lines = list(dict.fromkeys(lines))
     left_out = [f"({len(lines) - MOST_LINES:,} earlier ones are in log/main.log)"] if len(lines) > MOST_LINES else []
     return (*left_out, *lines[-MOST_LINES:])

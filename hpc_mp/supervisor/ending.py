@@ -61,10 +61,10 @@ def finish(attempt: AttemptContext, code: int, script: ScriptLog | None, signals
         return 1
     if watch is not None:
         watch.say_begun()
-    asked = signals.stop_requested
+    requested = signals.stop_requested
     unbegun = code == STOPPED and watch is None and isinstance(attempt.spec, ProgramSpec)  # asked to stop before its ranks began
     if not (unbegun or isinstance(watch, ScriptWatch)):
-        code = _first_code(run, code, asked or run.stop.exists())
+        code = _first_code(run, code, requested or run.stop.exists())
     run.batch_environ.unlink(missing_ok=True)  # unless a script has read it
     unreached = node_setup.end(attempt, failed=code not in (0, STOPPED))
     job = known_job(attempt.allocation.job_id) if attempt.allocation is not None else {}
@@ -75,7 +75,7 @@ def finish(attempt: AttemptContext, code: int, script: ScriptLog | None, signals
         host = node_name(os.environ)
         message = f"the job script on {host} lost the slurmstepd that had started it, and Slurm requeued the job"
         departed, lost = "", Cause("orphaned", message, node=host, nodes=(host,), retry=True)
-    ending = "stopped" if departed or unbegun else lost or _ending(attempt, code, script, asked, cancelled, watch, died)
+    ending = "stopped" if departed or unbegun else lost or _ending(attempt, code, script, requested, cancelled, watch, died)
     if died is not None and not cancelled and not departed and (ending == "stopped" or (
             isinstance(ending, Cause) and KINDS[ending.kind].level >= KINDS["supervisor"].level)):
         ending = died

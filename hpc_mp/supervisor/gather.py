@@ -147,7 +147,6 @@ def _with_the_drowned(run: RunDirectory, srun: Sequence[str], logs: dict[str, tu
 
 
 def _lines_of_task(path: Path, task: int) -> list[str]:
-    """Return the last lines of a task, with its number in front."""
     pattern = re.compile(rb"(?m)^ *%d: .*$" % task)
     with suppress(OSError, ValueError), open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         begin = max(0, len(data) - DEEP)

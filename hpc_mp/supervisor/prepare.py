@@ -1,5 +1,6 @@
 """Preparation of the ranks' start: a new attempt, the order of the hosts, the rendezvous address, and the environment profile."""
 
+import math
 import os
 import secrets
 import shutil
@@ -20,7 +21,7 @@ from hpc_mp.cluster.bad_nodes import AVOIDED_S, BadNode, ledger
 from hpc_mp.cluster.bad_nodes import record as remember
 from hpc_mp.cluster.bandwidth import read_measured
 from hpc_mp.cluster.node.source import NodeSource
-from hpc_mp.cluster.slurm.nodes import address_of, unresponsive_nodes
+from hpc_mp.cluster.slurm.nodes import address_of, daemon_start, unresponsive_nodes
 from hpc_mp.diagnosis.lines import NODE_FAILURE
 from hpc_mp.environment.job import of_interpreter, profile_job
 from hpc_mp.environment.versions import Installed, distribution
@@ -102,8 +103,10 @@ def _close(waiting: SupervisedRun, earlier: AttemptRecord, ask: Runner, script: 
         kind, message = "node", f"{sentence(f'node {down[0]}', 'node', lost[down[0]])}; {condition}"
     else:
         node = next(iter(earlier.hosts), None)
-        first = f"its first node, {node}," if node else "its first node"
-        kind, message = "vanished", f"it ended without a record, as if {first} had died; {condition}{noted_before}"
+        first, how = f"its first node, {node}," if node else "its first node", "as if {} had died"
+        if node is not None and not down and (daemon_start(node, ask) or math.inf) < earlier.time:
+            node, how = None, "although {} had not died: Slurm kills a job whose start its restarted controller does not know"
+        kind, message = "vanished", f"it ended without a record, {how.format(first)}; {condition}{noted_before}"
     record(run, AttemptEnd(earlier.token, earlier.attempt, furthest_step(run, waiting.spec), kind, message, down, "requeue",
                            last_sign(run, earlier), node=node, returned=() if departed else returned(ends, earlier.hosts),
                            departed=departed))

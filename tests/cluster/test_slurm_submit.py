@@ -38,9 +38,6 @@ def seen(record: Path) -> tuple[list[str], dict[str, str]]:
     return argv, environ
 
 
-# --- submission -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("answer", ["1234", "1234;west", "a site's greeting\n1234"])
 def test_sbatch_gives_the_job_id(fake: Fake, answer: str) -> None:
     record = fake("sbatch", f'echo "{answer}"')
@@ -88,9 +85,6 @@ def test_a_refused_cancel_and_a_missing_sbatch_are_told(fake: Fake, monkeypatch:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(RunFailed, match="sbatch is not on PATH"):
         slurm.sbatch(Path("job.sbatch"))
-
-
-# --- a step of a live allocation --------------------------------------------------------------------------------------
 
 
 def test_a_step_keeps_the_allocation_and_nothing_else_of_slurm() -> None:

@@ -57,9 +57,6 @@ def test_a_tree_is_what_slurm_then_knows(lab: Lab, settings: Path, name: str) ->
     assert "n" in lab.run(["srun", "--nodes=4", "hostname"], check=True, timeout=60).stdout, "jobs span all leaves"
 
 
-# --- a real disagreement ---------------------------------------------------------------------------------------------
-
-
 class Believing(Lab):
     """A lab whose Slurm has another topology.conf than its cables."""
 
@@ -100,9 +97,6 @@ def test_slurm_against_a_real_measurement(cables: Sequence[Sequence[str]], code:
             frozenset(leaf) for leaf in cables}
         said = lab.run([*hpc_mp, "cluster", "describe", "--json"], environ=environ, timeout=60, check=True).stdout
         assert ("topology-wrong" in {finding["code"] for finding in json.loads(said)["findings"]}) == bool(code)
-
-
-# --- blocks ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.prove

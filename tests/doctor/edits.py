@@ -29,9 +29,6 @@ SRAM = ("sram_correctable", "sram_uncorrectable", "dram_correctable", "dram_unco
 DARK = "NVML: Unable to retrieve NVLink information as all links are inActive"
 
 
-# --- the host ----------------------------------------------------------------------------------------------------------
-
-
 def earlier(kind: str) -> dict[str, Edit]:
     """The counters of this tree were the same an hour ago."""
     reading = {"at": up(kind) - 3600, "values": read_counters(tree(kind))}
@@ -63,9 +60,6 @@ def logged(line: str, ago: float = 60.0, kind: str = "ndv5") -> dict[str, Edit]:
 
 def firewall(policy: str, *rules: str) -> dict[str, Edit]:
     return {"nft list ruleset": RULES % (policy, "\n\t\t".join(rules))}
-
-
-# --- GPUs --------------------------------------------------------------------------------------------------------------
 
 
 @functools.cache

@@ -143,9 +143,6 @@ def test_parts_in_the_wrong_place_or_missing_are_seen(name: str, mistake: Callab
     assert found.wrong > SIZE / 4 * most
 
 
-# --- the pattern -----------------------------------------------------------------------------------------------------
-
-
 @settings(max_examples=settings.default.max_examples // 2)
 @given(st.integers(2, 64), st.integers(0, 3))
 def test_every_element_is_somebodys_and_sums_stay_exact(ranks: int, repetition: int) -> None:

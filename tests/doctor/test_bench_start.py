@@ -33,9 +33,6 @@ def entry(name: str) -> Iterator[Event]:
     return on_emulated_nodes(spec_of(), os.environ, f"bench_entries:{name}")
 
 
-# --- emulated nodes --------------------------------------------------------------------------------------------------
-
-
 def test_forked_ranks_measure_and_leave_nothing() -> None:
     spec, watcher = spec_of("all_gather", here=2), Mock()
     done = follow(spec, on_emulated_nodes(spec, os.environ), watcher)
@@ -79,9 +76,6 @@ def test_nccl_on_one_gpu(name: str) -> None:
     done = follow(spec, on_emulated_nodes(spec, os.environ), Mock())
     assert [row.wrong for row in done.rows] == [0, 0] and "nccl" in done.versions and "NVIDIA" in done.ranks[0]["name"]
     assert all(row.worst.timings["in_place"].seconds > 0 for row in done.rows)
-
-
-# --- srun ------------------------------------------------------------------------------------------------------------
 
 
 def fake(folder: Path, text: str) -> dict[str, str]:

@@ -109,9 +109,6 @@ def test_statistics_are_those_of_numpy(times: list[float]) -> None:
         assert found[f"p{percent}_us"] == pytest.approx(np.percentile(micro, percent, method="inverted_cdf"))
 
 
-# --- JSON ------------------------------------------------------------------------------------------------------------
-
-
 def test_the_document_has_the_keys_of_nccl_tests_and_all_digits() -> None:
     """Those that ``tools/analyze_perf_json.py`` reads, with the relations that it checks."""
     spec = spec_of()
@@ -129,9 +126,6 @@ def test_the_document_has_the_keys_of_nccl_tests_and_all_digits() -> None:
         assert result[placed]["bus_bw"] == rows[0].worst.timings[placed].busbw, "floats in full"
     assert tree["out_of_bounds"] == {"count": 0, "okay": "true"}
     assert tree["average_bus_bandwidth"]["bandwidth"] == average(rows)
-
-
-# --- beside what is expected -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("seconds", "verdict"), [(4.6e-3, "as expected"), (9e-3, "slow"), (2e-3, "faster than expected")])

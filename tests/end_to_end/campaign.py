@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -49,9 +50,11 @@ PROGRAM = table(__file__, "campaign.toml", "job")
 
 @dataclass
 class Trial:
-    """One run: what was planted, what was wrong, and how often a job that Slurm held was released."""
+    """One run: what was planted, what was wrong, and how often a job that Slurm held was released. ``recoveries``: kind, seconds
+    to the first new step, steps trained again."""
 
     planted: list[Planted] = field(default_factory=list)
+    recoveries: list[tuple[str, float, int]] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     attempts: int = 0
     released: int = 0
@@ -155,11 +158,17 @@ class Campaign:
             scene.mend(all_of_it=True)
             return True
 
+        reached = [step]
+
         def again() -> bool:
             lines = read_lines(run.metrics)
+            reached.extend(line["step"] for line in lines[-1:] if line["attempt"] <= attempt)
             return any(line["attempt"] > attempt for line in lines) if FAULTS[kind].ends else len(lines) > step + 3
 
         back = self._wait(run, job_id, again, trial, f"a step after {kind}", scene)
+        if back and FAULTS[kind].ends:
+            first = min(line["step"] for line in read_lines(run.metrics) if line["attempt"] > attempt)
+            trial.recoveries.append((kind, time.time() - trial.planted[-1].time, max(reached) + 1 - first))
         scene.mend(all_of_it=True)
         return back
 
@@ -185,6 +194,8 @@ def wrong_end(end: dict[str, Any], planted: Sequence[Planted]) -> list[str]:
     """Why the end of an attempt is unnamed or misnamed, if it is: by the faults of this attempt, the one before, and ``LATE``."""
     near = [fault for fault in planted if end["attempt"] - 1 <= fault.attempt <= end["attempt"]
             or 0 <= end["time"] - fault.time < LATE]
+    if "controller" in end["message"] and any(fault.kind == "slurmctld killed" for fault in near):
+        return []
     if end["kind"] == "completed":
         return []
     if end["kind"] == "stopped":
@@ -236,7 +247,12 @@ def summary(trials: Sequence[Trial]) -> str:
         (len(trial.planted), trial.attempts, trial.released, not trial.wrong) for trial in trials), strict=True))
     wrong = [f"run {number}: {words}" for number, trial in enumerate(trials, 1) for words in trial.wrong]
     counts = f"{faults} faults, {attempts} attempts, {released} jobs released, {right} of {len(trials)} runs right"
-    return "\n".join([counts, *wrong])
+    by_kind: dict[str, list[tuple[float, int]]] = {}
+    for kind, *figures in sorted(recovery for trial in trials for recovery in trial.recoveries):
+        by_kind.setdefault(kind, []).append(tuple(figures))
+    rows = [f"{kind}: {len(rows)} times, a new step after {median(s for s, _ in rows):.0f} s (at most {max(rows)[0]:.0f}), "
+            f"{sum(n for _, n in rows)} steps again" for kind, rows in by_kind.items()]
+    return "\n".join([counts, *rows, *wrong])
 
 
 def main() -> int:

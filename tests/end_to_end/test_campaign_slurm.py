@@ -20,6 +20,7 @@ def test_runs_complete_with_the_same_bits_after_random_faults(kind: str, faults:
 
 @pytest.mark.parametrize(("end", "words"), table(__file__, "campaign_slurm.toml", "ends"))
 def test_an_end_must_name_a_host_that_was_hit(end: dict[str, object], words: str) -> None:
-    hit = [Planted("host dies", "step", ("n2",), 0.0, 12, 1), Planted("requeued", "step", (), 300.0, 12, 3)]
+    hit = [Planted("host dies", "step", ("n2",), 0.0, 12, 1), Planted("requeued", "step", (), 300.0, 12, 3),
+           Planted("slurmctld killed", "step", (), 900.0, 12, 5)]
     wrong = wrong_end({"attempt": 1, "time": 600.0, "node": None, **end}, hit)
     assert words in "".join(wrong) and bool(words) == bool(wrong)

@@ -28,9 +28,6 @@ def document(*options: str, **environ: str) -> dict[str, Any]:
     return tree
 
 
-# --- who wins ---------------------------------------------------------------------------------------------------------
-
-
 def test_what_counts_is_shown_with_what_it_hides(tmp_path: Path) -> None:
     """All combinations are in ``test_environment_conf.py``."""
     machine(tmp_path, {"home/ann/.nccl.conf": "NCCL_IB_TC=user\n", "site": "NCCL_NET=named\n",
@@ -53,9 +50,6 @@ def test_a_profile_is_shown_with_what_it_leaves_out(tmp_path: Path) -> None:
         "NCCL_SOCKET_IFNAME": "^docker,lo,veth"}
     assert {each["name"] for each in shown["profile"]["left_out"]} == {"FI_EFA_USE_DEVICE_RDMA", "FI_PROVIDER"}
     assert shown["profile"]["variables"][0].keys() >= {"name", "value", "reason", "source", "needs", "use"}
-
-
-# --- forms ------------------------------------------------------------------------------------------------------------
 
 
 def test_the_document_has_every_variable_of_nccl() -> None:

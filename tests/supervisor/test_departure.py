@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,15 @@ WHY = {"PREEMPTED": PREEMPTED, "QUEUED_AGAIN": QUEUED_AGAIN, "REQUEUED": REASONS
 
 def waiting(tmp_path: Path) -> SupervisedRun:
     return SupervisedRun(create_run(tmp_path, "x"), job(parallel={"rank_map": "block"}), place(Degrees(data=2), "DPT", 1), GIVEN)
+
+
+def end_of(before: SupervisedRun, script: ScriptLog | None, node: str = "") -> AttemptEnd:
+    """How the next start of the job says that the attempt ended. ``node``: what Slurm says of a node."""
+    def ask(argv: Sequence[str]) -> str:
+        return ("n1|idle|none\nn2|idle|none\n" if "sinfo" in str(argv) else node if "node" in argv else "") or silent(argv)
+
+    begin(replace(before, allocation=replace(GIVEN, restart=1)), ask, script)
+    return history(before.run)[-1]
 
 
 @pytest.mark.parametrize(("changes", "said", "why"), table(__file__, "departure.toml", "reasons", WHY))
@@ -82,14 +92,20 @@ def test_an_attempt_that_was_ended_with_its_job(
     log.write_text("".join(f"{line.replace('TOKEN', first.token)}\n" for line in (begun, *lines)))
     run.srun_log.write_text(srun)
 
-    def ask(argv: Sequence[str]) -> str:
-        return "n1|idle|none\nn2|idle|none\n" if "sinfo" in str(argv) else silent(argv)
-
-    begin(replace(before, allocation=replace(GIVEN, restart=1)), ask, ScriptLog(log, log.stat().st_size))
-    [end] = history(run)
+    end = end_of(before, ScriptLog(log, log.stat().st_size))
     named = {"node": tuple(nodes[:1]), "vanished": ("n1",)}.get(kind, (None,))
     assert (end.kind, end.nodes, (end.node,)) == (kind, tuple(nodes), named) and end.message.startswith(words), end
     assert end.counts == (kind != "stopped") and bool(end.departed) == (kind == "stopped")
+
+
+@pytest.mark.parametrize(("started", "node"), [(-60, None), (60, "n1"), (None, "n1")])
+def test_a_job_may_be_killed_without_a_death_of_its_node(tmp_path: Path, started: float | None, node: str | None) -> None:
+    """Its first node's daemon has run since so many seconds from the start of the attempt on: it was not restarted in between."""
+    first = begin(before := waiting(tmp_path), silent).record
+    began = None if started is None else datetime.fromtimestamp(first.time + started).isoformat(timespec="seconds")
+    end = end_of(before, None, f"NodeName=n1 BootTime=2026-11-01T00:00:00 SlurmdStartTime={began}\n")
+    assert (end.kind, end.node) == ("vanished", node)
+    assert end.message.startswith(f"it ended without a record, {'as if' if node else 'although'} its first node, n1, had")
 
 
 @pytest.mark.parametrize(("lines", "script", "changes", "why"), table(__file__, "departure.toml", "failed_nodes", WHY))

@@ -26,7 +26,6 @@ def _partitions(fault: Callable[[Words], str]) -> Judge:
 
 
 def _nodes(fault: Callable[[Words], str]) -> Judge:
-    """Make a judge of nodes, in groups with the same fault."""
     return lambda facts: (f"{listed(nodes)}: {text}" for text, nodes in _by_fault(facts, fault).items())
 
 
