@@ -21,7 +21,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import dump_job
 from hpc_mp.layout.offload import BUFFERS, CHUNK, GRAIN, chunk_elements
 from hpc_mp.planner.device import Device, check_offload
-from hpc_mp.rundir import read_json
+from hpc_mp.rundir import checkpoint_index, read_json
 from hpc_mp.train.checkpoint import shard_file
 from hpc_mp.train.checkpoint.shard_file import LocalPart
 from hpc_mp.train.engine import optimizer_state
@@ -203,7 +203,7 @@ def most_resident(directory: Path, release: Callable[[FileStore, torch.Tensor], 
         release(self, values)
 
     FileStore.release = released  # type: ignore[method-assign]
-    shard_file.BLOCK = shard_file.PIECE  # what a reader holds of any checkpoint is not what is asked for here
+    checkpoint_index.BLOCK = shard_file.PIECE  # what a reader holds of any checkpoint is not what is asked for here
     used(directory, SHAPE, masters_of(SHAPE), look)  # torch and others load what they need at a first use
     masters = masters_of(BIG)
     before = process.memory_info().rss + sum(master.nbytes for master in masters.values())  # gradients come
