@@ -4,8 +4,6 @@ Both have torch's fused AdamW, one thread per rank, the same samples and microba
 DeepSpeed is no dependency: ``--deepspeed DIR`` names where ``pip install --target DIR deepspeed`` has put it.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -4,8 +4,6 @@ First the two take turns inside the same gloo ranks, on the same buffers; then t
 its own (this file with --plain). Printed are ratios of neighbours, and of a loop to itself (A/A).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -7,8 +7,6 @@ layers, hidden 512, microbatches of 256 tokens or more, one thread per rank. Two
 figures mean nothing, and the spread of the rounds shows it.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -20,7 +18,7 @@ from pathlib import Path
 from statistics import median
 
 from hpc_mp.report.facts import read_facts
-from hpc_mp.report.pipeline import Bubble, chosen, compared, executed
+from hpc_mp.report.gantt import Bubble, chosen, compared, executed
 from hpc_mp.rundir import RunDirectory
 
 JOB = """

@@ -4,8 +4,6 @@ The job is the one that `hpc-mp init` writes: a small GPT-2 on the source of Pyt
 a tokenizer; here with a rank on each of four nodes. Needs root and the packages of docs/user/lab.md.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -3,8 +3,6 @@
 The model is Hugging Face's Llama, the optimizer torch's fused AdamW as in our engine. Started by ``against_deepspeed.py``.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -4,8 +4,6 @@ Faults are planted as tests/doctor/planted.py says: none to nodes/32 bad nodes, 
 bandwidth left; log-normal noise of 5 %, 1 % of samples lose 30–60 %; uplinks 1:1, 2:1 and 4:1; leaves known and unknown.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys
@@ -13,7 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "doctor"))
 
 from planted import SHARE, TAPERS, Outcome, cases, trial
 from rich.console import Console

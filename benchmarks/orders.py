@@ -8,8 +8,6 @@ The ranks are steps of one Slurm job that import torch once; every run is a fork
 ``auto`` is one of the six: the two equal runs of a round are the A/A pair.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

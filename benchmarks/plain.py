@@ -1,7 +1,5 @@
 """One process of plain transformers and torch.optim: what the layouts are compared with. Prints seconds per step as JSON."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import time

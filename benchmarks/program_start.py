@@ -5,8 +5,6 @@ That is `torchrun --nproc-per-node 4` on this machine, and `srun --ntasks 4` ins
 and the plain one again: the two plain ones are the A/A pair.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

@@ -9,8 +9,6 @@ appendix B: 6 for each parameter that multiplies and each token, and attention's
 dense bf16 peak of the data sheet; ``of products``: over what a product of 8192 x 8192 matrices reaches on this GPU.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

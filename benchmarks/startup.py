@@ -1,7 +1,5 @@
 """Seconds from the command to the end of the first step, for the 8 ranks of the demo."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

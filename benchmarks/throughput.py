@@ -4,8 +4,6 @@ The workload is a Llama of 8 layers, hidden 256, 8 heads over 4 key-value heads,
 sequences of 128 tokens, 8 per step, AdamW, fp32, on Python's standard library source. One thread per rank.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

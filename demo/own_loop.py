@@ -5,8 +5,6 @@
 Four ranks train a small Llama, two stages of a pipeline by two replicas with ZeRO-1, on numbers that are easy to learn.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from typing import Literal

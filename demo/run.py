@@ -1,7 +1,5 @@
 """The demo: train on 8 emulated ranks, export, and let plain transformers write some Python."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

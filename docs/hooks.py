@@ -1,8 +1,6 @@
 """What the site shows otherwise than GitHub: links from a page to a file of the repository outside docs/, in whose place its path
 stands, bars in code within tables, which GitHub alone wants to be escaped, and commands apart from what they print."""
 
-from __future__ import annotations
-
 import re
 from html import escape
 from itertools import groupby

@@ -3,15 +3,13 @@
 ``make reference`` writes them; tests/package/test_docs.py compares them with what lies there.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import inspect
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,10 +24,9 @@ from hpc_mp.clouds.azure.rules import RULES as AZURE  # noqa: E402
 from hpc_mp.cluster.slurm.job import AGAIN  # noqa: E402
 from hpc_mp.doctor.checks.registry import PASSIVE  # noqa: E402
 from hpc_mp.doctor.drift import TRAITS  # noqa: E402
-from hpc_mp.environment.file_rules import RULES as NCCL_FILES  # noqa: E402
 from hpc_mp.environment.machine_rules import RULES as ON_MACHINE  # noqa: E402
 from hpc_mp.job import program, spec  # noqa: E402
-from hpc_mp.job.elsewhere import NAMES, OPTIONS, VALUES, WITHIN, WORDS  # noqa: E402
+from hpc_mp.job.elsewhere import elsewhere  # noqa: E402
 from hpc_mp.job.values import toml_value  # noqa: E402
 from hpc_mp.lint.sbatch.rules import RULES as SBATCH  # noqa: E402
 from hpc_mp.lint.slurm_conf.report import RULES as SLURM_CONF  # noqa: E402
@@ -158,7 +155,7 @@ def rules() -> str:
 
     head = ("code", "severity", "what is found", "what to do")
     return "\n".join(["## Scripts for sbatch", "", table(head, rows(SBATCH)), "## Variables on a machine", "",
-                      table(head, rows(ON_MACHINE)), "## NCCL's files", "", table(head, rows(NCCL_FILES)),
+                      table(head, rows(ON_MACHINE)),
                       "## A Slurm cluster", "", table(head, rows(SLURM_CONF)),
                       "## Slurm's files", "", table(head, rows(SLURM_FILES)),
                       "## Templates of Azure CycleCloud", "", table(head, rows(AZURE))])
@@ -220,21 +217,27 @@ USER = frozenset({"coming-from"})  # pages of docs/user
 
 def coming_from() -> str:
     """What other trainers call a key or a value of the job file."""
-    ways: dict[str, list[str]] = {}
-    for name, way in WORDS.items():
-        ways.setdefault(way, []).append(name)
-    within = [(f"`[{section}]` {', '.join(f'`{name}`' for name, key in names.items() if key == ours)}", f"`{ours}`")
-              for section, names in WITHIN.items() for ours in dict.fromkeys(names.values())]
-    options = ", ".join(f"`{name}`" for name in sorted(OPTIONS))
+    tables = elsewhere()
+    within = [(f"`[{section}]` {', '.join(f'`{name}`' for name in names)}", f"`{ours}`")
+              for section, keys in tables.within.items() for ours, names in _by_answer(keys).items()]
+    options = ", ".join(f"`{name}`" for name in sorted(tables.options))
     return "\n\n".join((
         "## Keys", table(("elsewhere", "here"), [
-            *((", ".join(f"`{name}`" for name in names.split()), f"`{ours}`") for ours, names in NAMES.items()), *within,
+            *((", ".join(f"`{name}`" for name in names), f"`{ours}`") for ours, names in _by_answer(tables.names).items()),
+            *within,
             (options, "`slurm.extra`: `extra = { mem = \"64G\" }` in `[slurm]`")]),
         "## Had in another way, or not at all", table(("elsewhere", "here"), [
-            (", ".join(f"`{name}`" for name in names), way) for way, names in ways.items()]),
+            (", ".join(f"`{name}`" for name in names), way) for way, names in _by_answer(tables.instead).items()]),
         "## Values", table(("key", "elsewhere", "here"), [
             (f"`{key}`", ", ".join(f"`{theirs}`" for theirs, value in values.items() if value == ours), f"`{toml_value(ours)}`")
-            for key, values in VALUES.items() for ours in _distinct(values.values())])))
+            for key, values in tables.values.items() for ours in _distinct(values.values())])))
+
+
+def _by_answer(names: Mapping[str, str]) -> dict[str, list[str]]:
+    answers: dict[str, list[str]] = {}
+    for name, answer in names.items():
+        answers.setdefault(answer, []).append(name)
+    return answers
 
 
 def _distinct(values: Iterable[Any]) -> list[Any]:

@@ -1,7 +1,5 @@
 """hpc-mp: train Hugging Face models too big for one GPU on a Slurm cluster."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

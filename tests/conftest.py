@@ -1,7 +1,5 @@
 """How tests run: threads, examples of hypothesis, which worker takes which file; and a real Slurm where there can be one."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal
@@ -33,8 +31,7 @@ LONGEST = (
     "test_heartbeat", "test_checkpoint", "test_launch_resume", "test_gate", "test_exact_layouts", "test_export",
     "test_exact_controls", "test_doctor_node", "test_order_slurm", "test_emulator",
     "test_survey_agents", "test_package", "test_launch_slurm", "test_exact_numbers",
-    "test_profile_slurm", "test_survey_lab", "test_launch",
-)
+    "test_profile_slurm", "test_survey_lab", "test_launch")
 
 # Tests that start processes and wait for them, on machines that may be slow. `make test` gives one that fails a second chance and
 # names it (RERUN). All others compute: what is wrong once is wrong, so they have none (nor has `make prove`).

@@ -1,7 +1,5 @@
 """A plain loop with Accelerate, whose ranks are started by hpc-mp in place of `accelerate launch`."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """A model whose gradients and optimizer states are cut over all ranks by DeepSpeed (ZeRO-2), on GPUs or processors."""
 
-from __future__ import annotations
-
 import os
 from contextlib import suppress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A model whose parameters, gradients and optimizer states are cut over all ranks (FSDP2), and so is what they save."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """A small Llama learns Python from Python's own library with the Trainer of Hugging Face: nothing is downloaded."""
 
-from __future__ import annotations
-
 import os
 import sysconfig
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Tensor, pipeline and data parallel ranks in the order of Megatron, from an argument line like Megatron's."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -1,7 +1,5 @@
 """The heat of a plate by Jacobi's method: ranks of MPI have strips of rows and swap their edges after each sweep."""
 
-from __future__ import annotations
-
 import os
 from contextlib import suppress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A small model on all ranks with torch DDP, which saves as it goes and goes on from what it has saved."""
 
-from __future__ import annotations
-
 import os
 from contextlib import suppress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Conversion of the user's job script to a job file with ``[program]``; every line of the script is accounted for."""
 
-from __future__ import annotations
-
 from hpc_mp.adopt.account import Fate, LineFate
 from hpc_mp.adopt.adopt import AdoptedJob, adopt
 

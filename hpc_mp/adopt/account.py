@@ -1,7 +1,5 @@
 """The fate of every line of a script: kept, replaced, dropped, or not carried over."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum

@@ -1,10 +1,7 @@
 """``adopt``: from a job script to a job file that runs it, with an account of every line.
 
-The directives become keys. The script itself is unchanged, and bash runs it: its ranks are watched. A script that consists of
-one srun launch becomes ``[program]``, whose ranks hpc-mp starts itself.
+A script that consists of one srun launch becomes ``[program]``: its ranks have the numbers and places of hpc-mp.
 """
-
-from __future__ import annotations
 
 import os
 import re
@@ -15,18 +12,86 @@ from typing import Any
 
 from hpc_mp.adopt.account import Fate, LineFate, joined
 from hpc_mp.adopt.keys import job_tree
-from hpc_mp.adopt.launches import launches
-from hpc_mp.adopt.literal import literal_keys
 from hpc_mp.adopt.request import Request, name_keys, read_request, script_keys, size_fates
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.launchers import LAUNCHERS, MODULES, program_of_mpirun
+from hpc_mp.base.programs import PYTHON
+from hpc_mp.cluster.slurm.option_syntax import parse, programs_of_srun, syntax
 from hpc_mp.cluster.slurm.variables import ARRAY_ELEMENT
 from hpc_mp.job import ProgramSpec
 from hpc_mp.job.load import resolve_any
-from hpc_mp.launch.program.launchers import check_command
+from hpc_mp.launch.program.launchers import check_command, launcher
 from hpc_mp.lint.sbatch.rules.form import bash_refusal
 from hpc_mp.lint.sbatch.script import Script, read_script
-from hpc_mp.lint.sbatch.shell import for_a_shell
+from hpc_mp.lint.sbatch.shell import SHELLS, for_a_shell
 from hpc_mp.lint.sbatch.statements import Source, read_statements
+
+EXPANDED = re.compile(r"[$`*?\[\]{}~<>|&;()!#\\\n]")  # characters that bash interprets
+LOGIN_SHELL = re.compile(r"#!.*\s(-\w*l|--login\b)")  # it reads the user's profile, from which programs have their variables
+WITHOUT_EFFECT = frozenset({"kill-on-bad-exit", "label", "unbuffered", "nodes", "ntasks", "ntasks-per-node"})
+OF_THE_JOB = frozenset({"account", "comment", "constraint", "cpus-per-task", "error", "exclusive", "gpus-per-node", "gres",
+                        "job-name", "mail-type", "mail-user", "mem", "nodes", "ntasks", "ntasks-per-node", "open-mode", "output",
+                        "partition", "qos", "requeue", "reservation", "time"})
+
+
+def literal_keys(source: Source, request: Request) -> dict[str, Any] | None:
+    """Return the keys of ``[program]`` and its sizes; None for any other script."""
+    statement = source.statements[0] if len(source.statements) == 1 else None
+    if statement is None or statement.kind != "command" or statement.background or EXPANDED.search(statement.text) \
+            or LOGIN_SHELL.match(source.text):
+        return None
+    call = statement.commands[0]
+    if call.words[0].text != "srun" or call.prefixes or call.assignments or not request.options <= OF_THE_JOB:
+        return None
+    options, program = parse(call.words[1:], syntax("srun"), permute=False)
+    command = [word.text for word in program]
+    nodes, tasks = request.nodes, request.tasks_per_node
+    sizes = {"nodes": nodes, "ntasks": (nodes or 0) * tasks, "ntasks-per-node": tasks}
+    if not command or nodes is None or request.ntasks not in (None, nodes * tasks) or launcher(command) is not None \
+            or command[0].rpartition("/")[2] in SHELLS:
+        return None
+    if any(option.name not in WITHOUT_EFFECT or (option.name in sizes and option.value != str(sizes[option.name]))
+           for option in options):
+        return None
+    gpus = request.gpus
+    if gpus is not None and (gpus.count != tasks or gpus.others or gpus.form == "auto"):
+        return None
+    keys: dict[str, Any] = {"job.nodes": nodes, "job.ranks_per_node": tasks, "program.command": tuple(command),
+                            "slurm.gpu_request": gpus.form if gpus else "none"}
+    if gpus is not None and gpus.type:
+        keys["slurm.gpu_type"] = gpus.type
+    keys["slurm.extra.cpus-per-task"] = request.cpus or False  # else each rank would get its share of a node
+    for name, others in (("exclusive", ("oversubscribe",)), ("mem", ("mem-per-cpu", "mem-per-gpu"))):
+        if not any(f"slurm.extra.{other}" in request.keys for other in (name, *others)):
+            keys[f"slurm.extra.{name}"] = False  # else the job would request whole nodes and all their memory
+    return keys
+
+
+def launches(source: Source) -> Iterator[tuple[int, str]]:
+    """Yield the launches in the text, in order: the number of the statement, and its entry in the account. bash may run others,
+    with names from run time."""
+    for number, statement in enumerate(source.statements):
+        for command in statement.commands:
+            words = [word.text for word in command.words]
+            name = words[0] if words else ""
+            base = name.rpartition("/")[2]
+            if PYTHON.fullmatch(base) and words[1:2] == ["-m"] and words[2:3] and words[2] in MODULES:
+                yield number, f"python -m {words[2]}: its ranks are not watched individually"
+            elif base in LAUNCHERS and (not LAUNCHERS[base].verb or words[1:2] == [LAUNCHERS[base].verb]):
+                yield number, _account(name, base, words[1:])
+
+
+def _account(name: str, base: str, arguments: list[str]) -> str:
+    family = LAUNCHERS[base].family
+    if "/" in name:
+        return f"{name} is called by its path: its ranks are not watched individually"
+    if family == "other":
+        return f"{base} is watched, and reports its failed rank"
+    places = programs_of_srun(arguments) if family == "srun" else program_of_mpirun(arguments)
+    if places is None and not any("$" in word for word in arguments):
+        return f"{base} with these options: its ranks are not watched individually"
+    return f"each rank that {base} starts is watched"
+
 
 _ARGUMENT = re.compile(r"(?<!\\)\$(?:[1-9@*]|\{[1-9@*])")
 _PLACEHOLDER = re.compile(r"(?<![<0-9&])<(?! )[A-Za-z][^<>\n|;&()$]*(?<! )>(?!>)|\{\{[^{}\n]*\}\}")
@@ -138,7 +203,6 @@ def _body(script: Script, source: Source) -> Iterator[LineFate]:
 
 
 def _notes(script: Script, source: Source, request: Request, arguments: Sequence[str]) -> Iterator[str]:
-    """Yield the notes about the whole job."""
     text = "\n".join(line for number, line in enumerate(script.lines, start=1) if number not in source.comments)
     if "job.time_limit" not in request.keys:
         yield "the script sets no time limit: job.time_limit is 1 hour; set it"

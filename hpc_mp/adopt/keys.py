@@ -1,7 +1,5 @@
 """The text of a job file from dotted keys."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The request in the ``#SBATCH`` lines of a script: sizes, and the keys of a job file for everything else."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -234,7 +232,10 @@ def _typed(value: str, form: str, shares: float) -> GpuCount:
 
 def _any(reading: _RequestSoFar, option: Option) -> None:
     name, shown, table = option.name, f"--{option.name}", job_options()
-    if name in PLAIN and option.value:
+    if name in _NOTES:
+        fate, where, why = _NOTES[name]
+        reading.note(option, fate, where, why.format(name=name, value=option.value))
+    elif name in PLAIN and option.value:
         reading.keep(option, PLAIN[name], option.value)
     elif name in table["options"] or name in table["of_scripts"]:
         reading.keep(option, f"slurm.extra.{name}", True if option.value is None else option.value)
@@ -269,20 +270,9 @@ def _name(reading: _RequestSoFar, option: Option) -> None:
         "it names a run's directory: letters, digits, dots, dashes", Fate.REPLACED)))
 
 
-def _log(reading: _RequestSoFar, option: Option) -> None:
-    reading.note(option, Fate.REPLACED, "RUN/log", "logs are in the run directory: hpc-mp logs")
-
-
-def _input(reading: _RequestSoFar, option: Option) -> None:
-    reading.note(option, Fate.LOST, "", f"a job has no stdin: begin the script with exec <{option.value}")
-
-
-def _requeue(reading: _RequestSoFar, option: Option) -> None:
-    if option.name == "no-requeue":
-        reading.keep(option, "slurm.extra.no-requeue", True)
-        reading.keys["slurm.retries"] = 0
-    else:
-        reading.note(option, Fate.REPLACED, "slurm.retries", "the job is always requeued after a machine failure")
+def _no_requeue(reading: _RequestSoFar, option: Option) -> None:
+    reading.keep(option, "slurm.extra.no-requeue", True)
+    reading.keys["slurm.retries"] = 0
 
 
 def _signal(reading: _RequestSoFar, option: Option) -> None:
@@ -319,12 +309,14 @@ def _chdir(reading: _RequestSoFar, option: Option) -> None:
     reading.note(option, Fate.KEPT, "program.directory", "")
 
 
-def _container(reading: _RequestSoFar, option: Option) -> None:
-    reading.note(option, Fate.LOST, "", f"--{option.name} would run the script itself in an image: pass it to srun instead")
-
-
-_ROWS: Mapping[str, Callable[[_RequestSoFar, Option], None]] = {
-    "time": _time, "job-name": _name, "output": _log, "error": _log, "open-mode": _log, "input": _input, "requeue": _requeue,
-    "no-requeue": _requeue, "signal": _signal, "array": _array, "chdir": _chdir, "workdir": _chdir,
+# Options that become no key: their fate, where their replacement is, and the reason, with the option's name and value.
+_NOTES = {
+    **dict.fromkeys(("output", "error", "open-mode"), (Fate.REPLACED, "RUN/log", "logs are in the run directory: hpc-mp logs")),
+    "input": (Fate.LOST, "", "a job has no stdin: begin the script with exec <{value}"),
+    "requeue": (Fate.REPLACED, "slurm.retries", "the job is always requeued after a machine failure"),
     **dict.fromkeys(("container", "container-image", "container-mounts", "container-workdir", "container-name", "container-save",
-                     "container-mount-home", "container-env", "container-writable", "container-readonly"), _container)}
+                     "container-mount-home", "container-env", "container-writable", "container-readonly"),
+                    (Fate.LOST, "", "--{name} would run the script itself in an image: pass it to srun instead"))}
+_ROWS: Mapping[str, Callable[[_RequestSoFar, Option], None]] = {
+    "time": _time, "job-name": _name, "no-requeue": _no_requeue, "signal": _signal, "array": _array, "chdir": _chdir,
+    "workdir": _chdir}

@@ -1,7 +1,5 @@
 """Shipped data files that a user may read and edit: templates, environment profiles, the CycleCloud project."""
 
-from __future__ import annotations
-
 import tomllib
 from functools import cache
 from pathlib import Path

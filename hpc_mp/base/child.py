@@ -1,7 +1,5 @@
 """Setup of a newly forked process: it dies with its parent and writes to its own log."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

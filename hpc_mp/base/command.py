@@ -1,7 +1,5 @@
 """Run a local program and return its answer within a time limit."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 

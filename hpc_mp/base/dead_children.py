@@ -1,7 +1,5 @@
 """Detection of a process that does not notice that its children ended. Not in ``child``, which every rank imports."""
 
-from __future__ import annotations
-
 import time
 
 import psutil

@@ -1,7 +1,5 @@
 """The exceptions of hpc-mp. An ``HpcMpError`` holds the input, the rule that it breaks, and the remedy."""
 
-from __future__ import annotations
-
 COMMANDS = ("hpc-mp ", "pip ")  # a remedy with this prefix is a command to type
 
 
@@ -15,7 +13,7 @@ class HpcMpError(Exception):
         several: each mistake separately, if there are several and the other arguments only summarize them.
     """
 
-    def __init__(self, value: str, rule: str, remedy: str, several: tuple[HpcMpError, ...] = ()) -> None:
+    def __init__(self, value: str, rule: str, remedy: str, several: "tuple[HpcMpError, ...]" = ()) -> None:
         super().__init__(value, rule, remedy)
         self.value = value
         self.rule = rule

@@ -1,7 +1,5 @@
 """Exit codes in words."""
 
-from __future__ import annotations
-
 import signal
 
 MEANINGS = {

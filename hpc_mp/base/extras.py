@@ -1,7 +1,5 @@
 """Libraries that a plain ``pip install hpc-mp`` omits: it installs the control half; ``hpc-mp[train]`` adds the rank half."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 from hpc_mp.base.errors import HpcMpError

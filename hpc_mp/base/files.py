@@ -1,7 +1,5 @@
 """Small readable files: JSON documents published atomically, JSON lines read leniently."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

@@ -4,8 +4,6 @@ doctor report in this form, on one scale of severity, in one JSON document.
 The doctor packs this module into its health check, so it needs only Python 3.10 and the standard library.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -51,7 +49,7 @@ class Finding:
         return {key: None if value == "" else value for key, value in asdict(self).items()}
 
     @classmethod
-    def read(cls, document: Mapping[str, Any]) -> Finding:
+    def read(cls, document: Mapping[str, Any]) -> "Finding":
         """Return the finding that ``document`` was made from."""
         text = {key: document[key] or "" for key in ("subject", "message", "fix")}
         return cls(document["code"], document["severity"], file=document["file"], line=document["line"], **text)

@@ -1,7 +1,5 @@
 """The programs that start the ranks of another program: their names, their options, and where the program's own words begin."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache

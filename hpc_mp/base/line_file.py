@@ -1,7 +1,5 @@
 """Line-based files: appended to despite a full disk, and followed while they grow."""
 
-from __future__ import annotations
-
 import os
 from collections import deque
 from pathlib import Path

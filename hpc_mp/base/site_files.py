@@ -1,7 +1,5 @@
 """Configuration folders of the user and the site. Files in them replace the shipped ones."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

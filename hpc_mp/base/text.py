@@ -5,8 +5,6 @@ Memory uses powers of two (GiB), like its makers, nvidia-smi, free and Slurm. Fi
 figure here is known more precisely.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Sequence

@@ -4,8 +4,6 @@ It is the source of machine figures for the doctor, the planner, the environment
 the standard library of Python 3.10, so the rows are JSON beside this file there.
 """
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from importlib import resources

@@ -3,8 +3,6 @@
 This module is packed into the health check: use only the standard library of Python 3.10.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ inherits the figures of the machine, not its identity: title, marks, short name 
 inherited if the GPUs, memory or adapters that they depend on differ.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import tomllib

@@ -1,7 +1,5 @@
 """``hpc-mp adopt``: conversion of a user's job script to a job file, with an account of every line."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

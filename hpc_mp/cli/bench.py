@@ -1,7 +1,5 @@
 """``hpc-mp bench``: bandwidth of collectives between ranks, measured like nccl-tests."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -123,7 +121,7 @@ class BenchTable(AbstractContextManager["BenchTable"]):
         click.echo(text, err=err)
         self._bars.start()
 
-    def __enter__(self) -> BenchTable:
+    def __enter__(self) -> "BenchTable":
         self._bars.start()
         return self
 

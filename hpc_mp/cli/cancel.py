@@ -1,7 +1,5 @@
 """``hpc-mp cancel``: end a run, or all runs of a sweep, after their ranks have saved."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path

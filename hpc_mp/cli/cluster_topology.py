@@ -1,7 +1,5 @@
 """``hpc-mp cluster topology``: read switches from many sources, write them for Slurm, check them against measured rates."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time
@@ -16,6 +14,7 @@ from rich.markup import escape
 from hpc_mp import __version__
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError, RunFailed
+from hpc_mp.base.text import counted
 from hpc_mp.cli.output import terminal
 from hpc_mp.cluster.bandwidth import LinkRates, noted
 from hpc_mp.cluster.slurm.nodelist import expand
@@ -163,7 +162,7 @@ def _write(reading: TopologyReading, target: str) -> None:
 def _header(reading: TopologyReading, target: str, topologies: Sequence[Topology]) -> tuple[str, ...]:
     name, use = WRITTEN[target]
     nodes = len({host for topo in topologies for host in topo.hosts})
-    return (f"{name}: {nodes} nodes, written by hpc-mp {__version__} from {reading.origin}", *reading.notes, use)
+    return (f"{name}: {counted(nodes, 'node')}, written by hpc-mp {__version__} from {reading.origin}", *reading.notes, use)
 
 
 # --- show ------------------------------------------------------------------------------------------------------------
@@ -185,7 +184,7 @@ def _show(reading: TopologyReading) -> None:
     console = terminal()
     for topo in reading.topologies:
         sizes = f", sizes {','.join(map(str, topo.sizes))}" if topo.sizes else ""
-        console.print(f"[bold]{escape(topo.name)}[/]: {topo.kind}{sizes}, {len(topo.hosts)} nodes")
+        console.print(f"[bold]{escape(topo.name)}[/]: {topo.kind}{sizes}, {counted(len(topo.hosts), 'node')}")
         by_name = {switch.name: switch for switch in topo.switches}
         for line in _branches(topo.tops if topo.kind == "tree" else by_name, by_name):
             console.print(escape(line))

@@ -1,7 +1,5 @@
 """``hpc-mp data``: preparation of a job's text before an allocation, to keep GPUs from waiting for it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

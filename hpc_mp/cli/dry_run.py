@@ -1,7 +1,5 @@
 """``hpc-mp train --dry-run``: a rank's memory, messages, connections and files, as tables or as one JSON document."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -44,7 +42,7 @@ def dry_run_and_print(job: Path, overrides: Sequence[str], rank: int, as_json: b
         _print(result)
 
 
-def _print(result: DryRun) -> None:
+def _print(result: "DryRun") -> None:
     console = terminal()
     place, stages = result.place, ", ".join(map(str, result.stages))
     library = "NCCL" if result.device == "cuda" else "gloo"
@@ -78,7 +76,7 @@ def _weights(files: tuple[str, ...] | None) -> str:
     return f"reads {', '.join(files)}" if files else "draws random values"
 
 
-def _units(result: DryRun) -> Table:
+def _units(result: "DryRun") -> Table:
     table = number_table("units", "number", "parameters", "updated by it")
     kinds: dict[tuple[str, int, int], int] = {}
     for unit in result.step.units:
@@ -89,11 +87,10 @@ def _units(result: DryRun) -> Table:
     return table
 
 
-def _memory(result: DryRun) -> dict[str, str]:
+def _memory(result: "DryRun") -> dict[str, str]:
     step, state, peak = result.step, result.step.state, result.step.peak
     others = peak.bytes - step.rest - peak.gathered - peak.slabs
-    parts = {"state": step.rest, "gathered parameters": peak.gathered, "gradients in transit": peak.slabs,
-             "activations": others}
+    parts = {"state": step.rest, "gathered parameters": peak.gathered, "gradients in transit": peak.slabs, "activations": others}
     elsewhere = {"in the host's memory": state.host, "on a disk": state.disk}
     return {
         "state": f"{memory_size(step.rest)} between steps: parameters {memory_size(state.parameters)}, gradients "
@@ -106,7 +103,7 @@ def _memory(result: DryRun) -> dict[str, str]:
     }
 
 
-def _messages(result: DryRun) -> Table:
+def _messages(result: "DryRun") -> Table:
     table = number_table("messages", "ranks", "kind", "each", "number", "sent per step", words=["kind"])
     for message in result.step.messages:
         table.add_row(message.axis, f"{message.ranks:,}", message.kind, data_size(message.bytes), f"{message.count:,}",

@@ -1,7 +1,5 @@
 """``hpc-mp env``: the effective environment variables, their sources, and their problems."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Sequence
@@ -56,7 +54,6 @@ def _refuse(argv: Sequence[str]) -> str:
 
 
 def _tree(view: View) -> dict[str, Any]:
-    """Return the JSON document."""
     applied = view.applied
     return {
         "platform": asdict(view.platform),

@@ -1,7 +1,5 @@
 """``hpc-mp export``: a run's checkpoint as a Hugging Face model directory."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

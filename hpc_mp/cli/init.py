@@ -1,14 +1,12 @@
 """``hpc-mp init``: detect the available hardware and write a job file that runs on it."""
 
-from __future__ import annotations
-
 import shlex
 from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from hpc_mp.base.text import memory_size
+from hpc_mp.base.text import counted, memory_size
 from hpc_mp.cli.output import write_new
 from hpc_mp.cluster.slurm.limits import Qos
 from hpc_mp.cluster.slurm.query import NodeKind, SlurmPartition
@@ -66,4 +64,4 @@ def _quality(quality: Qos, explicit: bool) -> str:
 
 def _kind(kind: NodeKind) -> str:
     gpus = f", {kind.gpu_count} × {kind.gpu_type or 'GPU'}" if kind.gpus else ""
-    return f"{len(kind.nodes)} nodes with {kind.cpus} CPUs{gpus}"
+    return f"{counted(len(kind.nodes), 'node')} with {counted(kind.cpus, 'CPU')}{gpus}"

@@ -1,7 +1,5 @@
 """``hpc-mp launch``: plan, place, render and start a job."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Iterator

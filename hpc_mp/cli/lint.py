@@ -1,7 +1,5 @@
 """``hpc-mp lint``: problems of files of any known kind: job scripts, job files, variables, slurm.conf, templates."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """``hpc-mp logs``: the output of a run, with the cause of a failure at the end."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The ``hpc-mp`` command: verbs are imported only when they are called, and errors become exit codes."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
@@ -122,32 +120,24 @@ def _rest(words: Sequence[str]) -> int:
 
 def _run() -> tuple[int, dict[str, Any] | None]:
     """Run the verb and print its output. Return its exit code, and the reason of an early end for ``--json``."""
-    why: dict[str, Any] | None = None
     try:
         code = cli(prog_name="hpc-mp", standalone_mode=False)
     except click.exceptions.Exit as stop:
         code = stop.exit_code
     except click.ClickException as error:
         error.show()
-        code, why = 2, {"state": "refused", "error": {"message": error.format_message()}}
+        return 2, {"state": "refused", "error": {"message": error.format_message()}}
     except click.Abort:
         click.echo("interrupted", err=True)
-        code, why = 1, {"state": "interrupted", "error": {"message": "interrupted"}}
-    except ModuleNotFoundError as error:
-        extra = missing_extra(error)
-        if extra is None or os.environ.get("HPC_MP_DEBUG") == "1":
+        return 1, {"state": "interrupted", "error": {"message": "interrupted"}}
+    except (ModuleNotFoundError, HpcMpError, RunFailed) as error:
+        cause = missing_extra(error) if isinstance(error, ModuleNotFoundError) else error
+        if cause is None or os.environ.get("HPC_MP_DEBUG") == "1":
             raise
-        click.echo(f"hpc-mp: {extra}", err=True)
-        code, why = 2, {"state": "refused", "error": {"message": extra}}
-    except HpcMpError as error:
-        if os.environ.get("HPC_MP_DEBUG") == "1":
-            raise
-        click.echo(f"hpc-mp: {escaped(str(error))}", err=True)
-        refusal = {"message": str(error), "value": error.value, "rule": error.rule, "remedy": error.remedy}
-        code, why = 2, {"state": "refused", "error": refusal}
-    except RunFailed as error:
-        if os.environ.get("HPC_MP_DEBUG") == "1":
-            raise
-        click.echo(f"hpc-mp: {escaped(str(error))}", err=True)
-        code, why = 1, {"state": "failed", "error": {"message": str(error)}}
-    return code if isinstance(code, int) else 0, why
+        message = str(cause)
+        click.echo(f"hpc-mp: {escaped(message)}", err=True)
+        if isinstance(cause, RunFailed):
+            return 1, {"state": "failed", "error": {"message": message}}
+        parts = {"value": cause.value, "rule": cause.rule, "remedy": cause.remedy} if isinstance(cause, HpcMpError) else {}
+        return 2, {"state": "refused", "error": {"message": message, **parts}}
+    return code if isinstance(code, int) else 0, None

@@ -1,8 +1,6 @@
 """Output of verbs: findings in one common form, new files, and streams that outlive their readers: a run must survive the end
 of its pager or terminal."""
 
-from __future__ import annotations
-
 import errno
 import io
 import json
@@ -74,14 +72,14 @@ def print_findings(findings: Sequence[Finding]) -> None:
         console.print(f"{escape(where)}{severity} {finding.code} {escape(_one_line(about + finding.message))}{escape(fix)}")
 
 
-def terminal() -> Console:
+def terminal() -> "Console":
     """Return standard output, coloured on a terminal. Lines are never wrapped, not even in a pipe."""
     from rich.console import Console
 
     return Console(highlight=False, emoji=False, soft_wrap=True)
 
 
-def number_table(*columns: str, words: Sequence[str] = ()) -> Table:
+def number_table(*columns: str, words: Sequence[str] = ()) -> "Table":
     """Return a table of numbers, aligned right, except the first column and ``words``."""
     from rich.table import Table
 

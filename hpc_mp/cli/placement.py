@@ -1,15 +1,17 @@
 """``hpc-mp placement``: the place and the coordinates of each rank, and the cost of a placement."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
 
 import click
-from rich.console import Console
+from rich.columns import Columns
+from rich.console import Console, Group, RenderableType
+from rich.panel import Panel
 from rich.table import Table
+from rich.text import Text
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.programs import NUMBERINGS
@@ -21,6 +23,7 @@ from hpc_mp.layout.placement import (
     Degrees,
     Placement,
     RankMap,
+    RankPlace,
     normalize_order,
     numbered,
     place,
@@ -30,7 +33,6 @@ from hpc_mp.layout.placement import (
 from hpc_mp.layout.placement.grid import AXES, NODE_OF, Groups
 from hpc_mp.planner.hosts import leaves, uplinks
 from hpc_mp.planner.links import node_loads
-from hpc_mp.report.placement import picture
 from hpc_mp.rundir.plan import Traffic
 
 RANKS_SHOWN = 64
@@ -38,6 +40,8 @@ GROUPS_SHOWN = 4
 MEMBERS_SHOWN = 8
 ONE_EACH = Traffic(1, 1, 1)  # without a model, edges are counted instead of bytes
 SHOWN = ("tp", "pp", "dp")
+STAGE_COLOURS: tuple[str, ...] = ("cyan", "yellow", "green", "magenta", "blue", "red", "bright_cyan", "bright_yellow")
+RANKS_PER_LINE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +71,8 @@ class Site:
               help="topology.conf, topology.yaml, or the output of `scontrol show topology`.")
 @click.option("--nodes", "nodelist", metavar="HOSTS", help="Hosts of the nodes, as n[1-4]; default: the topology's first.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def command(
-    tensor: int, pipeline: int, data: int, context: int, expert: int, order: str, axes: str | None, rank_map: str,
-    ranks_per_node: int, topology: Path | None, nodelist: str | None, as_json: bool,
-) -> None:
+def command(tensor: int, pipeline: int, data: int, context: int, expert: int, order: str, axes: str | None, rank_map: str,
+            ranks_per_node: int, topology: Path | None, nodelist: str | None, as_json: bool) -> None:
     degrees, nodes = Degrees(tensor, pipeline, data, context, expert), _rank_map(rank_map)
     chosen = (place(degrees, order, ranks_per_node, nodes) if axes is None
               else numbered(degrees, axes, order, ranks_per_node, nodes))
@@ -97,6 +99,41 @@ def command(
                   "(nodes spanned, inter-node hops) per group; edges: maximum that leave one node")
 
 
+def picture(placement: Placement, max_nodes: int = 16, hosts: Sequence[str] = (),
+            tree: SwitchTree | None = None) -> RenderableType:
+    """Draw nodes as boxes, at most ``max_nodes``; ``5 d0p1t1`` = rank 5 at dp 0, pp 1, tp 1 (axes of degree 1 are left out).
+
+    Colour shows the pipeline stage; bold alternates from one tensor group to the next. With ``hosts``, the host of every node,
+    boxes have their names; with ``tree`` too, consecutive nodes are under the name of their leaf switch.
+    """
+    degrees = placement.degrees
+    sizes = {"dp": degrees.data, "pp": degrees.pipeline, "cp": degrees.context, "tp": degrees.tensor}
+    axes = [axis for axis, size in sizes.items() if size > 1]
+    bold = {rank for group in placement.groups["tp"][1::2] if degrees.tensor > 1 for rank in group}
+    digits = len(str(degrees.world - 1))
+
+    def cell(place: RankPlace) -> Text:
+        coordinates = "".join(f"{axis[0]}{getattr(place, axis)}" for axis in axes)
+        colour = STAGE_COLOURS[place.pp % len(STAGE_COLOURS)]
+        style = f"bold {colour}" if place.rank in bold else colour
+        return Text(f"{place.rank:>{digits}} {coordinates}".rstrip(), style)
+
+    def box(node: int, places: list[RankPlace]) -> Panel:
+        grid = Table.grid(padding=(0, 2))
+        for i in range(0, len(places), RANKS_PER_LINE):
+            grid.add_row(*map(cell, places[i : i + RANKS_PER_LINE]))
+        return Panel(grid, title=hosts[node] if hosts else f"node {node}", expand=False)
+
+    by_node = groupby(sorted(placement.ranks, key=lambda p: (p.node, p.local_rank)), key=lambda p: p.node)
+    boxes = [(node, box(node, list(places))) for node, places in by_node if node < max_nodes]
+    lines: list[RenderableType] = []
+    for leaf, under in groupby(boxes, key=lambda item: tree.leaf(hosts[item[0]]) or "no switch" if tree else ""):
+        lines += [Text(f"{leaf}:", "bold")] if tree else []
+        lines.append(Columns([panel for _, panel in under]))
+    more = placement.nodes - len(boxes)
+    return Group(*lines, *([Text(f"… and {more} more nodes")] if more else []))
+
+
 def _rank_map(text: str) -> RankMap:
     if text in NODE_OF:
         return text
@@ -112,12 +149,11 @@ def _site(placement: Placement, tree: SwitchTree, nodelist: str | None) -> Site:
     hosts = expand(nodelist) if nodelist is not None else tuple(tree.above)
     if len(hosts) < placement.nodes or (nodelist is not None and len(hosts) > placement.nodes):
         source = "the topology" if nodelist is None else f"--nodes {nodelist}"
-        raise HpcMpError(source, f"names {len(hosts)} hosts, but the placement has {placement.nodes} nodes",
-                         f"name {placement.nodes} hosts with --nodes, or change the degrees or --ranks-per-node")
+        raise HpcMpError(source, f"names {counted(len(hosts), 'host')}, but the placement has {counted(placement.nodes, 'node')}",
+                         f"name {counted(placement.nodes, 'host')} with --nodes, or change the degrees or --ranks-per-node")
     strange = [host for host in hosts if host not in tree.above]
     if strange:
-        raise HpcMpError(f"--nodes {nodelist}", f"names {strange[0]}, which is not in the topology",
-                         "name hosts of the topology")
+        raise HpcMpError(f"--nodes {nodelist}", f"names {strange[0]}, which is not in the topology", "name hosts of the topology")
     hosts = hosts[: placement.nodes]
     if placement.rank_map == "auto":
         hosts = order_hosts(hosts, tree)
@@ -125,7 +161,6 @@ def _site(placement: Placement, tree: SwitchTree, nodelist: str | None) -> Site:
 
 
 def _tree(chosen: Placement, placements: list[Placement], site: Site | None) -> dict[str, object]:
-    """Return the JSON document."""
     tree = to_dict(chosen) | {
         "cost": {name: asdict(reach) for name, reach in reach_of(chosen).items()},
         "orders": {p.order: {name: asdict(reach) for name, reach in reach_of(p).items()} for p in placements},

@@ -1,7 +1,5 @@
 """``hpc-mp train --profile``: the cost of the units of a job's model on this device, for ``parallel.partition``."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """The progress of a launch: lines, and on a terminal a bar while ranks train."""
 
-from __future__ import annotations
-
 import math
 import statistics
 import sys
@@ -124,8 +122,7 @@ class _StepBar:
         if not self._training:  # from now on, the speed is that of steps
             self._training = True
             self._progress.reset(self._task, total=self._steps or None, completed=last.step)
-        self._progress.update(self._task, completed=last.step, description=_step_words(last, self._steps),
-                              figures=_figures(last))
+        self._progress.update(self._task, completed=last.step, description=_step_words(last, self._steps), figures=_figures(last))
 
     def print(self, text: str) -> None:
         self._progress.console.print(text, highlight=False)

@@ -1,7 +1,5 @@
 """``hpc-mp prune``: list and remove data of runs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``hpc-mp report``: the page of a run, or of several runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

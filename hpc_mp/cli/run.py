@@ -1,7 +1,5 @@
 """``hpc-mp run``: the start of any distributed program."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path, PurePath
 from typing import Any

@@ -1,7 +1,5 @@
 """``hpc-mp schedule``: the action table of a pipeline schedule."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -27,10 +25,8 @@ from hpc_mp.layout.schedule.table import cell, read_table, to_csv, to_dict
 @click.option("--json", "as_json", is_flag=True, help="Print every action as one JSON document.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print compute actions in the format of torch's pipelining.")
 @click.option("--draw", "as_drawing", is_flag=True, help="Draw time slots; F, B, I and W each take one.")
-def command(
-    name: str, pipeline: int | None, microbatches: int | None, virtual_stages: int | None,
-    as_json: bool, as_csv: bool, as_drawing: bool,
-) -> None:
+def command(name: str, pipeline: int | None, microbatches: int | None, virtual_stages: int | None, as_json: bool, as_csv: bool,
+            as_drawing: bool) -> None:
     if as_json + as_csv + as_drawing > 1:
         raise HpcMpError("--json, --csv, --draw", "exclude each other", "pass one of them")
     schedule = _schedule(name, pipeline, microbatches, virtual_stages)

@@ -1,7 +1,5 @@
 """``hpc-mp train``: the command that each rank runs."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

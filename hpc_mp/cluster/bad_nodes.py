@@ -6,8 +6,6 @@ fail. Lines are only appended, because jobs on many nodes write at once. The las
 node is taken back by a line that has expired.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

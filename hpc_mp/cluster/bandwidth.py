@@ -3,8 +3,6 @@
 One file per cluster, ``$XDG_STATE_HOME/hpc-mp/clusters/CLUSTER.json`` (``~/.local/state`` by default), private to the user.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -4,8 +4,6 @@ Slurm's list of excluded nodes is hard: a job with too long a list waits forever
 back if the other nodes are too few, the least certain and oldest first. Exclusions by the user are never taken back.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path

@@ -1,11 +1,8 @@
 """The failure that explains the others, found in the records that the ranks of an attempt wrote."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.files import read_json
@@ -14,9 +11,7 @@ from hpc_mp.layout.placement import RankPlace, from_dict
 from hpc_mp.rundir import RunDirectory, history
 from hpc_mp.rundir.failures import ECHO, KINDS, RankFailure, announced, coordinates, precedence, read_failures
 from hpc_mp.rundir.outcome import Cause, verdict
-from hpc_mp.rundir.standings import Standing, Wait, read_standings
-
-LEFT = "_run (main.py:"  # place of a rank that has left the training: it lost another rank, and lingers
+from hpc_mp.rundir.standings import Standing, read_standings
 
 
 def cause(run: RunDirectory, attempt: int | None = None) -> Cause | None:
@@ -52,20 +47,11 @@ def root_cause(failures: Sequence[RankFailure], standings: Iterable[Standing], p
     if first is not None and KINDS[first.kind].level < ECHO:
         return first
     stood = {standing.rank: standing for standing in standings}
-    stood |= {failure.rank: _before_it_left(failure.standing, places) for failure in failures if failure.standing}
+    stood |= {failure.rank: failure.standing for failure in failures if failure.standing}
     given_up = min((failure.time for failure in failures if failure.kind in ("hang", "lost")), default=math.inf)
     stood = {rank: standing for rank, standing in stood.items() if standing.since < given_up}  # a later mover was waited for
     end = awaited(stood.values(), [place.rank for place in places] or list(stood))
     return first if end is None else _awaited(end, {failure.rank: failure for failure in failures}, stood, places, nodes)
-
-
-def _before_it_left(standing: Standing, places: Sequence[RankPlace]) -> Standing:
-    """Return a standing in which a rank that left the training waits for all others. Its watchdog may end it while it lingers,
-    and its record then lacks the message that it waited in."""
-    if standing.wait is not None or not standing.place.startswith(LEFT):
-        return standing
-    others = tuple(place.rank for place in places if place.rank != standing.rank)
-    return replace(standing, wait=Wait("a message", others, "broken off", 1))
 
 
 def _awaited(end: Awaited, failures: dict[int, RankFailure], stood: dict[int, Standing], places: Sequence[RankPlace],

@@ -5,8 +5,6 @@ The kinds of failure, their order and their wording are in ``hpc_mp.rundir.failu
 chains of the ranks show the cause.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter
@@ -15,21 +13,11 @@ from dataclasses import replace
 
 from hpc_mp.base.exit_codes import ending
 from hpc_mp.base.text import memory_size
+from hpc_mp.diagnosis import symptoms as reading
 from hpc_mp.diagnosis.cause import root_cause
 from hpc_mp.diagnosis.ends import Symptom
 from hpc_mp.diagnosis.evidence import Evidence
 from hpc_mp.diagnosis.lines import NO_DEVICE, NO_USE, OTHERS_ENDED
-from hpc_mp.diagnosis.symptoms import (
-    LAST_LINES,
-    awaited_in_vain_by_all,
-    ended_by_mpi,
-    found_in,
-    given_up_inside,
-    last_error_line,
-    srun_complaint,
-    step_cancelled,
-    vanished,
-)
 from hpc_mp.rundir.failures import KINDS, coordinates, one_line, precedence, sentence, who
 from hpc_mp.rundir.outcome import Cause
 
@@ -40,12 +28,13 @@ KILLED = "SIGKILL"  # sent by the kernel if memory is exhausted
 
 def classify(evidence: Evidence) -> Cause:
     """Return the failure that explains all evidence."""
-    symptoms = found_in(evidence) or ended_by_mpi(evidence) or [step_cancelled(evidence) or last_error_line(evidence) or Symptom(
-        "unknown", f"{ending(evidence.code)}, and {srun_complaint(evidence)}")]
+    symptoms = reading.found_in(evidence) or reading.ended_by_mpi(evidence) or [
+        reading.step_cancelled(evidence) or reading.last_error_line(evidence)
+        or Symptom("unknown", f"{ending(evidence.code)}, and {reading.srun_complaint(evidence)}")]
     if all(symptom.kind == "peer" for symptom in symptoms):
-        symptoms += vanished(evidence)
+        symptoms += reading.vanished(evidence)
     if evidence.program and all(KINDS[symptom.kind].level >= KINDS["early"].level for symptom in symptoms):
-        symptoms += [*given_up_inside(evidence), *awaited_in_vain_by_all(evidence, symptoms)]
+        symptoms += [*reading.given_up_inside(evidence), *reading.awaited_in_vain_by_all(evidence, symptoms)]
     first = min(symptoms, key=_precedence)
     if first.own and first.kind == "signal" and KILLED in first.text and _others_ended_first(evidence):
         first = next((symptom for symptom in symptoms if symptom.own and symptom.kind == "crash"), first)
@@ -155,4 +144,4 @@ def _who(symptom: Symptom, evidence: Evidence) -> str:
 def _everywhere(pattern: re.Pattern[str], evidence: Evidence) -> bool:
     """Return True if the last lines of a rank on every host match."""
     return all(any(pattern.search(line) for task in range(len(evidence.places))
-                   for line in evidence.lines_of_task(host, task)[-LAST_LINES:]) for host in evidence.hosts)
+                   for line in evidence.lines_of_task(host, task)[-reading.LAST_LINES:]) for host in evidence.hosts)

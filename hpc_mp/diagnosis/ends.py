@@ -1,7 +1,5 @@
 """The end of a rank without a record, from the messages of the process that saw it end and from its own log."""
 
-from __future__ import annotations
-
 import math
 import re
 import signal
@@ -10,20 +8,9 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from hpc_mp.base.exit_codes import ending
-from hpc_mp.diagnosis.launchers import (
-    BY_LAUNCHER,
-    FORCED,
-    LauncherBlame,
-    LauncherReport,
-    asked_to_end,
-    output_of,
-    passed_on,
-    ranks_in,
-    report_of,
-)
-from hpc_mp.diagnosis.native import kind_in_output
+from hpc_mp.diagnosis import launchers
 from hpc_mp.diagnosis.stacks import before_abort, before_dump, crash_place, numbers
-from hpc_mp.diagnosis.texts import TIMED_OUT
+from hpc_mp.diagnosis.texts import TIMED_OUT, kind_in_output
 from hpc_mp.diagnosis.tracebacks import PythonError, last_error
 from hpc_mp.diagnosis.watchdogs import given_reason, thrown
 from hpc_mp.rundir.attempt import AttemptReader, last_words
@@ -78,9 +65,9 @@ def words_of_end(lines: Sequence[str], code: int, *, program: bool = False, of_n
     if not program:
         return _end(lines, code, _error(before_abort(lines), code, program, of_node), program, of_node)
     lines = [CONTROL.sub("", line) for line in lines]
-    received = asked_to_end(lines) if code == 1 else None
-    forced = any(map(FORCED.search, lines[-BY_LAUNCHER:]))  # it ended itself by a signal
-    report = report_of(lines) if code > 0 or forced else None
+    received = launchers.asked_to_end(lines) if code == 1 else None
+    forced = any(map(launchers.FORCED.search, lines[-launchers.BY_LAUNCHER:]))  # it ended itself by a signal
+    report = launchers.report_of(lines) if code > 0 or forced else None
     raised = report.blames[0].code if report and report.blames[0].code > 0 else 1 if forced else code
     error = _error(before_dump(lines) if raised < 0 else lines, raised, program, of_node)
     end = _end(lines, code if received is None or (error and not error.of_child) else -received, error, program, of_node)
@@ -92,11 +79,11 @@ def _end(lines: Sequence[str], code: int, error: PythonError | None, program: bo
     if error is not None:
         return _of_error(error, of_node)
     output = before_abort(lines) if not program else before_dump(lines) if code < 0 else list(lines)
-    inner = passed_on(code, of_node) if program else code
+    inner = launchers.passed_on(code, of_node) if program else code
     kind = kind_of_end(inner, program)
     how = ending(code) if inner == code else f"{ending(code)}: its child process {ending(inner)}"
     what = "" if not program else (
-        thrown(output) if inner == -signal.SIGABRT else given_reason(output[-BY_LAUNCHER:]) if code > 0 else "")
+        thrown(output) if inner == -signal.SIGABRT else given_reason(output[-launchers.BY_LAUNCHER:]) if code > 0 else "")
     last_output = "" if what else last_words(output)
     place = crash_place(lines) if program and inner < 0 and not what else ""
     exact = kind_in_output(what or last_output) if program and kind in ("exit", "crash") else None
@@ -104,7 +91,8 @@ def _end(lines: Sequence[str], code: int, error: PythonError | None, program: bo
     return Symptom(exact or kind, "; ".join(filter(None, parts)))
 
 
-def _reported(lines: Sequence[str], report: LauncherReport, end: Symptom, error: PythonError | None, of_node: bool) -> Symptom:
+def _reported(lines: Sequence[str], report: launchers.LauncherReport, end: Symptom, error: PythonError | None,
+              of_node: bool) -> Symptom:
     """Return the reason of an end that a launcher reports: the end of a process that it blames, or the exception.
 
     Args:
@@ -118,7 +106,8 @@ def _reported(lines: Sequence[str], report: LauncherReport, end: Symptom, error:
             return end
     before, blames = lines[:report.begin], report.blames
     if blames[0].code == -signal.SIGABRT:  # of ranks that abort at the same time, a launcher blames any
-        blames += tuple(LauncherBlame(blames[0].code, rank) for rank in ranks_in(before) if rank != blames[0].rank)
+        blames += tuple(launchers.LauncherBlame(blames[0].code, rank) for rank in launchers.ranks_in(before)
+                        if rank != blames[0].rank)
     child = min((_of_child(before, blame, of_node) for blame in blames), key=lambda child: KINDS[child.kind].echo)
     if error is not None and not error.of_child and KINDS[child.kind].echo:
         return end
@@ -133,9 +122,9 @@ def _with_memory(end: Symptom, lines: Sequence[str]) -> Symptom:
     return replace(end, kind="memory", text=f"{end.text}; {evidence.strip()}")
 
 
-def _of_child(lines: Sequence[str], blame: LauncherBlame, of_node: bool) -> Symptom:
+def _of_child(lines: Sequence[str], blame: launchers.LauncherBlame, of_node: bool) -> Symptom:
     """Return the end of a process that a launcher saw fail, from the output before the launcher's report."""
-    own = output_of(lines, blame)
+    own = launchers.output_of(lines, blame)
     error = _error(before_dump(own) if blame.code < 0 else own, blame.code, True, of_node)
     if error is not None and not error.uncaught and blame.code < 0 and error.kind is not None and KINDS[error.kind].echo:
         error = None  # perhaps of another process, which lost this one
@@ -199,7 +188,7 @@ def unsaid_end(
 
 def _error(lines: Sequence[str], code: int, program: bool, of_node: bool) -> PythonError | None:
     """Return the exception that ended it. Python exits with 1 after one; later, code that is torn down may crash."""
-    if code > 0 and not (program and passed_on(code, of_node) < 0):
+    if code > 0 and not (program and launchers.passed_on(code, of_node) < 0):
         return last_error(lines, 1 if of_node else code)
     before = list(takewhile(lambda line: not given_reason([line]), lines))  # at exit a library may wait for others in vain
     error = last_error(before, code) if program and code in CRASHES else None

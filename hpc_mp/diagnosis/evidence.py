@@ -1,7 +1,5 @@
 """All evidence on a failed attempt of a run."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

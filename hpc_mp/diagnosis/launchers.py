@@ -1,8 +1,6 @@
 """Reports of launchers about a failed process, at the end of their output: torchrun's table, the errors of accelerate, horovodrun
 and DeepSpeed, the notes of mpirun and srun. What the process itself wrote comes before such a report."""
 
-from __future__ import annotations
-
 import math
 import re
 import signal

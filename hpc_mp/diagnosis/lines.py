@@ -1,7 +1,5 @@
 """Patterns of single log lines: of srun and slurmstepd, of the kernel, of CUDA, NCCL and Python."""
 
-from __future__ import annotations
-
 import re
 import signal
 from collections.abc import Iterable, Iterator
@@ -9,7 +7,7 @@ from dataclasses import dataclass
 
 from hpc_mp.base.exit_codes import SIGNALS
 from hpc_mp.cluster.node.xids import NEEDS, blamed
-from hpc_mp.diagnosis.native import kind_in_output
+from hpc_mp.diagnosis.texts import kind_in_output
 
 # The kernel's message about a process killed for lack of memory; only newer kernels give the cgroup and the user.
 KILLED_PID = re.compile(r"Kill(?:ed)? process (\d+)|\boom-kill:.*\bpid=(\d+)")

@@ -1,7 +1,5 @@
 """Symptoms of tasks that never began: their node, container, Python, package or MPI was not there."""
 
-from __future__ import annotations
-
 import re
 import signal
 from collections.abc import Iterator

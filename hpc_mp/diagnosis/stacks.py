@@ -4,8 +4,6 @@ The text is the output of Python's faulthandler, with a header line for each pro
 except one: that rank is the cause, whether it is in a data loader, on a file system or in another collective.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -205,6 +203,5 @@ def numbers(ranks: Iterable[int]) -> str:
             runs[-1][1] = rank
         else:
             runs.append([rank, rank])
-    parts = [part for low, high in runs
-             for part in ([f"{low}-{high}"] if high > low + 1 else map(str, range(low, high + 1)))]
+    parts = [part for low, high in runs for part in ([f"{low}-{high}"] if high > low + 1 else map(str, range(low, high + 1)))]
     return f"rank{'s' if runs and (len(runs) > 1 or runs[0][0] != runs[0][1]) else ''} {', '.join(parts)}"

@@ -3,8 +3,6 @@
 The symptom that explains the others is chosen in ``classify``.
 """
 
-from __future__ import annotations
-
 import re
 import signal
 from collections.abc import Collection, Iterator, Sequence
@@ -12,31 +10,9 @@ from dataclasses import replace
 from itertools import chain
 
 from hpc_mp.base.exit_codes import ending
+from hpc_mp.diagnosis import lines as parsed
 from hpc_mp.diagnosis.ends import Symptom, awaited_in_vain, given_up, words_of_end
 from hpc_mp.diagnosis.evidence import Evidence
-from hpc_mp.diagnosis.lines import (
-    CANCELLED,
-    DAEMON_LOST,
-    IMPROPER,
-    JOB_CANCELLED,
-    KILLED_IN_JOB,
-    KILLED_PID,
-    KILLED_USER,
-    LABEL,
-    MPI_PLUGIN,
-    MPI_PLUGIN_SAYS,
-    NODE_FAILURE,
-    PYTHON_ERROR,
-    STEP_CANCELLED,
-    TASK_NOT_LAUNCHED,
-    TaskEnd,
-    all_ends,
-    completed_first,
-    not_started,
-    sign,
-    task_ends,
-    xid,
-)
 from hpc_mp.diagnosis.not_begun import never_begun
 from hpc_mp.diagnosis.tracebacks import last_error
 from hpc_mp.diagnosis.watchdogs import collective_timeout
@@ -67,9 +43,8 @@ def found_in(evidence: Evidence) -> list[Symptom]:
 
 
 def _records(evidence: Evidence) -> Iterator[Symptom]:
-    """Yield symptoms from the ranks' own records of their ends."""
     for failure in evidence.failures:
-        reported = sign(failure.message) if failure.kind in ("error", "memory", "storage") else None
+        reported = parsed.sign(failure.message) if failure.kind in ("error", "memory", "storage") else None
         kind = reported if reported in MORE_EXACT else failure.kind
         if evidence.by_mpirun and failure.kind == "exit" and failure.message.startswith(ending(LOST_PMIX)):
             kind = "peer"  # it may end some milliseconds before the rank whose end it noticed
@@ -78,7 +53,6 @@ def _records(evidence: Evidence) -> Iterator[Symptom]:
 
 
 def _hang(evidence: Evidence) -> Iterator[Symptom]:
-    """Yield the hang of ranks that were ended for their silence."""
     if evidence.hang is not None:
         place = evidence.places.get(evidence.hang.rank) if evidence.hang.rank is not None else None
         text = f"{evidence.hang}{_plugin_says(evidence)}"
@@ -88,7 +62,7 @@ def _hang(evidence: Evidence) -> Iterator[Symptom]:
 def _plugin_says(evidence: Evidence) -> str:
     """Return the first complaint of Slurm's MPI plugin; empty without one."""
     lines = chain(*evidence.logs.values()) if evidence.program else ()
-    match = next(filter(None, map(MPI_PLUGIN_SAYS.search, lines)), None)
+    match = next(filter(None, map(parsed.MPI_PLUGIN_SAYS.search, lines)), None)
     return f"; Slurm reports {match[1]!r}" if match else ""
 
 
@@ -139,10 +113,10 @@ def _watchdogs(evidence: Evidence) -> Iterator[Symptom]:
 
 def _early(evidence: Evidence) -> Iterator[Symptom]:
     """Yield a task that had ended successfully by itself when the others failed or hung."""
-    improper = next((match for line in evidence.srun if (match := IMPROPER.search(line))), None)
+    improper = next((match for line in evidence.srun if (match := parsed.IMPROPER.search(line))), None)
     if improper is not None and (place := evidence.places.get(int(improper[1]))) is not None:
         yield Symptom("early", "without MPI_Finalize", evidence.hosts[place.node], place.rank)
-    end = completed_first(evidence.srun)
+    end = parsed.completed_first(evidence.srun)
     if end is not None and not evidence.by_mpirun:  # a task of a node ends well as soon as mpirun's daemon does
         yield Symptom("early", "with exit code 0, while the others kept running", end.host,
                       evidence.rank_of(end.host, end.tasks[0]), end.tasks[0])
@@ -150,30 +124,30 @@ def _early(evidence: Evidence) -> Iterator[Symptom]:
 
 def _srun(evidence: Evidence) -> Iterator[Symptom]:
     """Yield symptoms from srun's messages about ends of tasks and slurmstepd's messages about the end of the job."""
-    for end in task_ends(evidence.srun):
+    for end in parsed.task_ends(evidence.srun):
         yield from _end(end, evidence) if not evidence.by_mpirun else _end_of_node(end, evidence)
     for line in evidence.srun:
-        if failed := NODE_FAILURE.search(line):
+        if failed := parsed.NODE_FAILURE.search(line):
             yield Symptom("node", line.strip(), failed[1] or failed[2])
-        elif task := TASK_NOT_LAUNCHED.match(line):
+        elif task := parsed.TASK_NOT_LAUNCHED.match(line):
             yield Symptom("node", line.strip(), evidence.host_of_task(int(task[1])))
-        elif (daemon := DAEMON_LOST.match(line)) and daemon[1] in evidence.hosts:
+        elif (daemon := parsed.DAEMON_LOST.match(line)) and daemon[1] in evidence.hosts:
             yield Symptom("lost", f"mpirun has lost its daemon on {daemon[1]}", lost=(daemon[1],))
-        elif (cancelled := CANCELLED.search(line)) is not None:
+        elif (cancelled := parsed.CANCELLED.search(line)) is not None:
             yield Symptom("node" if cancelled[2].startswith("NODE FAILURE") else "cancelled", line.strip())
-        elif JOB_CANCELLED.search(line):
+        elif parsed.JOB_CANCELLED.search(line):
             yield Symptom("cancelled", line.strip())
-        elif (plugin := MPI_PLUGIN.search(line)) is not None:
+        elif (plugin := parsed.MPI_PLUGIN.search(line)) is not None:
             yield Symptom("user", f"slurm.mpi = {plugin[1]!r}: {NO_LIBRARY}")
 
 
-def _end_of_node(end: TaskEnd, evidence: Evidence) -> Iterator[Symptom]:
+def _end_of_node(end: parsed.TaskEnd, evidence: Evidence) -> Iterator[Symptom]:
     """Yield symptoms of the task in which mpirun or its daemon ran: it reports on ranks without a record."""
     if end.code is None:
         yield Symptom("memory", end.line.strip(), end.host)
     elif end.code < 0:
         yield Symptom(kind_of_end(end.code, evidence.program), ending(end.code), end.host)
-    elif end.code > 0 and end.code != STOPPED and not evidence.failures and not any(map(DAEMON_LOST.match, evidence.srun)):
+    elif end.code > 0 and end.code != STOPPED and not evidence.failures and not any(map(parsed.DAEMON_LOST.match, evidence.srun)):
         yield from _exceptions(evidence)
         last_output = last_words([line for line in evidence.srun if not SLURMS.match(line)])
         suffix = f"; its last words: {last_output}" if last_output else ""
@@ -189,8 +163,8 @@ def _exceptions(evidence: Evidence) -> Iterator[Symptom]:
             yield replace(words_of_end(lines, 1, program=True), host=host, rank=place.rank, own=True)
 
 
-def _end(end: TaskEnd, evidence: Evidence) -> Iterator[Symptom]:
-    if not_started(evidence.logs.get(end.host, ())) is not None:  # then the code is slurmstepd's
+def _end(end: parsed.TaskEnd, evidence: Evidence) -> Iterator[Symptom]:
+    if parsed.not_started(evidence.logs.get(end.host, ())) is not None:  # then the code is slurmstepd's
         return
     for task in end.tasks:
         rank = evidence.rank_of(end.host, task)
@@ -199,14 +173,13 @@ def _end(end: TaskEnd, evidence: Evidence) -> Iterator[Symptom]:
         elif end.code < 0 or evidence.is_silent(end, rank):
             lines = evidence.lines_of_task(end.host, task)
             cause = words_of_end(lines, end.code, program=evidence.program, of_node=evidence.of_node)
-            broken = next(filter(None, map(xid, lines[-LAST_LINES:])), None) if OF_A_GPU.search(cause.text) else None
+            broken = next(filter(None, map(parsed.xid, lines[-LAST_LINES:])), None) if OF_A_GPU.search(cause.text) else None
             if evidence.program and broken:
                 cause = replace(cause, kind="hardware", text=f"{broken}; {cause.text}")
             yield replace(cause, host=end.host, rank=rank, task=task, own=evidence.program)
 
 
 def _nodes(evidence: Evidence) -> Iterator[Symptom]:
-    """Yield symptoms from the states of nodes in Slurm."""
     for host, state in evidence.states.items():
         if state.startswith("down") or state.endswith("*"):  # the star: it does not answer
             yield Symptom("node", f"its state is {state}", host)
@@ -223,32 +196,31 @@ def vanished(evidence: Evidence) -> Iterator[Symptom]:
     unnoticed by Slurm."""
     if not evidence.failures or any(failure.kind != "peer" for failure in evidence.failures):
         return
-    mentioned_hosts = {failure.node for failure in evidence.failures} | {end.host for end in all_ends(evidence.srun)}
+    mentioned_hosts = {failure.node for failure in evidence.failures} | {end.host for end in parsed.all_ends(evidence.srun)}
     silent = tuple(host for host in evidence.hosts if host not in mentioned_hosts)
     if silent and 2 * len(silent) < len(evidence.hosts):
         yield Symptom("lost", f"no report from {', '.join(silent)} when all others lost a peer", lost=silent)
 
 
 def _log_lines(evidence: Evidence) -> Iterator[Symptom]:
-    """Yield symptoms in lines of logs."""
     for line in evidence.srun:
-        if (kind := sign(line)) is not None:
+        if (kind := parsed.sign(line)) is not None:
             yield _line(kind, line, None, evidence)
     for host, lines in chain(evidence.logs.items(), evidence.kernel.items()):
         theirs = evidence.program and lines is evidence.logs.get(host)  # its output may mention anything; _end reports its end
         strangers = () if theirs else _strangers(host, lines, evidence)
         for line in lines:
-            if line not in strangers and not (theirs and "slurmstepd" not in line) and (kind := sign(line)) is not None:
+            if line not in strangers and not (theirs and "slurmstepd" not in line) and (kind := parsed.sign(line)) is not None:
                 yield _line(kind, line, host, evidence)
 
 
 def _strangers(host: str, lines: Sequence[str], evidence: Evidence) -> Collection[str]:
     """Return kernel lines about a process outside of the job: it belongs to another job or user, or no rank there was killed.
     A kernel reports each process in several lines, one of them with the cgroup."""
-    killed = {line: int(match[1] or match[2]) for line in lines if (match := KILLED_PID.search(line))}
+    killed = {line: int(match[1] or match[2]) for line in lines if (match := parsed.KILLED_PID.search(line))}
     ours: dict[int, bool] = {}
     for line, pid in killed.items():
-        job, user = KILLED_IN_JOB.search(line), KILLED_USER.search(line)
+        job, user = parsed.KILLED_IN_JOB.search(line), parsed.KILLED_USER.search(line)
         if (host, pid) in evidence.pids or job is not None:
             ours[pid] = job is None or job[1] == evidence.job
         elif user is not None and evidence.user is not None and int(user[1] or user[2]) != evidence.user:
@@ -265,21 +237,21 @@ def _was_killed(host: str, evidence: Evidence) -> bool:
 
 
 def _line(kind: str, line: str, host: str | None, evidence: Evidence) -> Symptom:
-    label = LABEL.match(line)
+    label = parsed.LABEL.match(line)
     text = label[2] if label else line.strip()
-    fault = xid(text)
+    fault = parsed.xid(text)
     task = int(label[1]) if label and "slurmstepd" not in text else None  # slurmstepd's lines carry a node's first task
     if "being killed" in text:
         task = evidence.largest
     rank = evidence.rank_of(host, task)
-    if (pid := KILLED_PID.search(text)) and host is not None:
+    if (pid := parsed.KILLED_PID.search(text)) and host is not None:
         rank = evidence.pids.get((host, int(pid[1] or pid[2])))
     return Symptom(kind, fault or text, host, rank, task)
 
 
 def ended_by_mpi(evidence: Evidence) -> list[Symptom]:
     """Return the ranks that made PMIx or PMI end their step. It ends the step by SIGKILL before srun reports any end."""
-    ends = list(all_ends(evidence.srun)) if evidence.by_mpi and not evidence.hang else []
+    ends = list(parsed.all_ends(evidence.srun)) if evidence.by_mpi and not evidence.hang else []
     if any(end.code == -signal.SIGTERM for end in ends):  # Slurm does so if a user ends the step
         return []
     own = [(end.code, symptom) for end in ends if end.code and end.code > 0 for symptom in _end(end, evidence)]
@@ -306,7 +278,7 @@ def step_cancelled(evidence: Evidence) -> Symptom | None:
     """Return the symptom of a program that did not fail but whose step was cancelled. slurmstepd reports any step that srun
     ends."""
     lines = chain(evidence.srun, *evidence.logs.values()) if evidence.program else ()
-    line = next((match[0] for match in map(STEP_CANCELLED.search, lines) if match), None)
+    line = next((match[0] for match in map(parsed.STEP_CANCELLED.search, lines) if match), None)
     return None if line is None else Symptom("cancelled", f"{line}: its step was cancelled (scancel)")
 
 
@@ -314,7 +286,7 @@ def last_error_line(evidence: Evidence) -> Symptom | None:
     """Return the last line that looks like a Python error: from ranks, else from srun; None without one."""
     for host, lines in chain(evidence.logs.items(), ((None, evidence.srun),)):
         for line in reversed(lines):
-            label = LABEL.match(line)
-            if PYTHON_ERROR.match(label[2] if label else line):
+            label = parsed.LABEL.match(line)
+            if parsed.PYTHON_ERROR.match(label[2] if label else line):
                 return _line("error", line, host, evidence)
     return None

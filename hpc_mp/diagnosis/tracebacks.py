@@ -4,13 +4,11 @@ It is not simply the last one. The fatal traceback is followed by complaints of 
 the teardown. Exceptions that the program caught and logged may precede it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from hpc_mp.diagnosis.native import kind_in_output
+from hpc_mp.diagnosis.texts import kind_in_output
 from hpc_mp.rundir.attempt import WORRIED, last_words
 
 HEAD = re.compile(r"Traceback \(most recent call last\)(?::$| ─)")  # the second form is rich's
@@ -212,7 +210,6 @@ def _unchained(lines: Sequence[str]) -> Iterator[TracebackBlock]:
 
 
 def _of_group(lines: Sequence[str], begin: int, end: int) -> Iterator[TracebackBlock]:
-    """Yield an exception group, with the exceptions in it."""
     messages = [match["said"] for match in map(MEMBER.match, lines[begin:end]) if match and ERROR.match(match["said"])]
     if messages:
         inner = "; ".join(messages[1:])

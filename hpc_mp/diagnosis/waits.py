@@ -6,8 +6,6 @@ not reached a message that another rank waits in, that rank waits for it, as in 
 the chain waits for no rank or no longer writes. It is the cause of the stall, and all others are its echoes.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field

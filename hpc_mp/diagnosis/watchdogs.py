@@ -4,8 +4,6 @@ Each rank that waits longer than its process group's timeout writes the line and
 others, perhaps before they have written the line. Form of the line: ProcessGroupNCCL.cpp, torch 2.0 to 2.13.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Configuration drift: traits that should be equal on all nodes of a job, and the nodes that deviate."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import re
 from collections import Counter
@@ -77,12 +75,9 @@ def drift(nodes: Mapping[str, Traits]) -> Iterator[Finding]:
         odd = [node for node, value in values.items() if value != usual]
         if count * 2 <= len(values):  # no value has a majority: no node is the odd one
             odd = []
-        distribution = "; ".join(f"{value} on {several(_having(values, value))}" for value, _ in counts.most_common())
+        distribution = "; ".join(f"{value} on {several([node for node in values if values[node] == value])}"
+                                 for value, _ in counts.most_common())
         yield Finding(f"drift-{trait}", "warning", several(odd), f"{what}: {distribution}", cure)
-
-
-def _having(values: Mapping[str, str], value: str) -> list[str]:
-    return [node for node, node_value in values.items() if node_value == value]
 
 
 def _counted(counts: Counter[str]) -> str:

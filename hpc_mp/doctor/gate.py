@@ -5,8 +5,6 @@ error, NCCL is started to see which network it uses. HPC_MP_DOCTOR_ROOT and HPC_
 check instead, as ``hpc-mp doctor --root DIR --commands FILE`` does.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping

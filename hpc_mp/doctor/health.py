@@ -4,21 +4,19 @@ It is packed into one file with all its dependencies and run by the node's own P
 imports only the standard library and never creates a CUDA context. It ends within its deadline even if a check hangs.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from hpc_mp.base.findings import Finding, findings_document, weight
 from hpc_mp.cluster.node.counters import keep_counters
 from hpc_mp.cluster.node.deadline import in_time
-from hpc_mp.cluster.node.source import NodeSource, here, keep
+from hpc_mp.cluster.node.source import here
 from hpc_mp.cluster.slurm.drain import drain
 from hpc_mp.doctor.checks.check import run
 from hpc_mp.doctor.checks.registry import FIT, PASSIVE
@@ -40,13 +38,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     checks = [check for check in PASSIVE if not codes or check.code in codes]
     findings = run(checks, source, options.deadline)
     in_time({"counters": lambda: keep_counters(source)}, _KEEP_S)
-    if not codes:
-        in_time({"findings": lambda: _publish(source, findings)}, _KEEP_S)
     for line in lines(findings, options.json):
         print(line)
     errors = [finding for finding in findings if finding.severity == "error"]
     if errors and options.drain:
-        print(drain(_this_node(os.environ), reason(errors), here(timeout=_SLURM_S).ask), file=sys.stderr)
+        node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename.split(".")[0]
+        print(drain(node, reason(errors), here(timeout=_SLURM_S).ask), file=sys.stderr)
     sys.stdout.flush()
     return _wait(chained, begin) or int(bool(errors))
 
@@ -69,25 +66,10 @@ def reason(errors: Sequence[Finding]) -> str:
     return "; ".join(tags)[:_REASON_LENGTH] + (f" +{more}" if more else "")
 
 
-def _this_node(environ: Mapping[str, str]) -> str:
-    """Return Slurm's name for this node."""
-    return environ.get("SLURMD_NODENAME") or os.uname().nodename.split(".")[0]
-
-
 def _word(finding: Finding) -> str:
     """Return ``hpc-mp:CODE:subject`` without characters that are special to Slurm's commands or to parsers of reasons."""
     subject = "".join(sign if sign not in "\"'`$;\\\n" else " " for sign in finding.subject)
     return f"{_MARK}:{finding.code}:{' '.join(subject.split())}".rstrip(":")
-
-
-def _publish(source: NodeSource, findings: Sequence[Finding]) -> None:
-    """Write the findings to ``/run/hpc-mp/findings.json`` for later readers."""
-    file = keep(source, "findings.json")
-    if file is not None:
-        new = file.with_suffix(".new")
-        new.write_text(json.dumps({"time": time.time(), **findings_document(findings)}), encoding="utf-8")
-        new.chmod(0o644)
-        new.replace(file)
 
 
 def _wait(chained: subprocess.Popen[bytes] | None, begin: float) -> int:

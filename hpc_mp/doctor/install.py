@@ -1,7 +1,5 @@
 """Installation of the health check on a node: one archive with all its code, and the script that Slurm calls."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

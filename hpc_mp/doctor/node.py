@@ -1,7 +1,5 @@
 """Diagnosis of this machine with all passive checks."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Sequence

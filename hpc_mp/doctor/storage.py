@@ -1,7 +1,5 @@
 """File system benchmark: an active test, bounded in bytes and seconds, that leaves no files behind."""
 
-from __future__ import annotations
-
 import functools
 import os
 import time

@@ -1,7 +1,5 @@
 """Application of a profile to one machine: the values that apply there, and the reasons for omitting others."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass

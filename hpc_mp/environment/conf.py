@@ -5,8 +5,6 @@ comment only in the first column. A variable is never set twice, so the first of
 process, even to an empty value, hides every line.
 """
 
-from __future__ import annotations
-
 import io
 import os
 from collections.abc import Mapping
@@ -26,13 +24,11 @@ class ConfLine:
     Attributes:
         number: the number of the line in the file, from 1.
         name, value: as NCCL sets them; bytes that are not UTF-8 as returned by ``os.fsdecode``.
-        cut: True if the name or value was longer than NCCL accepts.
     """
 
     number: int
     name: str
     value: str
-    cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +37,11 @@ class ConfFile:
 
     Attributes:
         lines: the lines in order; empty if the file does not exist.
-        silent: numbers of lines that are not comments but set nothing, because ``=`` or the name is missing.
         missing: the reason why the file could not be read; None if it was read.
     """
 
     path: str
     lines: tuple[ConfLine, ...]
-    silent: tuple[int, ...] = ()
     missing: str | None = None
 
 
@@ -70,24 +64,19 @@ def read_file(source: NodeSource, path: str) -> ConfFile:
         data = source.path(path).read_bytes()
     except OSError as error:
         return ConfFile(path, (), missing=error.strerror)
-    lines, silent = read_lines(data)
-    return ConfFile(path, lines, silent)
+    return ConfFile(path, read_lines(data))
 
 
-def read_lines(data: bytes) -> tuple[tuple[ConfLine, ...], tuple[int, ...]]:
-    """Return (lines that set a variable, numbers of lines that should but do not)."""
-    lines, silent, number = [], [], 1
+def read_lines(data: bytes) -> tuple[ConfLine, ...]:
+    """Return the lines that set a variable."""
+    lines, number = [], 1
     for piece in _pieces(data):
         text = piece.partition(b"\0")[0].removesuffix(b"\n").removesuffix(b"\r")
         name, sign, value = text.partition(b"=")
-        if not text.startswith(b"#"):
-            if sign and name:
-                cut = max(len(name), len(value)) > MOST_TEXT or len(piece) == MOST_LINE
-                lines.append(ConfLine(number, os.fsdecode(name[:MOST_TEXT]), os.fsdecode(value[:MOST_TEXT]), cut))
-            elif text.strip():
-                silent.append(number)
+        if sign and name and not text.startswith(b"#"):
+            lines.append(ConfLine(number, os.fsdecode(name[:MOST_TEXT]), os.fsdecode(value[:MOST_TEXT])))
         number += piece.endswith(b"\n")
-    return tuple(lines), tuple(silent)
+    return tuple(lines)
 
 
 def _pieces(data: bytes) -> list[bytes]:

@@ -3,8 +3,6 @@
 Machine types are rows of the catalogue and name their profile. A profile's own marks apply to any machine on such a network.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence

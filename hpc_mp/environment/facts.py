@@ -3,8 +3,6 @@
 The facts are editable data: ``env/nccl-variables.toml`` and ``env/harmful-variables.toml``.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass

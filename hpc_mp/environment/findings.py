@@ -1,16 +1,13 @@
-"""Findings on the variables of a machine: general rules, rules that need the machine, and rules on NCCL's files."""
-
-from __future__ import annotations
+"""Findings on the variables of a machine: general rules, and rules that need the machine."""
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from hpc_mp.base.findings import Finding
-from hpc_mp.environment import file_rules, machine_rules
-from hpc_mp.environment.conf import ConfFile, read_lines
-from hpc_mp.environment.file_rules import ReadFile
+from hpc_mp.environment.conf import read_lines
+from hpc_mp.environment.machine_rules import RULES as ON_MACHINE
 from hpc_mp.environment.machine_rules import Here
 from hpc_mp.environment.precedence import Effective
 from hpc_mp.environment.rules import LOOPBACK, RULES, Setting
@@ -21,20 +18,13 @@ ANYWHERE = (*RULES, replace(LOOPBACK, severity="warning"))
 _SETS = re.compile(r"\s*(?:(?:export|declare -x|setenv)\s+)?([A-Za-z_]\w*)(?:=|\s+(?=\S))(.*)")
 
 
-def lint(host: Here, files: Iterable[ConfFile], environ: Mapping[str, str]) -> tuple[Finding, ...]:
-    """Return every finding, sorted by variable, which is its subject. HM601 to HM618 are the same as in ``hpc-mp lint``.
-
-    Args:
-        files: NCCL's files, whose lines are checked too.
-        environ: the environment of the process.
-    """
+def lint(host: Here) -> tuple[Finding, ...]:
+    """Return every finding, sorted by variable, which is its subject. HM601 to HM618 are the same as in ``hpc-mp lint``."""
     context = [variable for variable in host.variables.values() if variable.origin != "default"]
     general = _general([Setting(variable.name, variable.value or "", number) for number, variable in enumerate(context)])
     findings = [_at(context[line], finding) for line, finding in general if context[line].origin != "profile"]
-    fitting = (finding for rule in machine_rules.RULES for finding in rule.apply(host))
+    fitting = (finding for rule in ON_MACHINE for finding in rule.apply(host))
     findings += [_at(host.variables.get(finding.subject), finding) for finding in fitting]
-    for file in files:
-        findings += [finding for rule in file_rules.RULES for finding in rule.apply(ReadFile(file, environ), file.path)]
     return tuple(sorted(dict.fromkeys(findings),
                         key=lambda finding: (finding.subject, finding.code, finding.file or "", finding.line or 0)))
 
@@ -69,11 +59,9 @@ def lint_variables(text: str, path: str) -> tuple[Finding, ...]:
 
 
 def lint_nccl_conf(data: bytes, path: str) -> tuple[Finding, ...]:
-    """Apply the general rules, and the rules on lines, to one of NCCL's files."""
-    lines, silent = read_lines(data)
-    findings = [finding for rule in file_rules.RULES for finding in rule.apply(ReadFile(ConfFile(path, lines, silent), {}), path)]
-    general = _general([Setting(line.name, line.value, line.number) for line in lines], path)
-    return _by_line((*findings, *(finding for _, finding in general)))
+    """Apply the general rules to one of NCCL's files."""
+    settings = [Setting(line.name, line.value, line.number) for line in read_lines(data)]
+    return _by_line(finding for _, finding in _general(settings, path))
 
 
 def _by_line(findings: Iterable[Finding]) -> tuple[Finding, ...]:

@@ -6,8 +6,6 @@ route and driver are shared with the container, but NCCL's files and the librari
 nothing, and variables that depend on the release of such a library are left out.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

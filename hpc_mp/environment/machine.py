@@ -1,7 +1,5 @@
 """Facts about a machine that identify its platform and validate names in variables."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from hpc_mp.cluster.node.gpu_pci import read_gpus

@@ -1,11 +1,10 @@
 """HM65x: variables that do not fit the machine on which they are set."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hpc_mp.base.findings import Hit, Rule
+from hpc_mp.base.rule_table import rules_of
 from hpc_mp.environment.apply import Applied
 from hpc_mp.environment.facts import facts
 from hpc_mp.environment.machine import Shown
@@ -127,28 +126,14 @@ def _against_profile(host: Here) -> Iterable[Hit]:
                            f"{setting.where} has {setting.value or 'an empty value'}")
 
 
-def _plugin(host: Here) -> Iterable[Hit]:
-    value = _value(host.variables, "NCCL_ENV_PLUGIN")
-    if value and value.lower() != "none":
-        yield _hit("NCCL_ENV_PLUGIN", f"NCCL_ENV_PLUGIN={value}")
-
-
-RULES: tuple[Rule[Here], ...] = (
-    Rule("HM651", "warning", _other_cloud, "{it}, but this machine's platform is {advice}.", "Remove it here."),
-    Rule("HM652", "warning", _no_interface, "{it} matches no interface of this machine, which has {advice}.",
-         "Name the interface that reaches the other nodes, or leave it out."),
-    Rule("HM653", "warning", _no_device, "{it} matches no RDMA device of this machine, which has {advice}: NCCL uses TCP.",
-         "Name these devices, or leave it out."),
-    Rule("HM654", "warning", _mixed_devices,
-         "{it} also selects {advice}, in Ethernet mode: a different network.",
-         "Write NCCL_IB_HCA=^={advice}, or name the InfiniBand devices."),
-    Rule("HM655", "warning", _no_file, "{it}: this file does not exist here, and NCCL silently continues without it.",
-         "Correct the path; in a container, mount the file."),
-    Rule("HM656", "warning", _too_new, "{it} exists since NCCL {advice}: it has no effect.",
-         "Leave it out, or use a newer NCCL."),
-    Rule("HM657", "warning", _unmet, "{it} needs {advice}.", "Use a newer release."),
-    Rule("HM658", "warning", _left_alone, "{it}: {advice}.", "Leave it out."),
-    Rule("HM659", "info", _against_profile, "{it}, while {advice}.", "Check that this is intended."),
-    Rule("HM660", "info", _plugin, "{it}: a plug-in may set other values than those shown here.",
-         "Check the plug-in's values; NCCL_ENV_PLUGIN=none disables it."),
-)
+RULES: tuple[Rule[Here], ...] = rules_of("env/variable-rules.toml", {
+    "HM651": _other_cloud,
+    "HM652": _no_interface,
+    "HM653": _no_device,
+    "HM654": _mixed_devices,
+    "HM655": _no_file,
+    "HM656": _too_new,
+    "HM657": _unmet,
+    "HM658": _left_alone,
+    "HM659": _against_profile,
+})

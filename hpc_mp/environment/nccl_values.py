@@ -4,8 +4,6 @@ Numbers are parsed as by ``strtoll`` with base 0 (``ncclLoadParam`` in its src/m
 (``parseStringList``, ``matchIfList`` in its src/misc/utils.cc).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Precedence of the sources of a variable: the effective value, its source, and the sources that it hides."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal

@@ -1,7 +1,5 @@
 """Profiles: the recommended variables of a platform, with reasons. One file each, ``env/profiles/NAME.toml``."""
 
-from __future__ import annotations
-
 import functools
 import tomllib
 from pathlib import Path
@@ -58,7 +56,7 @@ class Variable(Part):
     joins: Text | None = None
 
     @model_validator(mode="after")
-    def _found_or_given(self) -> Variable:
+    def _found_or_given(self) -> "Variable":
         if self.value and (self.finds or self.use == "leave"):
             raise ValueError(f"{self.name} must not have a value")
         return self
@@ -115,7 +113,7 @@ class Profile(Part):
     variable: list[Variable] = []
 
     @model_validator(mode="after")
-    def _one_value_each(self) -> Profile:
+    def _one_value_each(self) -> "Profile":
         applied = [variable.name for variable in self.variable if variable.use in (*APPLIED, "leave") and not variable.needs]
         twice = {name for name in applied if applied.count(name) > 1}
         if twice:

@@ -1,13 +1,12 @@
 """HM6xx: rules on variables set by a script, a shell or NCCL's files. The facts are data, in ``env/``."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from hpc_mp.base.findings import Hit, Rule
+from hpc_mp.base.rule_table import rules_of
 from hpc_mp.base.text import nearest
 from hpc_mp.environment.facts import Harm, facts
 from hpc_mp.environment.nccl_values import is_plain, read_number
@@ -142,26 +141,18 @@ LOOPBACK: Rule[Settings] = Rule(  # wrong only if there are other nodes
     "HM611", "error", _loopback,
     "{it}: other nodes cannot be reached through this interface.",
     "Name the interface between the nodes.")
-RULES: tuple[Rule[Settings], ...] = (
-    Rule("HM601", "warning", lambda settings: _listed(settings, facts().removed),
-         "{it} has no effect: NCCL has removed it.", "{advice}."),
-    Rule("HM602", "info", lambda settings: _listed(_unprescribed(settings), facts().legacy),
-         "{it} is an old name that NCCL still accepts.", "{advice}."),
-    Rule("HM603", "warning", lambda settings: _listed(settings, facts().foreign),
-         "{it} is not a variable of NCCL and has no effect.", "{advice}."),
-    Rule("HM604", "warning", _unknown, "NCCL 2.30 does not read {it}.", "{advice}"),
-    Rule("HM605", "info", _numbered_level, "{it}: a number that only old scripts use.", "Write the word for it: {advice}."),
-    Rule("HM606", "warning", _debug, "{it} {advice}: a setting for debugging.", "Remove it from production runs."),
-    Rule("HM607", "warning", lambda settings: _hurting(settings, facts().harmful), "{it}.", "{advice}."),
-    Rule("HM608", "info", lambda settings: _hurting(settings, facts().info), "{it}.", "{advice}."),
-    Rule("HM614", "warning", _two_clouds, "{it}: no machine has both.", "Keep only the settings for your cluster."),
-    Rule("HM615", "warning", _too_many_sockets,
-         "NCCL_SOCKET_NTHREADS × NCCL_NSOCKS_PERTHREAD is {it}: the maximum is 64.", "Lower one of them, or leave both out."),
-    Rule("HM616", "warning", _no_number,
-         "{it}: NCCL expects a whole number here and reads {advice}.", "Write a number in digits, or leave it out."),
-    Rule("HM617", "warning", _no_word,
-         "{it} is not a value that NCCL knows here and has no effect.", "Write one of {advice}, or leave it out."),
-    Rule("HM618", "warning", _signs_in_list,
-         "{it}: ^ and = are allowed only before the whole list, and a blank becomes part of a name. Such names match nothing.",
-         "Use one sign and no blanks: {advice}; or leave it out."),
-)
+RULES: tuple[Rule[Settings], ...] = rules_of("env/variable-rules.toml", {
+    "HM601": lambda settings: _listed(settings, facts().removed),
+    "HM602": lambda settings: _listed(_unprescribed(settings), facts().legacy),
+    "HM603": lambda settings: _listed(settings, facts().foreign),
+    "HM604": _unknown,
+    "HM605": _numbered_level,
+    "HM606": _debug,
+    "HM607": lambda settings: _hurting(settings, facts().harmful),
+    "HM608": lambda settings: _hurting(settings, facts().info),
+    "HM614": _two_clouds,
+    "HM615": _too_many_sockets,
+    "HM616": _no_number,
+    "HM617": _no_word,
+    "HM618": _signs_in_list,
+})

@@ -1,7 +1,5 @@
 """Releases of the libraries that read the variables, and guards on these releases."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from importlib import metadata

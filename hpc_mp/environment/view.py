@@ -1,7 +1,5 @@
 """All facts about the variables of one machine, as one value and as lines for any POSIX shell under ``set -eu``."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -55,7 +53,7 @@ def view_of(source: NodeSource, environ: Mapping[str, str], profile: str = AUTO,
     variables = effective(environ, files, applied)
     host = Here({variable.name: variable for variable in variables}, machine, releases, detected.name, applied,
                 lambda path: source.path(path).exists())
-    return View(detected, applied, releases, files, variables, lint(host, files, environ))
+    return View(detected, applied, releases, files, variables, lint(host))
 
 
 def effective(environ: Mapping[str, str], files: tuple[ConfFile, ...], applied: Applied | None) -> tuple[Effective, ...]:

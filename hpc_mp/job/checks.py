@@ -1,7 +1,5 @@
 """Rules that connect several keys of a job file."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from hpc_mp.base.errors import HpcMpError
@@ -124,8 +122,7 @@ def _check_offload(spec: JobSpec) -> None:
     """Check that there is something to offload."""
     p, t = spec.parallel, spec.train
     if p.offload_directory is not None and "optimizer" not in p.offload:
-        raise HpcMpError(f"parallel.offload_directory = {shown(p.offload_directory)}",
-                         "has no effect without parallel.offload",
+        raise HpcMpError(f"parallel.offload_directory = {shown(p.offload_directory)}", "has no effect without parallel.offload",
                          'add offload = ["optimizer"], or leave it out')
     if "parameters" in p.offload and p.zero < 3:
         raise HpcMpError(f"parallel.offload = {shown(p.offload)}",

@@ -1,8 +1,6 @@
 """The tables of a job file about the cluster: the request to Slurm, the environment of the ranks, and notifications at the end
 of the run. The tables about the training are in `spec`."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field

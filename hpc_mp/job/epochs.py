@@ -1,7 +1,5 @@
 """Conversion of ``train.epochs`` to optimizer steps, once the number of tokens is known."""
 
-from __future__ import annotations
-
 import math
 
 from hpc_mp.job.checks import check_arithmetic

@@ -1,7 +1,5 @@
 """Error messages about a job file for its author: the key with its value, the rule, the remedy."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -4,8 +4,6 @@ A node reads the whole text, perhaps hours later. Content that it would refuse o
 bytes of a file.
 """
 
-from __future__ import annotations
-
 import codecs
 import json
 import os
@@ -121,8 +119,7 @@ def _jsonl(value: str, head: bytes, *, whole: bool) -> Iterable[tuple[str, bool]
         if line.isspace():
             continue
         if not parts and line.lstrip().startswith(b"["):
-            raise HpcMpError(value, "holds a JSON array, but a .jsonl file has one row per line",
-                             TAKE_APART)
+            raise HpcMpError(value, "holds a JSON array, but a .jsonl file has one row per line", TAKE_APART)
         try:
             parts.append(row_parts(line))
         except UnusableRow as error:

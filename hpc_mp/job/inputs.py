@@ -1,7 +1,5 @@
 """The files that a job trains on. Their content is not read here, but in `first_rows`."""
 
-from __future__ import annotations
-
 import glob
 import os
 import shutil

@@ -4,8 +4,6 @@
 file that reproduces the run.
 """
 
-from __future__ import annotations
-
 import os
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -75,10 +73,8 @@ def load_job(path: Path, overrides: Sequence[str] = (), defaults: Mapping[str, A
     return _training(load_any(path, overrides, defaults), f"job file {path}")
 
 
-def load_sweep(
-    job: Path | AnySpec, overrides: Sequence[str] = (), defaults: Mapping[str, Any] = MappingProxyType({}),
-    before_arithmetic: Callable[[AnySpec], None] = lambda _: None,
-) -> tuple[AnySpec, ...]:
+def load_sweep(job: Path | AnySpec, overrides: Sequence[str] = (), defaults: Mapping[str, Any] = MappingProxyType({}),
+               before_arithmetic: Callable[[AnySpec], None] = lambda _: None) -> tuple[AnySpec, ...]:
     """Return the job of each run of ``[sweep]``, in order: the file with that run's values. Without a sweep, the one job.
 
     Args:
@@ -104,7 +100,6 @@ def load_sweep(
 
 
 def _refuse_contradiction(overrides: Sequence[str]) -> None:
-    """Refuse overrides of two keys that exclude each other."""
     texts = {text.partition("=")[0].strip(): text for text in overrides}
     for key, name in INSTEAD.items():
         rival = f"{key.rpartition('.')[0]}.{name}"
@@ -114,7 +109,6 @@ def _refuse_contradiction(overrides: Sequence[str]) -> None:
 
 
 def _run_of(tree: Mapping[str, Any], base: Path, number: int, values: Values) -> AnySpec:
-    """Return the job of one run of a sweep."""
     try:
         return resolve_any(reduce(lambda changed, item: _put(changed, *item), values.items(), dict(tree)), base)
     except HpcMpError as error:

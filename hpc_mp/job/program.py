@@ -1,7 +1,5 @@
 """The job file of the user's program: the placement of ranks, and the command that each rank runs."""
 
-from __future__ import annotations
-
 from pathlib import PurePath
 from typing import Annotated, Literal
 
@@ -20,8 +18,7 @@ Axes = Annotated[Line, must(
     lambda name: name in NUMBERINGS or sorted(name) in (sorted("DPT"), sorted("DPCT")))]
 
 Command = Annotated[tuple[str, ...], must(
-    "names no program", 'write for example command = ["python", "train.py", "--lr", "1e-3"]',
-    lambda words: words and words[0])]
+    "names no program", 'write for example command = ["python", "train.py", "--lr", "1e-3"]', lambda words: words and words[0])]
 
 
 class Program(Section):
@@ -205,8 +202,7 @@ def _check_axes(spec: ProgramSpec) -> None:
     keys = [name for name, field in ProgramParallel.model_fields.items() if getattr(p, name) != field.default]
     if spec.program.axes is None:
         if keys:
-            raise HpcMpError(f"[parallel] {', '.join(keys)}",
-                             "has no effect: it is unknown how the program numbers its ranks",
+            raise HpcMpError(f"[parallel] {', '.join(keys)}", "has no effect: it is unknown how the program numbers its ranks",
                              f"set program.axes: {', '.join(NUMBERINGS)} or letters; or leave [parallel] out")
         return
     if spec.program.start != "rank":

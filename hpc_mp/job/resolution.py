@@ -1,7 +1,5 @@
 """Resolution of the choices that a job file leaves open: each with its value and reason, applied to the job once."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import reduce

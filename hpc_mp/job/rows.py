@@ -1,7 +1,5 @@
 """Rows of JSON Lines files: the accepted contents, and remedies for rows in the formats of other tools."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection
 from typing import Any

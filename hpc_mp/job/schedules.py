@@ -3,8 +3,6 @@
 A schedule is a name in ``STAGES_PER_RANK`` or the path of a table, a file that ends in ``.csv``.
 """
 
-from __future__ import annotations
-
 from hpc_mp.base.errors import HpcMpError
 
 STAGES_PER_RANK: dict[str, int | None] = {

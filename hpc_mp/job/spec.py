@@ -4,33 +4,17 @@ The string below a field documents the key. The reference is generated from thes
 defaults.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from hpc_mp.job import values
 from hpc_mp.job.cluster import Environment, Notify, Slurm
 from hpc_mp.job.errors import wrong
 from hpc_mp.job.parallel import MOST_MICROBATCHES, Parallel
 from hpc_mp.job.schedules import stages_per_rank
 from hpc_mp.job.sweep import Sweep
-from hpc_mp.job.values import (
-    Betas,
-    Config,
-    Count,
-    Line,
-    Name,
-    NonNegative,
-    PathName,
-    Patterns,
-    Rate,
-    Section,
-    Share,
-    Time,
-    seconds_of,
-)
 
 MICROBATCH_TOKENS = 8192  # one sequence of Llama 3's training length: the microbatch per GPU in torchtitan's recipes
 MEMORY_WEIGHT = 0.0  # SageMaker's 0.8 is for models that do not fit: stages of equal bytes wait for the slowest stage
@@ -38,40 +22,40 @@ UNCOUNTED = 0  # steps of a job with epochs, until its tokens are counted
 HORIZON = 2  # one forward and one backward: in that time, 1F1B in steady state offloads one microbatch and fetches one
 
 
-class Job(Section):
+class Job(values.Section):
     """The placement of the job's ranks on nodes."""
 
-    name: Name = "job"
+    name: values.Name = "job"
     """The name in squeue; runs are in `directory/name`. Example: `"llama"`."""
-    nodes: Count = 1
+    nodes: values.Count = 1
     """The number of nodes. Example: `4`."""
-    ranks_per_node: Count = 1
+    ranks_per_node: values.Count = 1
     """Each rank is one task and, with `cuda`, has one GPU. Example: `8`."""
-    time_limit: Time = "01:00:00"
+    time_limit: values.Time = "01:00:00"
     """In a format of Slurm. Ranks save and stop before the limit, and the job is queued again: a shorter limit may start sooner.
     Example: `"1-12"`."""
-    directory: PathName = "runs"
+    directory: values.PathName = "runs"
     """The directory of all runs, on a file system that all nodes share. Example: `"../runs"`."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` means `cuda` if the partition lists GPUs, else `cpu`. Set `"cuda"` if the site has GPUs that Slurm does not list.
     Example: `"cuda"`."""
-    heartbeat_timeout: NonNegative = 30
+    heartbeat_timeout: values.NonNegative = 30
     """Seconds without a heartbeat until a node counts as lost; 0 = never. If too short, a busy network looks like a dead node.
     Example: `60`."""
-    meet_timeout: NonNegative = 90
+    meet_timeout: values.NonNegative = 90
     """Seconds that a rank waits for the others at the start, plus a tenth of a second for each rank; the missing ranks are then
     named. For a program in a Slurm job without a container, ranks that have not started are named one minute later. 0 = a day.
     Raise it if the file system from which all ranks load their packages is slow. Example: `600`."""
-    step_timeout: NonNegative = 1800
+    step_timeout: values.NonNegative = 1800
     """Seconds without a finished step until ranks count as hung; 0 = never. The limit is three times as long for the first step
     and for each pass of an evaluation, which computes the forwards of a step. Example: `600`."""
-    start_timeout: NonNegative = 86400
+    start_timeout: values.NonNegative = 86400
     """Seconds from the rendezvous of the ranks until tokens, process groups and the model are ready; 0 = no limit. Tokenizing
     terabytes of text takes hours, once. Example: `7200`."""
-    load_timeout: NonNegative = 7200
+    load_timeout: values.NonNegative = 7200
     """Seconds for reading initial values or a checkpoint; 0 = no limit. A shared file system can be slow if all ranks read from
     it at once. Example: `14400`."""
-    save_timeout: NonNegative = 7200
+    save_timeout: values.NonNegative = 7200
     """Seconds for saving a checkpoint; 0 = no limit. Example: `14400`."""
 
 
@@ -85,17 +69,17 @@ def time_to_meet(job: Job) -> float:
 
 def grace_of(slurm: Slurm, job: Job) -> int:
     """Return ``slurm.grace``, at most a quarter of ``job.time_limit``; in seconds."""
-    limit = seconds_of(job.time_limit)
+    limit = values.seconds_of(job.time_limit)
     return slurm.grace if limit is None else max(1, min(slurm.grace, limit // 4))
 
 
-class Model(Section):
+class Model(values.Section):
     """The model: a Hugging Face checkpoint directory, or a config to start from random weights."""
 
-    pretrained: PathName | None = None
+    pretrained: values.PathName | None = None
     """A Hugging Face checkpoint directory: its weights, its config and its tokenizer. `data.tokenizer` can name another
     tokenizer."""
-    config: Config | None = None
+    config: values.Config | None = None
     """A table with `model_type` (Hugging Face's name of the family, for example `"gpt2"`) and sizes under Hugging Face's names.
     The weights are random. A name that the family does not have is refused."""
     stage: bool = False
@@ -103,7 +87,7 @@ class Model(Section):
     again."""
 
     @model_validator(mode="after")
-    def _one_source(self) -> Model:
+    def _one_source(self) -> "Model":
         if (self.pretrained is None) == (self.config is None):
             if self.config is not None:
                 raise wrong("has both pretrained and config", "leave config out to train a checkpoint, or pretrained to "
@@ -113,17 +97,17 @@ class Model(Section):
         return self
 
 
-class Data(Section):
+class Data(values.Section):
     """The training data."""
 
-    files: Patterns
+    files: values.Patterns
     """Required. Paths or globs (`**` for any depth) of text files and of `.jsonl` files with rows `{"text": …}` or `{"prompt": …,
     "completion": …}`; a prompt does not count in the loss. Compressed files, tables and parquet are refused, and so are files
     whose content does not match their name. See [the text](../user/jobs.md#the-text)."""
-    tokenizer: PathName | None = None
+    tokenizer: values.PathName | None = None
     """A directory that holds a tokenizer. Default: the checkpoint's own. For a model with random weights, a tokenizer is trained
     on the files and kept in `DIRECTORY/.cache`."""
-    sequence_length: Count
+    sequence_length: values.Count
     """Required. Tokens of a sample; at most the model's positions."""
     documents: Literal["joined", "separate"] = "joined"
     """A sample can contain several documents (a text file, or a row). `"joined"`: tokens attend to earlier documents of their
@@ -136,49 +120,49 @@ class Data(Section):
     """Copy the token files to every node's own disk; the node's first rank does it."""
 
 
-class LossScale(Section):
+class LossScale(values.Section):
     """The loss scale of fp16: its initial value, and the conditions of its changes."""
 
     initial: Annotated[float, Field(gt=0, strict=True)] = 65536.0
-    window: NonNegative = 1000
-    hysteresis: Count = 2
+    window: values.NonNegative = 1000
+    hysteresis: values.Count = 2
     consecutive_hysteresis: bool = False
     minimum: Annotated[float, Field(gt=0, strict=True)] = 1.0
 
 
-class Train(Section):
+class Train(values.Section):
     """The optimization."""
 
-    steps: Count = Field(default_factory=lambda: UNCOUNTED)  # not a meaningful default
+    steps: values.Count = Field(default_factory=lambda: UNCOUNTED)  # not a meaningful default
     """Required, unless `train.epochs` is set. The total number of optimizer steps, including those before a resume."""
     epochs: Annotated[float, Field(gt=0, strict=True)] | None = None
     """Instead of `train.steps`: the number of times that every sample is trained on. `hpc-mp launch` tokenizes the text (as
     `hpc-mp data prepare` does, once), counts its samples and writes the number of steps, rounded up, into the run's job file.
     Example: `3`."""
-    global_batch: Count
+    global_batch: values.Count
     """Required. Sequences per step over all ranks; a multiple of data degree × microbatches."""
     optimizer: Literal["adamw", "sgd"] = "adamw"
     """`"adamw"` or `"sgd"`."""
-    learning_rate: Rate = 3e-4
+    learning_rate: values.Rate = 3e-4
     """The rate after the warm-up."""
-    betas: Betas = (0.9, 0.95)
+    betas: values.Betas = (0.9, 0.95)
     """For AdamW."""
     eps: Annotated[float, Field(gt=0, strict=True)] = 1e-8
     """For AdamW."""
-    momentum: Share = 0.0
+    momentum: values.Share = 0.0
     """For SGD; refused with AdamW."""
-    warmup_steps: NonNegative = 0
+    warmup_steps: values.NonNegative = 0
     """Steps in which the rate rises linearly."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     """The schedule after the warm-up; `"linear"` and `"cosine"` fall to zero at `train.steps`."""
-    weight_decay: Rate = 0.0
+    weight_decay: values.Rate = 0.0
     """For every parameter that `train.no_decay` does not match."""
-    no_decay: tuple[Line, ...] = ("*.bias", "*norm.weight", "*.ln_?.weight")
+    no_decay: tuple[values.Line, ...] = ("*.bias", "*norm.weight", "*.ln_?.weight")
     """Parameters without weight decay: patterns (`*`, `?`) of their Hugging Face names. Default: biases and norms; `[]`: none.
     Example: `["*.bias", "*norm.weight", "*embed_tokens*"]`."""
-    clip: Rate = 1.0
+    clip: values.Rate = 1.0
     """The largest gradient norm; 0 = no limit."""
-    skip_steps: NonNegative = 10
+    skip_steps: values.NonNegative = 10
     """The number of steps in a run that may be skipped. A step whose gradient norm is not finite is skipped: nothing changes, and
     the log names its samples. One more such step ends the run; 0: the first one does."""
     precision: Literal["fp64", "fp32", "bf16", "fp16"] = "fp32"
@@ -194,23 +178,23 @@ class Train(Section):
     first, and again after each growth (with `consecutive_hysteresis`, after each step without an overflow). `window = 0`: it
     stays constant. A step that overflows is skipped; it counts in `train.skip_steps` only if the scale cannot decrease. Example:
     `{ initial = 1024, window = 0 }`."""
-    router_balance: Rate = 0.0
+    router_balance: values.Rate = 0.0
     """For models with experts: a factor of the routers' balance loss, see [models](../user/models.md#router-losses). 0 = none.
     Example: `1e-3`."""
-    router_z: Rate = 0.0
+    router_z: values.Rate = 0.0
     """For models with experts: a factor of the routers' z loss, see [models](../user/models.md#router-losses). 0 = none. Example:
     `1e-3`."""
     expert_capacity: Annotated[float, Field(gt=0, strict=True)] | None = None
     """For models with experts: a factor C. An expert takes at most ceil(C × sequence × choices of a token / experts) choices of
     each sample, the earliest positions first; the rest is dropped, in training and evaluation, see
     [models](../user/models.md#capacity). Default: nothing is dropped. Example: `1.25`."""
-    dropout: Share | None = None
+    dropout: values.Share | None = None
     """Overrides every dropout probability of the model's config."""
-    seed: NonNegative = 0
+    seed: values.NonNegative = 0
     """For initial values, sample order and dropout."""
 
     @model_validator(mode="after")
-    def _one_length(self) -> Train:
+    def _one_length(self) -> "Train":
         if (self.steps == UNCOUNTED) == (self.epochs is None):
             keys = "neither steps nor epochs" if self.epochs is None else "both steps and epochs"
             raise wrong(f"has {keys}", "set steps to the number of optimizer steps, or epochs to how many times the text is "
@@ -218,33 +202,33 @@ class Train(Section):
         return self
 
 
-class Evaluate(Section):
+class Evaluate(values.Section):
     """The loss on held-out text: the mean over all its tokens that count, without dropout. Training is bit for bit the same with
     and without it."""
 
-    files: tuple[PathName, ...] = ()
+    files: tuple[values.PathName, ...] = ()
     """Paths or globs as in `data.files`. The text is tokenized and cut into samples as the training's, and every token is read
     once. Default: no evaluation. Example: `["corpus/held-out/*.txt"]`."""
-    every: NonNegative = 0
+    every: values.NonNegative = 0
     """Steps between two evaluations; 0 = none in between. There is always one after the last step. Example: `500`."""
 
 
-class Checkpoint(Section):
+class Checkpoint(values.Section):
     """The times at which state is saved. It is always saved after the last step."""
 
-    every: NonNegative = 0
+    every: values.NonNegative = 0
     """Steps between two checkpoints; 0 = none in between. A dead node costs the steps since the last checkpoint."""
-    keep: Count = 2
+    keep: values.Count = 2
     """The number of newest checkpoints to keep. The one with the least loss on `evaluate.files` is kept too, among those with an
     evaluation at their step: let `evaluate.every` divide `checkpoint.every`."""
-    failures: NonNegative = 2
+    failures: values.NonNegative = 2
     """The number of consecutive failures to save a checkpoint after which the run stops; 0 = it continues. If a node could not
     write while others could, the job is queued again without it. Example: `1`."""
-    resume: PathName | None = None
+    resume: values.PathName | None = None
     """Another run from which a new run takes its state, including steps and optimizer."""
 
 
-class JobSpec(Section):
+class JobSpec(values.Section):
     """A whole job file. Frozen; every value is either given or has the default shown here."""
 
     job: Job = Job()

@@ -1,7 +1,5 @@
 """Sweeps: several runs from one job file that differ in some values. The table of the job file, and its expansion to runs."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -90,8 +88,7 @@ def _product(grid: Mapping[str, Any]) -> tuple[Values, ...]:
             raise HpcMpError(f"sweep.grid: {key} = {shown(values)}", "must be a list of values",
                              f'write "{key}" = [{toml_value(values)}], with more values')
         if not values:
-            raise HpcMpError(f"sweep.grid: {key} = []", "must have at least one value",
-                             "list the values, or leave the key out")
+            raise HpcMpError(f"sweep.grid: {key} = []", "must have at least one value", "list the values, or leave the key out")
     if (number := math.prod(map(len, axes.values()))) > MOST_RUNS:
         raise _too_many(number)
     return tuple(dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))

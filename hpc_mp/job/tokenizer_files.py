@@ -1,7 +1,5 @@
 """The tokenizer that a job uses, and its fit to the model, determined from its files without the library that loads them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -74,8 +72,7 @@ def check_fit(directory: Path, size: int, vocabulary: int) -> None:
     if size > vocabulary:
         raise HpcMpError(f"tokenizer {directory}",
                          f"does not fit the model: its largest id {size - 1} needs a vocabulary of {size}, but the model's is "
-                         f"{vocabulary}",
-                         f"use the model's own tokenizer, or a model whose vocab_size is at least {size}")
+                         f"{vocabulary}", f"use the model's own tokenizer, or a model whose vocab_size is at least {size}")
 
 
 def files_there(directory: Path, names: Sequence[str]) -> list[str]:

@@ -1,7 +1,5 @@
 """The types of values of a job file's keys, values that no key accepts, and the base class of its tables."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import math
@@ -122,11 +120,9 @@ Rate = Annotated[float, Field(ge=0, strict=True)]
 Share = Annotated[float, Field(ge=0, lt=1, strict=True)]
 Weighting = Annotated[float, Field(ge=0, le=1, strict=True)]
 
-Line = Annotated[str, must(
-    "must be one line of text and not empty", "leave the key out if it has no value", ONE_LINE.fullmatch)]
+Line = Annotated[str, must("must be one line of text and not empty", "leave the key out if it has no value", ONE_LINE.fullmatch)]
 PathName = Annotated[str, must(
-    "must be a path: one line, not empty, no name in it longer than 255 bytes", "write it as ls prints it",
-    _is_path)]
+    "must be a path: one line, not empty, no name in it longer than 255 bytes", "write it as ls prints it", _is_path)]
 Patterns = Annotated[tuple[PathName, ...], must("names no file", 'write for example files = ["corpus/*.txt"]', len)]
 Name = Annotated[str, must(
     "must be 1 to 128 letters, digits, dots, underscores or dashes, the first a letter or a digit",
@@ -148,15 +144,13 @@ Flag = Annotated[str | int | bool, must_first(
     "must be text, a whole number, true or false", 'write for example mem = "0" or exclusive = true',
     lambda value: isinstance(value, str | int))]
 Time = Annotated[str, must(
-    "must be a time as Slurm writes it", 'write for example "02:00:00", or "1-12" for a day and twelve hours',
-    TIME.fullmatch)]
+    "must be a time as Slurm writes it", 'write for example "02:00:00", or "1-12" for a day and twelve hours', TIME.fullmatch)]
 Order = Annotated[str, must(
     "must be auto, cluster, spread, or the letters D, P, T (and C) once each",
     'leave order = "auto", or write for example "DPT" (the right-most letter varies fastest)', _is_order)]
 Partition = Annotated[str | tuple[int, ...], must_first(
     f'must be one of {", ".join(PARTITIONS)}, "at:" and a regular expression, or a list with the number of layers of '
-    "every stage, 0 only for the first and the last",
-    "write for example partition = [4, 4]", _is_partition)]
+    "every stage, 0 only for the first and the last", "write for example partition = [4, 4]", _is_partition)]
 RankMap = Annotated[Literal["auto", "block", "cyclic"] | tuple[int, ...], must_first(
     'must be "auto", "block", "cyclic" or a list with the node (from 0) of every rank',
     "write for example rank_map = [1, 1, 0, 0]", _is_rank_map)]

@@ -4,8 +4,6 @@ No pid files are used. A process is found in the process table by its command li
 must belong to root, because any user can choose a process's command line.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

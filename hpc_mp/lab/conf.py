@@ -1,7 +1,5 @@
 """The files of a lab as text: slurm.conf and its neighbours, and the network as commands of `ip -batch`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -28,9 +26,8 @@ def munge(directory: Path) -> dict[str, str]:
     return {"AuthType": "auth/munge", "AuthInfo": f"socket={directory}/munge/socket,cred_expire=5"}
 
 
-def slurm_conf(
-    directory: Path, number: int, nodes: Sequence[str], node: str, accounting: bool, overrides: Mapping[str, str]
-) -> str:
+def slurm_conf(directory: Path, number: int, nodes: Sequence[str], node: str, accounting: bool,
+               overrides: Mapping[str, str]) -> str:
     """Return slurm.conf: every line was necessary on a real lab or shortens waits. ``node``: a node's resources ("CPUs=4 …");
     ``overrides`` add or replace lines."""
     settings = {

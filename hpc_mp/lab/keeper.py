@@ -5,8 +5,6 @@ keeper holds until it ends. When the keeper ends, for any reason, the cluster en
 its remains. If both are killed at once, for example by a power cut, the next `start` clears the directory.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -4,8 +4,6 @@ A cluster is one process tree below one PID 1 (`init.sh`) in separate namespaces
 process, interface and mount of the cluster. When the process that made the cluster ends, for any reason, `init.sh` ends too.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import re

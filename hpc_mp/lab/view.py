@@ -1,7 +1,5 @@
 """View of a running cluster: its nodes as Slurm shows them, and their cables."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Reasons why a cluster cannot run on this machine, each in one sentence."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Mapping

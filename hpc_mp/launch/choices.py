@@ -3,8 +3,6 @@
 Pure functions: facts in, choices with their reasons out. The order of the ranks is the planner's choice.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

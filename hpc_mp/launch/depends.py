@@ -5,8 +5,6 @@ completes the run ends with exit code 0; the others do not (they are withdrawn, 
 the dependency. A restart keeps the job's id.
 """
 
-from __future__ import annotations
-
 import shlex
 from dataclasses import dataclass
 from pathlib import Path

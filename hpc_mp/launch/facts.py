@@ -1,7 +1,5 @@
 """Facts about a Slurm cluster that the launcher needs to write a job script, queried in one place."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """A first job file that can run on the available hardware: ``slurm/job.toml.j2``, filled in."""
 
-from __future__ import annotations
-
 import sysconfig
 from dataclasses import dataclass
 
@@ -72,8 +70,7 @@ def choose(machine: ThisMachine, site: SlurmSite | None) -> FirstJob:
         return FirstJob(nodes, min(2, site.cpus), "cpu", SMALL)
     if machine.gpus:
         return FirstJob(1, len(machine.gpus), "auto", LARGE)
-    nodes, ranks = next(layout for (cores, gib), layout in EMULATED
-                        if machine.cores >= cores and machine.memory >= gib * GIB)
+    nodes, ranks = next(layout for (cores, gib), layout in EMULATED if machine.cores >= cores and machine.memory >= gib * GIB)
     return FirstJob(nodes, ranks, "auto", SMALL)
 
 

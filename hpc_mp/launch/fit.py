@@ -4,8 +4,6 @@ Slurm accepts many jobs that no node can run, and lets them wait for ever. A job
 help: a node that is busy or down counts like any other, and facts that Slurm does not report are no limit.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -152,9 +150,7 @@ def _time_refusal(spec: AnySpec, part: JobComponent, limits: PartitionLimits) ->
                       f'write "{limit}" or less, or use another slurm.partition; slurm.chain carries on in further jobs')
 
 
-def _need_refusals(
-    value: str, needs: Sequence[NodeNeed], part: JobComponent, limits: PartitionLimits
-) -> Iterator[HpcMpError]:
+def _need_refusals(value: str, needs: Sequence[NodeNeed], part: JobComponent, limits: PartitionLimits) -> Iterator[HpcMpError]:
     """Yield requirements that too few nodes meet; then those that enough nodes meet separately, but too few together."""
     name, nodes, left_out = limits.partition.name, part.nodes, _excluded(part, limits)
     usable = [kind for kind in limits.partition.kinds for node in kind.nodes if node not in left_out]
@@ -225,7 +221,6 @@ def _memory(part: JobComponent, cpus: int) -> tuple[str, int] | None:
 
 
 def _excluded(part: JobComponent, limits: PartitionLimits) -> set[str]:
-    """Return the nodes of the partition that the job excludes."""
     text = str(part.extra.get("exclude", ""))
     if "/" in text:  # a file with the names
         return set()

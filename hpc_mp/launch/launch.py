@@ -1,7 +1,5 @@
 """``hpc_mp.run_job``: plan, place, render and start a job, and return its outcome. ``hpc-mp launch`` is its command line."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Callable, Sequence
@@ -89,10 +87,8 @@ class Preview:
                 "sweep": [plan.member.values for plan in self.plans if plan.member is not None]}
 
 
-def run_job(
-    job: Path | str | AnySpec, *, on: str = "auto", overrides: Sequence[str] = (), wait: bool = True, resume: bool = False,
-    say: Callable[[str], object] | None = None,
-) -> Outcome:
+def run_job(job: Path | str | AnySpec, *, on: str = "auto", overrides: Sequence[str] = (), wait: bool = True,
+            resume: bool = False, say: Callable[[str], object] | None = None) -> Outcome:
     """Launch a job and return its outcome; nothing is printed.
 
     ::

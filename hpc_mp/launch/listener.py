@@ -1,7 +1,5 @@
 """Listeners to the progress of a launch: a terminal, a notebook, or none. A launch itself prints nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 

@@ -4,8 +4,6 @@ Importing transformers takes seconds, so accepted configurations are remembered:
 installation, in ``$XDG_CACHE_HOME/hpc-mp/models`` (``~/.cache`` by default).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging
@@ -25,9 +23,8 @@ ModelChecker = Callable[[dict[str, Any], int, str | None, str | None, list[str]]
 SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
-def check_model(
-    config: dict[str, Any], vocabulary: int, origin: str | None = None, tokenizer: str | None = None, files: Sequence[str] = (),
-) -> list[str]:
+def check_model(config: dict[str, Any], vocabulary: int, origin: str | None = None, tokenizer: str | None = None,
+                files: Sequence[str] = ()) -> list[str]:
     """Let transformers validate a configuration that it has not accepted before. Return warnings.
 
     If only the control half is installed, the one warning is that the model has not been validated.

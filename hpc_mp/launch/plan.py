@@ -1,10 +1,9 @@
 """The plan of a job file: all decisions made before anything is started or written."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, cast
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.bad_nodes import BadNode, bad_nodes, ledger
@@ -19,15 +18,7 @@ from hpc_mp.launch.facts import ClusterFacts
 from hpc_mp.launch.fit import with_node_memory
 from hpc_mp.launch.render import ScriptTemplate
 from hpc_mp.launch.resume import rate_schedule
-from hpc_mp.layout.models import (
-    ModelShape,
-    check_layout,
-    check_pretrained,
-    family_of,
-    left_whole,
-    read_shape,
-    stage_cut,
-)
+from hpc_mp.layout.models import ModelShape, check_layout, check_pretrained, family_of, left_whole, read_shape, stage_cut
 from hpc_mp.layout.placement import Placement, place
 from hpc_mp.planner.activations import chunk_counts
 from hpc_mp.planner.device import Device, check_memory, check_offload
@@ -127,10 +118,8 @@ class TrainingPlan(JobPlan):
     shape: ModelShape
 
 
-def compose(
-    user_spec: JobSpec, where: Where, target: Target, slurm_version: Version | None = None, earlier: RunPlan | None = None,
-    resumed: RunDirectory | None = None,
-) -> TrainingPlan:
+def compose(user_spec: JobSpec, where: Where, target: Target, slurm_version: Version | None = None,
+            earlier: RunPlan | None = None, resumed: RunDirectory | None = None) -> TrainingPlan:
     """Make all choices and all checks that need neither transformers nor the data.
 
     Args:
@@ -206,11 +195,7 @@ def without_avoiding(plan: JobPlan) -> JobPlan:
     """Return the plan without our exclusions, for a job that cannot start on the other nodes."""
     resolution = replace(plan.resolution, exclude=spare(plan.avoided)) if plan.avoided else plan.resolution
     record = replace(plan.record, choices=tuple(key for key in resolution.keys if key.why))
-    spec: AnySpec  # each of its own kind, which ``resolved`` keeps
-    if isinstance(plan.user_spec, JobSpec):
-        spec = resolved(plan.user_spec, resolution.keys)
-    else:
-        spec = resolved(plan.user_spec, resolution.keys)
+    spec: AnySpec = resolved(cast("Any", plan.user_spec), resolution.keys)  # of the same kind
     return replace(plan, resolution=resolution, spec=spec, record=record, avoided=())
 
 

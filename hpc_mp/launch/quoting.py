@@ -1,7 +1,5 @@
 """Quoting of values, so that bash, or sbatch reading its directives, gets exactly that value back."""
 
-from __future__ import annotations
-
 import shlex
 
 

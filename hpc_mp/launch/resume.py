@@ -1,7 +1,5 @@
 """Resuming: the run that ``--resume`` selects, the check of the job, and the lock that lets only one launch have a run."""
 
-from __future__ import annotations
-
 import shlex
 import time
 from collections.abc import Iterator
@@ -25,8 +23,7 @@ from hpc_mp.runs.lock import hold
 from hpc_mp.runs.status import described
 
 # Keys that determine the sequence of losses; all else (layout, nodes, more steps, learning rate …) may change.
-FIXED = ("model.", "data.", "train.seed", "train.global_batch",
-         "train.optimizer", "train.betas", "train.eps", "train.momentum")
+FIXED = ("model.", "data.", "train.seed", "train.global_batch", "train.optimizer", "train.betas", "train.eps", "train.momentum")
 OF_STATE = ("model.", "train.optimizer")  # among these, keys that make a checkpoint unusable for another run too
 FREE = ("model.stage", "data.stage")  # in these tables, the location that files are read from
 ENDING_S = 30.0  # time for an ending job before a resume is refused

@@ -1,7 +1,5 @@
 """The files of a run that exist before its ranks start."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys
@@ -71,8 +69,7 @@ def script(plan: JobPlan, *runs: Path, earlier: JobScript | None = None) -> JobS
     ``earlier``: a script of the plan, which is returned if it is for these runs."""
     if earlier is not None and earlier.runs == runs:
         return earlier
-    return render(plan.spec, runs, plan.facts, python=sys.executable, template=plan.template,
-                  dependency=plan.depends.option)
+    return render(plan.spec, runs, plan.facts, python=sys.executable, template=plan.template, dependency=plan.depends.option)
 
 
 class Begun(NamedTuple):

@@ -1,7 +1,5 @@
 """A plan in words, printed before the start: every choice with its reason, keys without effect, and, on request, defaults."""
 
-from __future__ import annotations
-
 import os
 import textwrap
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """A sweep from its launch to its end: the values of its runs, the runs one after the other, and the best of them."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@ The rows of all files are checked without any library of the rank half. If that 
 ranks will do it, and existing tokens are counted.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from math import lcm
@@ -245,5 +243,4 @@ def _epoch(amount: TextAmount, spec: JobSpec) -> str:
 
 
 def _rough(value: float) -> int:
-    """Round an estimate to two digits."""
     return round(float(f"{value:.2g}"))

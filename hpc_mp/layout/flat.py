@@ -9,8 +9,6 @@ also within a row. Its piece of a weight is a few rectangles (``boxes``), and ch
 The engine allocates this layout, and the planner counts it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise, product
@@ -147,9 +145,7 @@ def blocks_together(recompute: str) -> int | None:
     return int(recompute.removeprefix(GROUPED)) if recompute.startswith(GROUPED) else None
 
 
-def unit_weights(
-    family: Family, shape: ModelShape, span: StageSpan, expert: ExpertCut = ALL_EXPERTS,
-) -> dict[str, list[Weight]]:
+def unit_weights(family: Family, shape: ModelShape, span: StageSpan, expert: ExpertCut = ALL_EXPERTS) -> dict[str, list[Weight]]:
     """Return the weights of every unit of a stage, under their Hugging Face names."""
     tied = f"{family.embedding}.weight"
     units: dict[str, list[Weight]] = {}
@@ -167,10 +163,8 @@ def unit_weights(
     return {unit: weights for unit, weights in units.items() if weights}
 
 
-def rank_units(
-    family: Family, shape: ModelShape, spans: Iterable[StageSpan], tensor: TensorCut, shards: int,
-    expert: ExpertCut = ALL_EXPERTS,
-) -> dict[str, FlatLayout]:
+def rank_units(family: Family, shape: ModelShape, spans: Iterable[StageSpan], tensor: TensorCut, shards: int,
+               expert: ExpertCut = ALL_EXPERTS) -> dict[str, FlatLayout]:
     """Return the units of a rank that holds these stages. A tied weight appears once, even if the rank has both ends."""
     weights: dict[str, list[Weight]] = {}
     for span in spans:
@@ -178,9 +172,8 @@ def rank_units(
     return {unit: _laid_out(unit, family, group, tensor, shards, expert) for unit, group in weights.items()}
 
 
-def _laid_out(
-    unit: str, family: Family, weights: Iterable[Weight], tensor: TensorCut, shards: int, expert: ExpertCut,
-) -> FlatLayout:
+def _laid_out(unit: str, family: Family, weights: Iterable[Weight], tensor: TensorCut, shards: int,
+              expert: ExpertCut) -> FlatLayout:
     """Lay out a unit. Matrices come before vectors, which mostly have no weight decay, so that the optimizer updates long
     stretches. Within both, the parts that several tensor ranks share are adjacent, so that their gradients are summed in few
     messages."""

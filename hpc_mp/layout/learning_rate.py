@@ -1,7 +1,5 @@
 """The learning rate of every step: ranks train by it, and a launch predicts it, so both halves share this function."""
 
-from __future__ import annotations
-
 import math
 from typing import Protocol
 

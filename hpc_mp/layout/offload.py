@@ -1,7 +1,5 @@
 """Buffers for streaming state that is not on a rank's device: the engine allocates them, the planner counts them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 # Elements that the optimizer updates at once if its state streams: 4 MiB of each slot. A disk and a bus work at nearly full

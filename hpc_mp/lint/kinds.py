@@ -1,7 +1,5 @@
 """Kinds of files, recognized by name and text: ``hpc-mp lint`` takes files, not kinds."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Callable

@@ -15,8 +15,6 @@ numbers for each token. These are few chunks under 1F1B, whose last stage holds 
 same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from hpc_mp.job import JobSpec

@@ -19,8 +19,6 @@ busbw (``nic_share``).
 ``tests/planner/test_collectives.py`` compares the model with published measurements, row by row.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

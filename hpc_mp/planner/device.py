@@ -1,7 +1,5 @@
 """The device of emulated ranks, and the check that the model's state fits there."""
 
-from __future__ import annotations
-
 import runpy
 from collections.abc import Sequence
 from dataclasses import dataclass

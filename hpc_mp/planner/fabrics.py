@@ -1,7 +1,5 @@
 """Rates of the links and NICs of a node, from the catalogue of machines; and NCCL's protocols, from ``env/collectives.toml``."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache

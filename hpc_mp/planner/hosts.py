@@ -1,7 +1,5 @@
 """The assignment of hosts to the nodes of a placement: by the switches between them, by measured rates, with the reason."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import combinations, islice, permutations
@@ -23,9 +21,8 @@ Order = tuple[str, ...]
 Cost = Callable[[Sequence[str]], tuple[float, ...]]
 
 
-def choose_host_order(
-    placement: Placement, traffic: Traffic, hosts: tuple[str, ...], tree: SwitchTree, measured: LinkRates | None = None,
-) -> tuple[tuple[str, ...], str]:
+def choose_host_order(placement: Placement, traffic: Traffic, hosts: tuple[str, ...], tree: SwitchTree,
+                      measured: LinkRates | None = None) -> tuple[tuple[str, ...], str]:
     """Return the host of every node of the placement, and the reason: by measured rates between hosts and by the switches."""
     host_rates = rates(measured) if measured is not None and measured.recent() else None
     uneven = host_rates is not None and host_rates.uneven(hosts)

@@ -1,7 +1,5 @@
 """Traffic of a placement's ranks over the links between nodes and between switches."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import pairwise, permutations

@@ -5,8 +5,6 @@ device. A rank holds its state (``memory``) and, for as many chunks as its sched
 fullest of its stages. Tensor and context ranks have equal shares of activations, which are measured whole.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from hpc_mp.base.text import memory_size

@@ -23,8 +23,6 @@ instead. With parameters offloaded, m P/d of them, and c P/d if the formats diff
 have a row for them, count as optimizer bytes. Then units without other shards are also gathered and freed.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 from hpc_mp.job import JobSpec
@@ -51,14 +49,11 @@ def cut_of(spec: JobSpec, rank: int = 0) -> TensorCut:
     return TensorCut(spec.parallel.tensor, rank, spec.parallel.tensor_modules)
 
 
-def units_of(
-    shape: ModelShape, spec: JobSpec, layers: tuple[int, ...], pipeline: int, tensor: int,
-) -> dict[str, FlatLayout]:
+def units_of(shape: ModelShape, spec: JobSpec, layers: tuple[int, ...], pipeline: int, tensor: int) -> dict[str, FlatLayout]:
     """Return the flat units of a rank at these coordinates, by name."""
     spans = stage_spans(layers)
     held = [spans[stage] for stage, holder in enumerate(schedule_of(spec).placement) if holder == pipeline]
-    return rank_units(family_of(shape.model_type), shape, held, cut_of(spec, tensor), spec.shard_degree,
-                      expert_cut(spec))
+    return rank_units(family_of(shape.model_type), shape, held, cut_of(spec, tensor), spec.shard_degree, expert_cut(spec))
 
 
 def _bytes(spec: JobSpec, units: list[FlatLayout]) -> StateBytes:

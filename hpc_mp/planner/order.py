@@ -1,7 +1,5 @@
 """The letter order of a job's ranks, with the reason: the order in which a step waits least for links between nodes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from hpc_mp.base.text import data_rate, data_size, duration
@@ -62,10 +60,8 @@ def choose_rank_order(spec: JobSpec, traffic: Traffic, measured: LinkRates | Non
     return RankOrder(order, f"{reason}; {duration(seconds)} at the {data_rate(usual)} measured {measured.when()}", seconds)
 
 
-def cheapest_order(
-    degrees: Degrees, traffic: Traffic, ranks_per_node: int, bandwidth: float = DEFAULT_BANDWIDTH,
-    rank_map: RankMap = "block",
-) -> tuple[str, list[OrderCost]]:
+def cheapest_order(degrees: Degrees, traffic: Traffic, ranks_per_node: int, bandwidth: float = DEFAULT_BANDWIDTH,
+                   rank_map: RankMap = "block") -> tuple[str, list[OrderCost]]:
     """Return the order in which a step waits least for the links between nodes, and the cost of every order.
 
     ``bandwidth`` is in bytes per second. Costs are in the order of ``ORDERS``, or with a context axis of ``ORDERS_WITH_CONTEXT``;

@@ -38,8 +38,6 @@ with sequence parallelism tensor ranks with whole experts, all-reduce 4 bytes fo
 layer, once more if it is recomputed. tests/planner/test_traffic.py counts the same bytes in running ranks.
 """
 
-from __future__ import annotations
-
 import math
 
 from hpc_mp.base.text import data_size, memory_size
@@ -196,9 +194,8 @@ def _sharing_tensor_ranks(spec: JobSpec, shape: ModelShape, layer: int) -> int:
     return spec.parallel.tensor if spec.parallel.sequence and whole else 1
 
 
-def _data_axis(
-    spec: JobSpec, units: dict[str, FlatLayout], ranks: int, shards: int, first: bool, last: bool,
-) -> tuple[float, float]:
+def _data_axis(spec: JobSpec, units: dict[str, FlatLayout], ranks: int, shards: int, first: bool,
+               last: bool) -> tuple[float, float]:
     """Return the bytes of ``dp`` and of ``replicas`` for a rank with a part of these units.
 
     ``first``, ``last``: True if it has the first, the last stage. ``ranks``: number of ranks that train the same parameters.

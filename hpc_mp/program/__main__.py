@@ -1,7 +1,5 @@
 """``python -m hpc_mp.program RUN``: a rank, as srun starts it."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -5,8 +5,6 @@ Slurm reports the end of every task, with its time. mpirun reports only one proc
 each rank has its own guard.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

@@ -1,7 +1,5 @@
 """``hpc_mp.log``: a program's report of its steps, for status, ``--wait`` and the report page."""
 
-from __future__ import annotations
-
 import math
 import os
 import time
@@ -51,7 +49,7 @@ def _rank(environ: Mapping[str, str]) -> int:
 
 
 @cache
-def _writer(run: str, attempt: int) -> _StepWriter:
+def _writer(run: str, attempt: int) -> "_StepWriter":
     return _StepWriter(RunDirectory(Path(run)), attempt)
 
 

@@ -1,7 +1,5 @@
 """Families of mpirun: their arguments for the number of ranks, the hosts, and the agent that starts their daemons."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re

@@ -5,8 +5,6 @@ mpirun starts its daemons by ``agent HOST COMMAND``, as it would by ssh; the age
 So the ranks belong to srun's step: Slurm's signals to the step reach them, and no rank outlives it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -3,8 +3,6 @@
 The process becomes the program (``exec``): its signals, exit code and memory are the program's own.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import resource
@@ -26,14 +24,7 @@ from hpc_mp.program.mpirun import by_agent
 from hpc_mp.program.stepd import watch_stepd
 from hpc_mp.rundir import TOKEN, AttemptRecord, RunDirectory, read_attempt, read_json
 from hpc_mp.rundir.failures import RankFailure, write_failure
-from hpc_mp.rundir.program import (
-    OWN_PATH,
-    ProgramCommand,
-    filled_in,
-    own_variables,
-    read_program,
-    run_variables,
-)
+from hpc_mp.rundir.program import OWN_PATH, ProgramCommand, filled_in, own_variables, read_program, run_variables
 from hpc_mp.rundir.rank_env import RankEnv, at_place, emulated_node, identity, node_name, say_host
 
 EMULATED = "HPC_MP_EMULATED"

@@ -4,8 +4,6 @@ A shim is a small Python program, because a shell between bash and the launcher 
 programs get the arguments, directory, variables and input from the script.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shlex
@@ -17,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpc_mp.base.launchers import LAUNCHERS, program_of_mpirun
-from hpc_mp.cluster.slurm.srun_words import programs_of_srun
+from hpc_mp.cluster.slurm.option_syntax import programs_of_srun
 from hpc_mp.program.witness import ATTEMPT, LAUNCH, RESTORED, RUN, Witness
 from hpc_mp.rundir import TOKEN, RunDirectory
 

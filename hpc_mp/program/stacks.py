@@ -5,8 +5,6 @@ nodes: the first rank that dies ends the others). Python then writes the stacks 
 (PYTHONFAULTHANDLER).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

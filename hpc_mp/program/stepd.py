@@ -5,8 +5,6 @@ A separate process on the node waits for the end of slurmstepd. It then ends the
 would disturb the next attempt, and records the failure.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import signal
@@ -89,7 +87,6 @@ def stepd_above() -> int | None:
 
 
 def _of_step(environ: Mapping[str, str]) -> Iterator[int]:
-    """Yield the other processes of this step on this node."""
     variables = {f"{name}={environ.get(name)}" for name in STEP}
     for entry in os.listdir("/proc"):
         if entry.isdigit() and int(entry) != os.getpid() and variables <= set(read_proc(int(entry), "environ").split("\0")):

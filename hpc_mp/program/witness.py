@@ -5,8 +5,6 @@ forwards signals and ends in the same way as the process. After a failure, it re
 itself has a witness too.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Axes of a figure: mapping of values to pixels, and round numbers as labels."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Colours of figures: a fill on a ramp, and the ink that reads on it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise

@@ -1,13 +1,11 @@
 """A comparison of several runs on one page: overlaid curves, the differences of their job files, and their results."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
+from statistics import median, median_low
 from typing import Any
 
 from hpc_mp.base.text import counted, duration, loss_number, memory_size, number
@@ -15,9 +13,10 @@ from hpc_mp.job import AnySpec
 from hpc_mp.job.sweep import words_of
 from hpc_mp.job.values import leaves, toml_value
 from hpc_mp.report import curves
+from hpc_mp.report.axes import Scale, Tick, ticks
+from hpc_mp.report.curves import AS_SAID, BOTTOM, HEIGHT, HUGE, LEFT, MOST_POINTS, RIGHT, SCALE_OVER_MEDIAN, TOP, WIDTH, thinned
 from hpc_mp.report.facts import RunFacts, read_facts
 from hpc_mp.report.html import HERE, filled, publish
-from hpc_mp.report.overlay import overlays
 from hpc_mp.report.page import HIDDEN
 from hpc_mp.report.summary import later_half, layout, lifetime, name, summarize
 from hpc_mp.rundir import RunDirectory
@@ -25,10 +24,120 @@ from hpc_mp.rundir.records import losses
 from hpc_mp.rundir.retention import best_evaluation
 from hpc_mp.rundir.sweep import best_of
 
+FLATTEST = 5  # the flattest run's curve has at least a fifth of the height
+THROUGHPUT = "Throughput"
+POINTS = 6_000  # in a figure with many runs: a browser draws them at once, and the page has a few hundred kB
+Points = Sequence[tuple[int, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class OverlayPanel:
+    """One figure: its heading, its quantity, and its axes.
+
+    Attributes:
+        points: points of a run, over its steps or over the unit named by ``along``.
+        low: True if the y axis begins at 0 instead of the lowest value.
+        dots: True if the points are few and marked individually.
+    """
+
+    title: str
+    subtitle: str
+    points: Callable[[RunFacts], Points]
+    along: str = "step"
+    low: bool = False
+    dots: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OverlayLine:
+    """A run's curve: ``at``, ``values`` and ``pixels`` correspond one to one; ``run`` is its number on the page."""
+
+    run: int
+    at: tuple[int, ...]
+    values: tuple[float, ...]
+    pixels: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Overlay:
+    """One figure in pixels, and notes on points that could not be drawn."""
+
+    panel: OverlayPanel
+    lines: tuple[OverlayLine, ...]
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+    notes: tuple[str, ...]
+
+
+PANELS = (
+    OverlayPanel("Loss", "mean over all tokens of the global batch",
+                 lambda run: [(metric.step, metric.loss) for metric in run.metrics]),
+    OverlayPanel("Held-out loss", "on evaluate.files",
+                 lambda run: [(evaluation.step, evaluation.loss) for evaluation in run.evaluations], dots=True),
+    OverlayPanel(THROUGHPUT, "tokens per second, all ranks together",
+                 lambda run: [(metric.step, metric.tokens_per_s) for metric in run.metrics], low=True),
+    OverlayPanel("Learning rate", "after warm-up and schedule",
+                 lambda run: [(metric.step, metric.learning_rate) for metric in run.metrics], low=True),
+)
+BY_TOKENS = OverlayPanel("Loss by tokens", "because the runs' steps differ in size",
+                         lambda run: [(metric.tokens, metric.loss) for metric in run.metrics], along="token")
+
+
+def overlays(runs: Sequence[RunFacts], labels: Sequence[str]) -> tuple[Overlay, ...]:
+    """Return the figures with at least one point, including the loss by tokens if the runs' steps differ in size."""
+    sizes = {run.metrics[-1].tokens // run.metrics[-1].step for run in runs if run.metrics and run.metrics[-1].step}
+    panels: tuple[OverlayPanel, ...] = (PANELS[0], BY_TOKENS, *PANELS[1:]) if len(sizes) > 1 else PANELS
+    if all(run.program is not None for run in runs):
+        panels = tuple(panel if panel.title == THROUGHPUT else replace(panel, subtitle=AS_SAID) for panel in panels)
+    return tuple(figure for panel in panels if (figure := overlay(panel, runs, labels)) is not None)
+
+
+def overlay(panel: OverlayPanel, runs: Sequence[RunFacts], labels: Sequence[str]) -> Overlay | None:
+    """Return one figure; None if no run has a finite value, or if programs reported no value: their values are then 0."""
+    every = [panel.points(run) for run in runs]
+    finite = [[(at, value) for at, value in points if abs(value) < HUGE] for points in every]
+    if not any(value for points in finite for _, value in points):
+        return None
+    low, high = _range(panel, [[value for _, value in points] for points in finite if points])
+    ends = [at for points in finite for at, _ in points]
+    x, y = Scale(min(ends), max(ends), LEFT, WIDTH - RIGHT), Scale(low, high, HEIGHT - BOTTOM, TOP)
+    limit = max(100, min(MOST_POINTS, POINTS // len(runs)))
+    notes = []
+    for label, points, drawn in zip(labels, every, finite, strict=True):
+        if len(drawn) < len(points):
+            notes.append(f"{label}: {counted(len(points) - len(drawn), 'value')} not finite")
+        if above := sum(value > high for _, value in drawn):
+            notes.append(f"{label}: {counted(above, 'value')} above the scale")
+    return Overlay(
+        panel,
+        lines=tuple(_line(number, thinned(points, limit), x, y, high) for number, points in enumerate(finite) if points),
+        x_ticks=ticks(x, 6, whole=True),
+        y_ticks=ticks(y, 6),
+        notes=tuple(notes),
+    )
+
+
+def _line(number: int, points: Points, x: Scale, y: Scale, high: float) -> OverlayLine:
+    return OverlayLine(number, tuple(at for at, _ in points), tuple(value for _, value in points),
+                       tuple((x(at), y(min(value, high))) for at, value in points))
+
+
+def _range(panel: OverlayPanel, runs: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Return the ends of the y axis. A run whose loss diverges, or steps that warm up, must not flatten the other curves."""
+    every = [value for run in runs for value in run]
+    if panel.low:
+        usual = SCALE_OVER_MEDIAN * max(median(run) for run in runs)
+        return 0.0, 1.08 * min(max(every), usual) if usual > 0 else max(every)
+    low, usual = min(every), median_low(max(run) for run in runs)
+    high = min(max(every), low + FLATTEST * (usual - low)) if usual > low else max(every)
+    margin = 0.05 * (high - low)
+    return low - margin, high + margin
+
+
 COLOURS = 7  # of page.css; further lines repeat the colours, dashed
 DASHES = 4
 NONE = "–"
-LOSS = "Loss, first and last"
+LOSS, BEST_LOSS = "Loss, first and last", "Best held-out loss"
 SECRET = ("environment.set.", "program.environment.")
 
 
@@ -97,15 +206,10 @@ def _value(key: str, job: Mapping[str, Any], swept: bool) -> str:
 
 def ends(runs: Sequence[RunFacts]) -> tuple[ComparedRow, ...]:
     """Return every run's progress, cost and result; rows without a value are left out."""
-    by_loss = _best_by_loss(runs)
-    rows = [ComparedRow(what, tuple(text(run) or NONE for run in runs), by_loss if what == LOSS else None)
-            for what, text in ENDS]
-    best = [best_evaluation(run.evaluations) for run in runs]
-    cells = tuple(f"{loss_number(evaluation.loss)} after step {evaluation.step:,}" if evaluation else NONE for evaluation in best)
-    losses_by_run = {index: evaluation.loss for index, evaluation in enumerate(best) if evaluation is not None}
-    comparable = len(losses_by_run) > 1 and _same_text(runs)
-    marked = min(losses_by_run, key=lambda index: losses_by_run[index]) if comparable else None
-    rows.insert(BEST_AT, ComparedRow("Best held-out loss", cells, marked))
+    best = {index: evaluation.loss for index, run in enumerate(runs) if (evaluation := best_evaluation(run.evaluations))}
+    comparable = len(best) > 1 and _same_text(runs)
+    marks = {LOSS: _best_by_loss(runs), BEST_LOSS: min(best, key=best.__getitem__) if comparable else None}
+    rows = [ComparedRow(what, tuple(text(run) or NONE for run in runs), marks.get(what)) for what, text in ENDS]
     return tuple(row for row in rows if any(cell != NONE for cell in row.cells))
 
 
@@ -169,6 +273,8 @@ ENDS: tuple[tuple[str, Callable[[RunFacts], str]], ...] = (
     ("Tokens", _tokens),
     (LOSS, _loss),
     ("Held-out loss, last", lambda run: loss_number(run.evaluations[-1].loss) if run.evaluations else ""),
+    (BEST_LOSS, lambda run: f"{loss_number(best.loss)} after step {best.step:,}"
+     if (best := best_evaluation(run.evaluations)) else ""),
     ("Best checkpoint", lambda run: f"{run.best.path.name}, {loss_number(run.best.loss)}" if run.best else ""),
     ("Tokens per second", _speed),
     ("Wall clock", _wall_clock),
@@ -177,4 +283,3 @@ ENDS: tuple[tuple[str, Callable[[RunFacts], str]], ...] = (
     ("Attempts", lambda run: str(run.attempt)),
     ("Layout", lambda run: layout(run.placement, run.spec, run.plan, run.program)),
 )
-BEST_AT = 5  # index of the row after the last held-out loss

@@ -1,7 +1,5 @@
 """The conclusion of a run, recorded once: its verdict, its report, and the user's notification command."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import traceback

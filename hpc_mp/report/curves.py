@@ -1,7 +1,5 @@
 """Curves over the steps of a run: loss, gradient norm, throughput, step time, learning rate."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -130,7 +128,6 @@ def thinned(points: Sequence[tuple[int, float]], limit: int) -> Sequence[tuple[i
 
 
 def _range(panel: Panel, values: Sequence[float]) -> tuple[float, float]:
-    """Return the lower and upper end of the y axis."""
     if panel.from_zero:
         highest = min(max(values), SCALE_OVER_MEDIAN * median(values)) if panel.outliers else max(values)
         return 0.0, 1.08 * highest

@@ -1,7 +1,5 @@
 """The content of a run directory, read into one frozen value. Absent or broken files are left out and listed as problems."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -76,8 +74,7 @@ def read_facts(run: RunDirectory) -> RunFacts:
     reader = _RunReader(run)
     attempt = run.attempt()
     traces = filter(None, [reader.read(path, read_record, path, RankTrace) for path in run.trace.found()])
-    earlier = {number: reader.placement(RunDirectory(run.put_away(number)).placement)
-               for number in range(1, attempt)}
+    earlier = {number: reader.placement(RunDirectory(run.put_away(number)).placement) for number in range(1, attempt)}
     status = reader.read(run.status, read_record, run.status, RankStatus)
     verdict = reader.read(run.outcome, read_verdict, run)
     until = status.time if status is not None and verdict is None else None

@@ -1,7 +1,5 @@
 """The rank grid: the node, the coordinates and the communication groups of each rank."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby

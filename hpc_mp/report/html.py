@@ -1,7 +1,5 @@
 """Self-contained HTML files: one frame around every page, and the publication of a page."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """Memory of the ranks: stacked bars of the known parts, up to the peak, against the limit."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -78,9 +76,8 @@ class _Held:
         return [(kind, part) for kind, part in (*parts, ("rest", rest)) if part > 0]
 
 
-def memory(
-    traces: Mapping[int, RankTrace], placement: Placement | None, spec: JobSpec | None = None, chunks: Sequence[ChunkCounts] = (),
-) -> MemoryChart | None:
+def memory(traces: Mapping[int, RankTrace], placement: Placement | None, spec: JobSpec | None = None,
+           chunks: Sequence[ChunkCounts] = ()) -> MemoryChart | None:
     """Return one bar per rank, or one per stage beyond 64 ranks; None if no rank has reported its memory.
 
     Args:
@@ -115,7 +112,6 @@ def memory(
 
 
 def _activations(spec: JobSpec | None, chunks: Sequence[ChunkCounts]) -> str:
-    """Return the activations kept for backwards, in words."""
     if spec is None or not chunks:
         return ""
     held, on_device, on_host = (max(getattr(counts, what) for counts in chunks) for what in ("held", "here", "away"))

@@ -1,7 +1,5 @@
 """The report page: facts in, one self-contained HTML file out."""
 
-from __future__ import annotations
-
 import shlex
 import time
 from pathlib import Path
@@ -70,7 +68,6 @@ def without_secrets(spec: Spec) -> Spec:
 
 
 def _newest(facts: RunFacts) -> dict[int, RankStart]:
-    """Return rank → its newest start in the current attempt."""
     return {start.rank: start for start in facts.starts if start.attempt == facts.attempt}
 
 

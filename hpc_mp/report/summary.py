@@ -1,7 +1,5 @@
 """The head of the page: the run's state, the cause of a failure, its layout in one line, its key numbers, and its attempts."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -206,7 +204,6 @@ def _when(facts: RunFacts, state: str) -> str:
 
 
 def _newest(lines: list[str]) -> tuple[str, ...]:
-    """Return the last lines without repetitions."""
     lines = list(dict.fromkeys(lines))
     left_out = [f"({len(lines) - MOST_LINES:,} earlier ones are in log/main.log)"] if len(lines) > MOST_LINES else []
     return (*left_out, *lines[-MOST_LINES:])

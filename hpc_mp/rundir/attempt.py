@@ -5,8 +5,6 @@ ones. The launcher of the ranks writes it once, before they start. A requeued jo
 start may still run, on a node that was cut off and came back. They have another token.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Sequence

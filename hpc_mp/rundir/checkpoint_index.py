@@ -5,8 +5,6 @@ a stage list their tensors in one ``index-00000.json``. A reader opens only the 
 thousands. Files are hashed in blocks while they are written. A reader hashes only the blocks that it reads.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import defaultdict

@@ -5,8 +5,6 @@ SHA-256; the indexes among them list the tensor files and their hashes. Last, th
 ``checkpoints/step-00000010``. A directory without that marker, or one that disagrees with it, is never loaded.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil
@@ -110,9 +108,8 @@ def complete_steps(checkpoints: Path) -> list[Path]:
     return sorted((path for path in named if path.is_dir()), key=lambda path: path.name)
 
 
-def newest_complete(
-    checkpoints: Path, hashes: bool = True, but: Collection[Path] = (),
-) -> tuple[Path | None, list[tuple[Path, str]]]:
+def newest_complete(checkpoints: Path, hashes: bool = True,
+                    but: Collection[Path] = ()) -> tuple[Path | None, list[tuple[Path, str]]]:
     """Return the newest sound checkpoint, and the newer skipped ones with the reason.
 
     Args:

@@ -4,8 +4,6 @@ If a rank dies or stalls, the others lose it, wait for it in vain, and are ended
 contains all kinds of failure, causes before consequences, with the reaction to each. ``hpc_mp.diagnosis`` finds the cause.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The outcome of each attempt of a run: ``RUN/history.jsonl``, one line per attempt that has ended."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

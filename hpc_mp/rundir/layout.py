@@ -1,7 +1,5 @@
 """The layout of a run directory: one table of its files, which the code, the documentation and the tests read."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,9 +30,9 @@ class RunFile:
     def __get__(self, run: None, owner: type) -> Self: ...
 
     @overload
-    def __get__(self, run: RunDirectory, owner: type) -> Path: ...
+    def __get__(self, run: "RunDirectory", owner: type) -> Path: ...
 
-    def __get__(self, run: RunDirectory | None, owner: type) -> Self | Path:
+    def __get__(self, run: "RunDirectory | None", owner: type) -> Self | Path:
         return self if run is None else run.path / self.name
 
 
@@ -57,9 +55,9 @@ class RunFiles:
     def __get__(self, run: None, owner: type) -> Self: ...
 
     @overload
-    def __get__(self, run: RunDirectory, owner: type) -> FilesOfRun: ...
+    def __get__(self, run: "RunDirectory", owner: type) -> "FilesOfRun": ...
 
-    def __get__(self, run: RunDirectory | None, owner: type) -> Self | FilesOfRun:
+    def __get__(self, run: "RunDirectory | None", owner: type) -> "Self | FilesOfRun":
         return self if run is None else FilesOfRun(run.path, self.name)
 
 
@@ -101,8 +99,7 @@ class RunDirectory:
 
     path: Path
 
-    job = RunFile("job.toml", "launch", "every rank, supervisor, report, resume",
-        "the resolved job: it reproduces the run")
+    job = RunFile("job.toml", "launch", "every rank, supervisor, report, resume", "the resolved job: it reproduces the run")
     placement = RunFile("placement.json", "launch", "every rank, supervisor, report",
         "the node and the coordinates of every rank, and all groups")
     plan = RunFile("plan.json", "launch", "supervisor, status, report, resume",
@@ -146,8 +143,7 @@ class RunDirectory:
     attempt_record = RunFile("attempt.json", "supervisor", "every rank",
         "the current attempt: its number and token, its hosts, the rendezvous address, and its time limit")
     status = RunFile("status.json", "rank 0", "launch, status, report", "the current activity of rank 0")
-    metrics = RunFile("metrics.jsonl", "rank 0", "launch, status, report",
-        "one line per optimizer step, each step once")
+    metrics = RunFile("metrics.jsonl", "rank 0", "launch, status, report", "one line per optimizer step, each step once")
     lost = RunFile("lost.jsonl", "rank 0", "status, report",
         "lines removed from `metrics.jsonl`: steps that were trained, not saved, and trained again")
     evaluations = RunFile("evaluations.jsonl", "rank 0", "launch, status, report",
@@ -167,21 +163,18 @@ class RunDirectory:
     slurm_log = RunFiles("slurm-{job}.log", "Slurm", "logs, launch, supervisor", "the output of the job script")
 
     log = RunFile("log/", "", "", "the logs of the current attempt")
-    main_log = RunFile("log/main.log", "rank 0, failing ranks, supervisor", "logs, report",
-        "the run in a few lines")
+    main_log = RunFile("log/main.log", "rank 0, failing ranks, supervisor", "logs, report", "the run in a few lines")
     profile_log = RunFile("log/profile.log", "supervisor", "you",
         "the variables that environment.profile set or left out for the ranks, with the reasons and the deciding node")
     srun_log = RunFile("log/srun.log", "srun", "logs, supervisor",
         "the output of srun and of the steps before and after the ranks")
-    rank_log = RunFiles("log/rank-{rank:05d}.log", "one rank", "logs",
-        "the output of one rank, if it has its own file")
+    rank_log = RunFiles("log/rank-{rank:05d}.log", "one rank", "logs", "the output of one rank, if it has its own file")
     guards = RunFile("log/guards/", "the guard of a rank that mpirun has started without Slurm", "supervisor",
         "the process of each guard, and the exit codes of ranks")
     rank_host = RunFiles("log/host-{rank:05d}", "one rank", "supervisor",
         "the name of one rank's host: for a program, and if mpirun starts ranks without Slurm")
     rank_stack = RunFiles("log/stack-{rank:05d}.txt", "the recording of hung ranks, before they are ended",
-        "supervisor, launch, you",
-        "the stacks of the processes of one rank of a program, with every Python thread")
+        "supervisor, launch, you", "the stacks of the processes of one rank of a program, with every Python thread")
     node_log = RunFiles("log/node-{host}.log", "srun", "logs, supervisor",
         "the output of the ranks of one node of a Slurm job, with the task number before each line")
     kernel_log = RunFiles("log/kernel-{host}.log", "slurm/node-end.sh", "supervisor",
@@ -203,16 +196,14 @@ class RunDirectory:
         "the state of one node before the ranks started: GPUs, kernel, boot id, free disk space")
     failures = RunFile("failures/", "", "", "the failures of ranks")
     failure = RunFiles("failures/attempt-{attempt}-rank-{rank:05d}.json", "one rank, or launch on its behalf",
-        "ranks, supervisor, launch, status, logs, report",
-        "the failure of one rank: kind, message, traceback, coordinates")
+        "ranks, supervisor, launch, status, logs, report", "the failure of one rank: kind, message, traceback, coordinates")
     waits = RunFile("waits/", "", "", "the positions of stalled ranks")
     standing = RunFiles("waits/attempt-{attempt}-rank-{rank:05d}.json", "one rank", "supervisor, launch, report",
         "the position of one stalled rank, the message that it waits in, and its message counts")
     first_failure = RunFiles("failures/attempt-{attempt}-first", "one rank", "ranks",
         "nothing: the rank that created it reports to the main log")
     traces = RunFile("trace/", "", "", "the executed actions of ranks")
-    trace = RunFiles("trace/rank-{rank:05d}.json", "one rank", "report",
-        "one step of one rank: actions as executed, memory")
+    trace = RunFiles("trace/rank-{rank:05d}.json", "one rank", "report", "one step of one rank: actions as executed, memory")
     checkpoints = RunFile("checkpoints/", "", "", "the newest checkpoints")
     checkpoint = RunFiles(f"checkpoints/{STEP}{{step:08d}}/", "every rank", "ranks, resume, export",
         "parameters and optimizer state in safetensors files")
@@ -246,7 +237,7 @@ class RunDirectory:
         """Return the number of the current attempt, from 1: one more than the archived attempts."""
         return 1 + sum(1 for path in self.put_away.found() if path.name.isdigit())
 
-    def of_attempt(self, number: int) -> RunDirectory:
+    def of_attempt(self, number: int) -> "RunDirectory":
         """Return the directory with the job, plan, placement and logs of an attempt: this one for the current attempt."""
         aside = self.put_away(number)
         return RunDirectory(aside) if number < self.attempt() and aside.is_dir() else self

@@ -1,7 +1,5 @@
 """The state of a checkpoint besides its tensors: the training progress, and the origin of the parameters."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -40,7 +38,7 @@ class Origin:
     seed: int
     documents: str = "joined"
 
-    def same_samples(self, other: Origin) -> bool:
+    def same_samples(self, other: "Origin") -> bool:
         """Return True if a position denotes the same sample in both."""
         return (self.data, self.sequence_length, self.seed) == (other.data, other.sequence_length, other.seed)
 
@@ -111,8 +109,7 @@ def check_resumable(value: str, counters: Counters, now: Mapping[str, Any], step
         HpcMpError: it cannot continue.
     """
     if difference := first_difference(counters.origin, now):
-        raise HpcMpError(value, str(difference),
-                         TAKE_WEIGHTS)
+        raise HpcMpError(value, str(difference), TAKE_WEIGHTS)
     if counters.step >= steps:
         raise HpcMpError(f"train.steps = {steps}", f"leaves nothing to do: {value} has already trained {counters.step} steps",
                          f"set train.steps to more than {counters.step}")

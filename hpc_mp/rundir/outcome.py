@@ -1,7 +1,5 @@
 """The verdict: the end of an attempt of a run, and the reason of a failure. Once written to ``outcome.json``, it is final."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -76,7 +74,7 @@ class Outcome:
     best_checkpoint: Path | None = None
     cause: Cause | None = None
     report: Path | None = None
-    elements: tuple[Outcome, ...] = ()
+    elements: "tuple[Outcome, ...]" = ()
     not_started: int = 0
 
     def document(self) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """``plan.json``: decisions and predictions made before a run's ranks start. The launch writes it; all other parts read it."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``program.json``: the command that every rank of a program executes, and the variables that identify the rank."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -50,7 +48,7 @@ class ProgramCommand:
     stop_codes: tuple[int, ...] = ()
 
 
-def write_program(path: Path, spec: ProgramSpec) -> None:
+def write_program(path: Path, spec: "ProgramSpec") -> None:
     """Write ``program.json``, readable only by the run's owner: arguments and variables may be passwords. Raises OSError."""
     program = spec.program
     itself = spec.job.ranks_per_node if program.start == "node" else None

@@ -1,7 +1,5 @@
 """The identity of a rank: from its place, if a launcher states the host of each rank; else from its environment."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Mapping, Sequence

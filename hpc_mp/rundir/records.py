@@ -4,8 +4,6 @@ A reader ignores unknown keys, so it can read a newer run. A document with a mis
 ``failures.py``, ``outcome.py``, ``history.py``, ``attempt.py`` and ``plan.py`` contain the other records.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -34,8 +32,7 @@ class _NullIsNan:
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
         from pydantic_core import core_schema
 
-        return core_schema.no_info_before_validator_function(
-            lambda value: math.nan if value is None else value, handler(source))
+        return core_schema.no_info_before_validator_function(lambda value: math.nan if value is None else value, handler(source))
 
 
 Measured = Annotated[float, _NullIsNan()]
@@ -264,7 +261,7 @@ def _understood(document: Any, kind: type[Record]) -> Record:
 
 
 @cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
+def _adapter(kind: Any) -> "TypeAdapter[Any]":
     from pydantic import TypeAdapter
 
     return TypeAdapter(kind)

@@ -3,8 +3,6 @@
 A run resumes from the newest. A user exports the best in the end; a run that overfits passes it long before its last step.
 """
 
-from __future__ import annotations
-
 import math
 import shutil
 from collections.abc import Sequence

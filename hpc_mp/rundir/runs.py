@@ -1,7 +1,5 @@
 """Creation, numbering and lookup of runs; archiving of an attempt before the next one; the jobs queued behind a run's job."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

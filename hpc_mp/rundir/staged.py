@@ -4,8 +4,6 @@ The copy of ``/disk/me/model`` is at ``ROOT/disk/me/model``. The file ``model.st
 ``SIZE NAME`` for every file, each ended by a zero byte. ``slurm/node-start.sh`` writes the same format.
 """
 
-from __future__ import annotations
-
 import fcntl
 import logging
 import os

@@ -4,8 +4,6 @@ Each rank counts the messages that it has reached on every channel, and records 
 ``hpc_mp.diagnosis.waits`` derives the wait chains.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The place of a run in its sweep, and the other runs of that sweep: ``sweep.json`` in the directory of each."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass

@@ -1,8 +1,6 @@
 """The cost of a run so far: node hours, GPU hours, time in the queue, steps trained and lost. All of it comes from the run
 directory, because most clusters have no accounting that a user may read."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress

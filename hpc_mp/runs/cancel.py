@@ -1,7 +1,5 @@
 """Cancellation of runs: their ranks are asked to save first, and killed if they do not end in time."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping
 
@@ -71,7 +69,6 @@ def end(runs: Mapping[RunDirectory, RunStatus], grace: float, say: Callable[[str
 
 
 def _by_back_end(runs: LiveRuns) -> Iterator[tuple[Keeper, LiveRuns]]:
-    """Yield each back end with the runs that it reaches."""
     for back_end in dict.fromkeys(reaching(run, job) for run, job in runs.items()):
         yield back_end, {run: job for run, job in runs.items() if reaching(run, job) is back_end}
 

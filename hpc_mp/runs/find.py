@@ -1,7 +1,5 @@
 """Lookup of runs by a command-line argument (a directory or the id of a Slurm job), and listing of runs."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress

@@ -4,8 +4,6 @@ The launch writes the name of the back end into ``plan.json``. Two kinds exist: 
 launcher, which starts the ranks itself.
 """
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The lock that lets only one launch have a run, and the process that holds it."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import platform

@@ -1,7 +1,5 @@
 """The logs of a run: their files, the ranks whose lines they contain, and the failure that ends them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

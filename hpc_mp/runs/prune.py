@@ -4,8 +4,6 @@ Nothing is removed of a run that may still continue, and never a checkpoint that
 runs of a directory: an entry that any run refers to stays, and everything stays while any run continues.
 """
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -163,9 +161,8 @@ def _whole(run: RunDirectory, others: Mapping[Path, JobSpec]) -> Removable | Spa
     return Removable("run", run.path, size(run.path), "all of it, its newest checkpoint too", run.path, tuple(named))
 
 
-def _parts(
-    run: RunDirectory, spec: JobSpec | None, keep: int | None, others: Mapping[Path, JobSpec],
-) -> Iterator[Removable | Spared]:
+def _parts(run: RunDirectory, spec: JobSpec | None, keep: int | None,
+           others: Mapping[Path, JobSpec]) -> Iterator[Removable | Spared]:
     """Yield old checkpoints, and the remains of crashed saves and damaged checkpoints. An unsound checkpoint does not count among
     the newest, and stays, because a file system may be to blame."""
     if spec is None:
@@ -259,7 +256,6 @@ def _spec(run: RunDirectory) -> JobSpec | None:
 
 
 def _written(run: RunDirectory) -> float:
-    """Return the unix seconds of the last write to the run."""
     times = [run.path.stat().st_mtime]
     for path in (run.status, run.metrics, run.main_log, run.job_id, run.checkpoints, run.log):
         with suppress(OSError):

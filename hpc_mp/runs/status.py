@@ -1,7 +1,5 @@
 """The state of a run, from Slurm if it has a job, and from the run directory, which takes precedence."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -178,7 +176,8 @@ def seen(run: RunDirectory, jobs: Sequence[SlurmJob]) -> RunStatus:
         eta=pace * (steps - step) if pace is not None and steps and state == "running" and not (late or awaits) else None,
         step_age=step_age,
         checkpoint=next(reversed(complete_steps(run.checkpoints)), None),
-        cause=_cause(run, attempt, job) if state == "failed" or (state == "stopped" and outcome and outcome.cause) else None,
+        cause=_cause(run, attempt, job, outcome) if state == "failed" or (state == "stopped" and outcome and outcome.cause)
+        else None,
         late=late,
         before=_before(run, attempt, job, isinstance(spec, ProgramSpec)) if state in GOES_ON or attempt > 1 else None,
         sweep=read_member(run),
@@ -244,8 +243,8 @@ def _before(run: RunDirectory, attempt: int, job: SlurmJob | None, of_program: b
     return None if message is None else f"attempt {attempt - 1}: {message}"
 
 
-def _cause(run: RunDirectory, attempt: int, job: SlurmJob | None) -> str:
-    failure = cause(run, attempt)
+def _cause(run: RunDirectory, attempt: int, job: SlurmJob | None, outcome: Outcome | None) -> str:
+    failure = outcome.cause if outcome is not None else cause(run, attempt)
     if failure is not None:
         return failure.message
     if job is None:

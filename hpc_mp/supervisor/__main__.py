@@ -1,7 +1,5 @@
 """``python -m hpc_mp.supervisor [--after CODE] RUN -- srun … COMMAND``: one attempt of a run, or the rest of one."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from pathlib import Path

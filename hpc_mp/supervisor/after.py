@@ -4,8 +4,6 @@ The supervisor may be killed, for example by the kernel if memory is exhausted: 
 it records their end. The ranks keep running: they are asked to save and stop, and the end of the attempt is completed here.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import time
@@ -78,7 +76,6 @@ def go_on_after(code: int, path: Path, command: Sequence[str], signals: Signals)
 
 
 def _ending(ended: history.AttemptEnd) -> Ending:
-    """Return the ending from its record."""
     if ended.action == "done":
         return "completed" if ended.kind == "completed" else "stopped"
     return Cause(ended.kind, ended.message, ended.rank, ended.node, time=ended.time)

@@ -1,7 +1,5 @@
 """One attempt of a run, from its start to the end of its ranks."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -28,7 +26,7 @@ from hpc_mp.supervisor.program import ProgramWatch
 from hpc_mp.supervisor.restart_policy import Decision
 from hpc_mp.supervisor.script import ScriptWatch
 from hpc_mp.supervisor.signals import Signals
-from hpc_mp.supervisor.srun import StepCommand, end_steps, follow, follow_step
+from hpc_mp.supervisor.srun import end_steps, follow, follow_step
 
 
 def start(path: Path, command: Sequence[str], signals: Signals) -> int:
@@ -64,8 +62,6 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
         if isinstance(attempt.spec, ProgramSpec) and attempt.spec.slurm.container is not None:
             write_program_script(attempt, attempt.spec, os.environ)
     code = node_setup.start(attempt, signals)
-    if code == 0 and signals.stop_requested:
-        code = STOPPED
     watch = None
     lost: Cause | None = None
     if code == 0:
@@ -74,7 +70,7 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
         if isinstance(watch, ScriptWatch):
             end = follow_step(watch.start(), signals, watch.poll)
         else:
-            end = follow(StepCommand(command, attempt.environ, run.srun_log), signals, has_failed(attempt, watch), mpirun=alone)
+            end = follow(command, attempt.environ, run.srun_log, signals, has_failed(attempt, watch), mpirun=alone)
             lost = _without_srun(attempt, end.code) if end.died and not alone else None
         code = (alone and first_code_of_ranks(run.guards)) or (0 if end.blind else end.code)
     return finish(attempt, code, script, signals, watch, lost=lost)

@@ -1,7 +1,5 @@
 """Records that ranks of our own engine write about themselves; for the ranks of a program the supervisor writes them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from contextlib import suppress

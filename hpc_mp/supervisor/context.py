@@ -1,7 +1,5 @@
 """The supervised run and its attempt, as one value for all parts of the supervisor."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Departure of a job at Slurm's request: the ends of its ranks then say nothing about the run, which continues."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from hpc_mp.cluster.slurm.records import Words

@@ -1,7 +1,5 @@
 """The end of an attempt: how its ranks ended, and the action that follows."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
@@ -39,12 +37,10 @@ from hpc_mp.supervisor.gather import ScriptLog, gather, node_lost, said_in, user
 from hpc_mp.supervisor.program import ProgramWatch, ending_of, signalled
 from hpc_mp.supervisor.restart_policy import STOPPED_BY_USER, Decision, decide
 from hpc_mp.supervisor.script import ScriptWatch, record_failure
-from hpc_mp.supervisor.signals import Signals
+from hpc_mp.supervisor.signals import EARLY, Signals
 
 ENDS_S = 10.0  # to record the run's end before Slurm ends the job
 SHOWN_BY_THE_NODE = ("hardware", "unfit", "unwritable")  # kinds of failure that are more specific than a lost node
-EARLY = tuple(code for number in (signal.SIGUSR2, signal.SIGTERM)  # a task was asked to stop before it could handle the signal
-              for code in (-number, 128 + number))
 
 
 Ending = Literal["completed", "stopped"] | Cause
@@ -65,7 +61,10 @@ def finish(attempt: AttemptContext, code: int, script: ScriptLog | None, signals
         return 1
     if watch is not None:
         watch.say_begun()
-    code = code if isinstance(watch, ScriptWatch) else _first_code(run, code, signals.stop_requested or run.stop.exists())
+    requested = signals.stop_requested
+    unbegun = code == STOPPED and watch is None and isinstance(attempt.spec, ProgramSpec)  # asked to stop before its ranks began
+    if not (unbegun or isinstance(watch, ScriptWatch)):
+        code = _first_code(run, code, requested or run.stop.exists())
     run.batch_environ.unlink(missing_ok=True)  # unless a script has read it
     unreached = node_setup.end(attempt, failed=code not in (0, STOPPED))
     job = known_job(attempt.allocation.job_id) if attempt.allocation is not None else {}
@@ -76,8 +75,7 @@ def finish(attempt: AttemptContext, code: int, script: ScriptLog | None, signals
         host = node_name(os.environ)
         message = f"the job script on {host} lost the slurmstepd that had started it, and Slurm requeued the job"
         departed, lost = "", Cause("orphaned", message, node=host, nodes=(host,), retry=True)
-    ending = "stopped" if departed else lost or _ending(
-        attempt, code, script, signals.stop_requested, cancelled, watch, died)
+    ending = "stopped" if departed or unbegun else lost or _ending(attempt, code, script, requested, cancelled, watch, died)
     if died is not None and not cancelled and not departed and (ending == "stopped" or (
             isinstance(ending, Cause) and KINDS[ending.kind].level >= KINDS["supervisor"].level)):
         ending = died

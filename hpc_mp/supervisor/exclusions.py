@@ -11,8 +11,6 @@ task and one second, which lifts the exclusions if the first job would not start
 ``watch.id`` names the valid watch: a replaced watch does nothing. It runs ``python -m hpc_mp.supervisor.exclusions RUN``.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import sys

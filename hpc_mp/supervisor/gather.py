@@ -1,7 +1,5 @@
 """Evidence on a failed attempt of a run, gathered from its directory and from Slurm."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import re
@@ -123,7 +121,6 @@ def gather(attempt: AttemptContext, code: int, script: ScriptLog | None = None, 
 
 
 def _by_host(logs: FilesOfRun, size: int = TAIL) -> dict[str, tuple[str, ...]]:
-    """Return the last lines of each host's log, by host."""
     return {logs.values(path)[0]: _tail(path, size=size) for path in logs.found()}
 
 
@@ -150,7 +147,6 @@ def _with_the_drowned(run: RunDirectory, srun: Sequence[str], logs: dict[str, tu
 
 
 def _lines_of_task(path: Path, task: int) -> list[str]:
-    """Return the last lines of a task, with its number in front."""
     pattern = re.compile(rb"(?m)^ *%d: .*$" % task)
     with suppress(OSError, ValueError), open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         begin = max(0, len(data) - DEEP)

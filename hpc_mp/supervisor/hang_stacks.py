@@ -1,7 +1,5 @@
 """Recording of stacks before hung ranks are ended: each rank's stack, and the rank that the others wait for."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +12,7 @@ from hpc_mp.diagnosis.stacks import aborted, numbers, read_stacks, sentence_of, 
 from hpc_mp.program.stacks import record_stacks
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.supervisor.context import AttemptContext
-from hpc_mp.supervisor.srun import StepCommand, follow
+from hpc_mp.supervisor.srun import follow
 
 MODULE = "hpc_mp.program.stacks"
 MEET_S = 8.0  # until all nodes have been queried: ranks without a known stack then get SIGABRT, on all nodes at once
@@ -28,7 +26,7 @@ def record_on_all_nodes(attempt: AttemptContext) -> None:
     if argv is None:  # mpirun's ranks: only those on this host are visible
         record_stacks(attempt.run, attempt.record.attempt)
     else:
-        follow(StepCommand(argv, one_task_environment(attempt.environ), attempt.run.srun_log), None, at_most=AT_MOST_S)
+        follow(argv, one_task_environment(attempt.environ), attempt.run.srun_log, None, at_most=AT_MOST_S)
 
 
 def add_what_logs_say(run: RunDirectory, lines: Callable[[int], Sequence[str]]) -> None:

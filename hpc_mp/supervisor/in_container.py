@@ -5,8 +5,6 @@ has no hpc-mp, and perhaps no Python. So the script, with all facts that a rank 
 any POSIX shell. The constant half is ``slurm/rank-in-container.sh``.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections import Counter

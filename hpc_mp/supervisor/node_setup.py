@@ -4,8 +4,6 @@ Before: check that the run directory is visible, create the node's own directory
 the files that libraries left on the node; remove the node's own directory.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import sys
@@ -18,10 +16,11 @@ from hpc_mp.cluster.slurm.variables import one_task_environment
 from hpc_mp.job import AnySpec, JobSpec, ProgramSpec
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.history import saved_step
+from hpc_mp.rundir.outcome import STOPPED
 from hpc_mp.rundir.records import StagedEnvironment, read_record
 from hpc_mp.supervisor.context import AttemptContext
-from hpc_mp.supervisor.signals import Signals
-from hpc_mp.supervisor.srun import StepCommand, StepEnd, follow
+from hpc_mp.supervisor.signals import EARLY, Signals
+from hpc_mp.supervisor.srun import StepEnd, follow
 
 HEALTH = "--health"
 NO_GPUS_FOR_IT = re.compile(r"Unable to create step for job \S+: (Insufficient GRES|Invalid generic resource|Invalid Trackable)")
@@ -29,11 +28,12 @@ END_S = 60.0  # a node that cannot be cleaned up must not delay the others
 
 
 def start(attempt: AttemptContext, signals: Signals) -> int:
-    """Prepare every node. Return the step's exit code, or 0 if srun does not start the ranks."""
+    """Prepare every node. Return the step's exit code, 0 if srun does not start the ranks, ``STOPPED`` if it was to stop."""
     if attempt.allocation is not None and attempt.allocation.restart:
         use_up_numbers(attempt.command, one_task_environment(attempt.environ), attempt.allocation.restart)
     ended = _step(attempt, "slurm/node-start.sh", _start_arguments(attempt.run, attempt.spec), signals)
-    return ended.code if ended else 0
+    code = ended.code if ended else 0
+    return STOPPED if signals.stop_requested and code in (0, *EARLY) else code
 
 
 def end(attempt: AttemptContext, failed: bool) -> tuple[str, ...] | None:
@@ -78,10 +78,10 @@ def _step(attempt: AttemptContext, name: str, arguments: Sequence[str], signals:
     new_lines = NewLines(attempt.run.srun_log)
     new_lines.read()
     environ = one_task_environment(attempt.environ)
-    ended = follow(StepCommand(argv, environ, attempt.run.srun_log), signals, at_most=at_most)
+    ended = follow(argv, environ, attempt.run.srun_log, signals, at_most=at_most)
     by_script = isinstance(attempt.spec, ProgramSpec) and attempt.spec.by_script
     if ended.code == 0 or not by_script or not any(map(NO_GPUS_FOR_IT.search, new_lines.read())):
         return ended
     unchecked = arguments[2:] if arguments[:1] == [HEALTH] else arguments
     argv = one_task_per_node([*attempt.command[:1], NO_GPUS, *attempt.command[1:]], attempt.spec.job.nodes, [*words, *unchecked])
-    return follow(StepCommand(argv or (), environ, attempt.run.srun_log), signals, at_most=at_most)
+    return follow(argv or (), environ, attempt.run.srun_log, signals, at_most=at_most)

@@ -1,7 +1,6 @@
 """Preparation of the ranks' start: a new attempt, the order of the hosts, the rendezvous address, and the environment profile."""
 
-from __future__ import annotations
-
+import math
 import os
 import secrets
 import shutil
@@ -17,11 +16,12 @@ from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.files import write_text
 from hpc_mp.base.programs import PYTHON
+from hpc_mp.base.text import counted
 from hpc_mp.cluster.bad_nodes import AVOIDED_S, BadNode, ledger
 from hpc_mp.cluster.bad_nodes import record as remember
 from hpc_mp.cluster.bandwidth import read_measured
 from hpc_mp.cluster.node.source import NodeSource
-from hpc_mp.cluster.slurm.nodes import address_of, unresponsive_nodes
+from hpc_mp.cluster.slurm.nodes import address_of, daemon_start, unresponsive_nodes
 from hpc_mp.diagnosis.lines import NODE_FAILURE
 from hpc_mp.environment.job import of_interpreter, profile_job
 from hpc_mp.environment.versions import Installed, distribution
@@ -103,8 +103,10 @@ def _close(waiting: SupervisedRun, earlier: AttemptRecord, ask: Runner, script: 
         kind, message = "node", f"{sentence(f'node {down[0]}', 'node', lost[down[0]])}; {condition}"
     else:
         node = next(iter(earlier.hosts), None)
-        first = f"its first node, {node}," if node else "its first node"
-        kind, message = "vanished", f"it ended without a record, as if {first} had died; {condition}{noted_before}"
+        first, how = f"its first node, {node}," if node else "its first node", "as if {} had died"
+        if node is not None and not down and (daemon_start(node, ask) or math.inf) < earlier.time:
+            node, how = None, "although {} had not died: Slurm kills a job whose start its restarted controller does not know"
+        kind, message = "vanished", f"it ended without a record, {how.format(first)}; {condition}{noted_before}"
     record(run, AttemptEnd(earlier.token, earlier.attempt, furthest_step(run, waiting.spec), kind, message, down, "requeue",
                            last_sign(run, earlier), node=node, returned=() if departed else returned(ends, earlier.hosts),
                            departed=departed))
@@ -130,7 +132,7 @@ def _hosts(waiting: SupervisedRun, ask: Runner) -> tuple[tuple[str, ...], str]:
     if allocation is None:
         return (), "rank map: the launcher's"
     if len(allocation.hosts) < placement.nodes:
-        raise HpcMpError(f"{len(allocation.hosts)} hosts in the allocation ({', '.join(allocation.hosts)})",
+        raise HpcMpError(f"{counted(len(allocation.hosts), 'host')} in the allocation ({', '.join(allocation.hosts)})",
                          f"are fewer than job.nodes = {placement.nodes}", "request more nodes, or lower job.nodes")
     hosts = allocation.hosts[:placement.nodes]  # srun starts its steps on the first hosts: --relative=0
     measured = read_measured(run.measured)
@@ -172,8 +174,7 @@ def apply_profile(run: RunDirectory, spec: AnySpec, command: Sequence[str], envi
     head = f"profile {job.profile.name} ({job.profile.title}), applied on {host}, {scope}"
     with suppress(OSError):  # an unwritable log must not keep a job from running
         write_text(run.profile_log, "".join(f"{line}\n" for line in (head, *job.lines())))
-    extended = [f"{word},{','.join(job.exported)}" if word.startswith(PYXIS_NAMES) and job.exported else word
-                for word in command]
+    extended = [f"{word},{','.join(job.exported)}" if word.startswith(PYXIS_NAMES) and job.exported else word for word in command]
     return extended, job.environ, f"{job.summary()}, by the facts of {host}; reasons: {run.profile_log.relative_to(run.path)}"
 
 

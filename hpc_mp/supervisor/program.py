@@ -1,7 +1,5 @@
 """An attempt of a user's program: the signals sent to its ranks, the watch over them, and the meaning of their end."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import os
@@ -155,7 +153,10 @@ class ProgramWatch:
             return None
         add_what_logs_say(run, self._last_lines)
         self._attempt.say(where(run))
-        return explained(hang, run)
+        hang = explained(hang, run)
+        if hang.rank is None and self.unended is not None:  # a node that died or rebooted as its ranks began leaves no stack
+            self.unended.conclude()
+        return hang
 
     def _last_lines(self, rank: int) -> list[str]:
         """Return the last lines of a rank, from its own log or from that of its node."""
@@ -207,10 +208,8 @@ def sent_by_slurm(record: AttemptRecord, end: float) -> bool:
     return end - record.time - record.grace >= EARLY_S + START_S
 
 
-def ending_of(
-    attempt: AttemptContext, spec: ProgramSpec, code: int, stop_requested: bool, cancelled: bool, overdue: bool = False,
-    ranks_asked: bool = False,
-) -> Literal["completed", "stopped"] | Cause | None:
+def ending_of(attempt: AttemptContext, spec: ProgramSpec, code: int, stop_requested: bool, cancelled: bool, overdue: bool = False,
+              ranks_asked: bool = False) -> Literal["completed", "stopped"] | Cause | None:
     """Return the end of an attempt in which no rank failed by itself; None if a rank failed.
 
     Args:

@@ -1,7 +1,5 @@
 """The restart decision after the ranks have ended, as a pure function of their end and of the run's history."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal

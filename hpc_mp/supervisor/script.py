@@ -4,8 +4,6 @@ It is a child of the supervisor, outside of Slurm's steps: its own sruns get the
 witness is its parent and records its exit code even if the supervisor is killed.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import signal

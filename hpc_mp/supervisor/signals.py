@@ -1,7 +1,5 @@
 """Signals to the supervisor while ranks run: SIGINT ends the ranks, all others ask them to save."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
@@ -11,6 +9,8 @@ from typing import Protocol
 
 ASKED = "HPC_MP_ASKED"  # "1": the job script was asked to stop before this program ran
 TAKEN = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+EARLY = tuple(code for number in (signal.SIGUSR2, signal.SIGTERM)  # srun or a task was asked to stop before it could handle that
+              for code in (-number, 128 + number))
 REPEAT_S = 2.0  # between two signals: srun does not forward one to a task that it has not started yet
 
 

@@ -1,7 +1,5 @@
 """Detection of hangs by silence, for programs whose steps are unknown: the time of each rank's last output."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -96,7 +94,6 @@ def grown(files: Sequence[tuple[int, Path]]) -> Speakers:
 
 
 def _size(path: Path) -> int:
-    """Return the size of a file in bytes; 0 before it exists."""
     with suppress(OSError):
         return path.stat().st_size
     return 0

@@ -1,7 +1,5 @@
 """Start of the ranks, and the watch over them to their end."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal
@@ -26,15 +24,6 @@ LAG_S = 15.0  # seconds after a rank's failure in which srun must end: a lost no
 BLIND_S = 10.0  # seconds in which mpirun must notice that all its ranks have ended
 ASKING = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
 FORCE_S = ((signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0))  # signals for srun then, and seconds to obey
-
-
-@dataclass(frozen=True, slots=True)
-class StepCommand:
-    """The command of a step. ``argv`` is srun and its command; ``log`` gets srun's output, which names dead nodes and tasks."""
-
-    argv: Sequence[str]
-    environ: Mapping[str, str]
-    log: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,21 +67,19 @@ class Orphan:
             self._process.send_signal(number)
 
 
-def follow(
-    command: StepCommand, signals: Signals | None, failed: Callable[[], bool] = lambda: False, at_most: float = math.inf,
-    mpirun: bool = False,
-) -> StepEnd:
+def follow(argv: Sequence[str], environ: Mapping[str, str], log: Path, signals: Signals | None,
+           failed: Callable[[], bool] = lambda: False, at_most: float = math.inf, mpirun: bool = False) -> StepEnd:
     """Run srun to its end.
 
     Args:
+        log: gets srun's output, which names dead nodes and tasks.
         signals: signals to forward to it; None if it must not be interrupted.
         failed: returns True if a rank has recorded a failure.
         at_most: maximum number of seconds.
         mpirun: True if mpirun is the ranks' parent and must notice their ends.
     """
-    with open(command.log, "ab") as log:
-        step = subprocess.Popen(command.argv, env=command.environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                start_new_session=True)
+    with open(log, "ab") as output:
+        step = subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
     return follow_step(step, signals, failed, at_most, mpirun)
 
 

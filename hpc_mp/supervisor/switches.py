@@ -4,8 +4,6 @@ Some sites refuse ``scontrol show topology`` on their nodes, and Slurm's own fil
 node still knows its own place, and passes it to the tasks that it starts.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

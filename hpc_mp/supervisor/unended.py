@@ -7,8 +7,6 @@ srun would end the other ranks at once (``--kill-on-bad-exit=1``). But if one ra
 waiting, and only all their messages together identify the stuck rank. So srun ends no rank; the supervisor does, a moment later.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import time
@@ -86,6 +84,21 @@ class UnendedTasks:
 
     def noticed(self) -> bool:
         """Return True if a node does not report. To be called repeatedly."""
+        self._read()
+        if self.begun and not self.hosts and self._clock() - self._since > self.seconds:
+            self.hosts = self._silent()
+        return bool(self.hosts)
+
+    def conclude(self) -> None:
+        """Name the hosts that have not reported by srun's end, unless no host has: srun gives up a node after ``KillWait``."""
+        self._read()
+        if len(silent := self._silent()) < len(self._tasks):
+            self.hosts = silent
+
+    def _silent(self) -> tuple[str, ...]:
+        return tuple(host for host, ended in self._ended.items() if len(ended) < self._tasks[host])
+
+    def _read(self) -> None:
         for line in self._lines.read():
             if LAUNCHING in line:
                 self._ended, self.begun = {host: set() for host in self._tasks}, False
@@ -93,9 +106,6 @@ class UnendedTasks:
                 self._ended[end[0]].update(end[1])
             if not self.begun and ends_step(line):
                 self.begun, self._since, self.seconds = True, self._clock(), patience(self._settings())
-        if self.begun and not self.hosts and self._clock() - self._since > self.seconds:
-            self.hosts = tuple(host for host, ended in self._ended.items() if len(ended) < self._tasks[host])
-        return bool(self.hosts)
 
 
 def patience(settings: Words) -> float:

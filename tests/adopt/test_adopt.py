@@ -1,7 +1,5 @@
 """``hpc-mp adopt``: scripts of our own. Directives become keys, the body stays as it is, and each line is accounted for."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -13,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tables import table
 
 from hpc_mp.adopt import AdoptedJob, Fate, adopt
 from hpc_mp.adopt.keys import job_text
@@ -78,12 +77,7 @@ def test_directives_become_keys_and_the_body_stays(tmp_path: Path) -> None:
     assert launch.why == "each rank that srun starts is watched"
 
 
-@pytest.mark.parametrize(("options", "changes"), [
-    ("--nodes=2 --ntasks=5", {}), ("--nodes=1 --ntasks-per-node=4 --cpus-per-task=14 --gres=gpu:4", {}), ("-N 3 -n 7 -c 2", {}),
-    ("--nodes=2 --gpus-per-task=1 --ntasks-per-node=8", {}), ("--nodes=2 --gpus=16 --ntasks=16", {}),
-    ("--nodes=4 --ntasks=2", {"nodes": "2"}), ("--nodes=2-4 --ntasks-per-node=8", {"nodes": "2"}),
-    ("--nodes=2 --ntasks-per-gpu=2 --gpus-per-node=4", {}), ("--nodes=1 --mem=10G --distribution=cyclic:block", {}),
-    ("--nodes=2 --exclusive --mem=0", {}), ("--nodes=1 --signal=B:USR1@120", {}), ("--nodes=1 --export=ALL,A=1", {})])
+@pytest.mark.parametrize(("options", "changes"), table(__file__, "adopt.toml", "asked"))
 def test_what_slurm_is_asked_for_is_what_the_script_asks_for(options: str, changes: dict[str, str], tmp_path: Path) -> None:
     job = adopted(f"#!/bin/bash\n#SBATCH {options} --time=5\necho a\nsrun ./a\n", tmp_path)
     ours, short = header(job, tmp_path), {"-N": "nodes", "-n": "ntasks", "-c": "cpus-per-task"}
@@ -94,9 +88,7 @@ def test_what_slurm_is_asked_for_is_what_the_script_asks_for(options: str, chang
     assert ours.keys() - free == theirs.keys()
 
 
-@pytest.mark.parametrize(("lines", "nodes", "per_node"), [
-    ("-N 2 -n 4 --ntasks-per-node=8", 2, 2), ("-N 2 -n 16 --ntasks-per-node=8", 2, 8), ("-N 2 -n 5 --ntasks-per-node=4", 2, 3),
-    ("-N 4 -n 3 --ntasks-per-node=2", 3, 1), ("-N 2 --ntasks-per-node=8", 2, 8)])
+@pytest.mark.parametrize(("lines", "nodes", "per_node"), table(__file__, "adopt.toml", "tasks_per_node"))
 def test_tasks_per_node_are_a_maximum_beside_all_tasks(lines: str, nodes: int, per_node: int, tmp_path: Path) -> None:
     job = adopted(f"#!/bin/bash\n#SBATCH {lines}\necho a\nsrun ./a\n", tmp_path).spec.job
     assert (job.nodes, job.ranks_per_node) == (nodes, per_node)
@@ -107,12 +99,10 @@ def test_a_size_that_is_not_asked_for_would_be_seen(tmp_path: Path) -> None:
     assert "ntasks-per-node" in header(adopted(f"{HEAD}srun ./a\n", tmp_path), tmp_path)
 
 
-@pytest.mark.parametrize(("line", "command"), [
-    ("srun python t.py --lr 3e-4", ("python", "t.py", "--lr", "3e-4")), ("srun -N 2 --ntasks=8 ./a 'b c'", ("./a", "b c")),
-    ("srun --kill-on-bad-exit=1 ./a -n 3", ("./a", "-n", "3"))])
-def test_one_literal_launch_becomes_ranks_of_ours(line: str, command: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("line", "command"), table(__file__, "adopt.toml", "literal_launches"))
+def test_one_literal_launch_becomes_ranks_of_ours(line: str, command: list[str], tmp_path: Path) -> None:
     spec = adopted(f"{HEAD}# a comment\n\n{line}\n", tmp_path).spec
-    assert (spec.program.start, spec.program.command, spec.job.nodes, spec.job.ranks_per_node) == ("rank", command, 2, 4)
+    assert (spec.program.start, [*spec.program.command], spec.job.nodes, spec.job.ranks_per_node) == ("rank", command, 2, 4)
     assert spec.slurm.extra == {"exclusive": False, "mem": False, "cpus-per-task": False}
 
 
@@ -122,20 +112,13 @@ def test_a_name_that_a_job_file_cannot_have_reaches_the_ranks(line: str, tmp_pat
     assert spec.program.environment["SLURM_JOB_NAME"] == "my job" != spec.job.name
 
 
-@pytest.mark.parametrize("line", [
-    "srun ./a $X", "srun -n 5 ./a", "srun --chdir=/x ./a", "srun --mpi=pmix ./a", "srun bash -c ./a", "srun torchrun t.py",
-    "srun ./a &", "srun ./a; srun ./b", "srun ./a > log", "srun --multi-prog conf", "srun ./a *", "srun ./a ~/x",
-    "mpirun ./a", "python t.py",
-    "A=1 srun ./a", "srun ./a\necho done", "export A=1\nsrun ./a", "srun -n1 ./server : -n3 ./client", "timeout 60 srun ./a",
-    "srun ./a && ./post", "srun ./a <<EOF\nx\nEOF"])
+@pytest.mark.parametrize("line", table(__file__, "adopt.toml", "of_bash"))
 def test_all_else_is_run_by_bash(line: str, tmp_path: Path) -> None:
     job = adopted(f"{HEAD}{line}\n", tmp_path)
     assert job.spec.program.start == "script" and job.lost == ()
 
 
-@pytest.mark.parametrize(("shell", "start"), [
-    ("#!/bin/bash -l", "script"), ("#!/bin/bash --login", "script"), ("#!/usr/bin/env -S bash -el", "script"),
-    ("#!/bin/bash -e", "rank"), ("#!/bin/bash", "rank")])
+@pytest.mark.parametrize(("shell", "start"), table(__file__, "adopt.toml", "first_lines"))
 def test_a_login_shell_reads_the_users_profile(shell: str, start: str, tmp_path: Path) -> None:
     text = HEAD.replace(HEAD.splitlines()[0], shell)
     assert adopted(f"{text}srun python t.py\n", tmp_path).spec.program.start == start
@@ -144,8 +127,7 @@ def test_a_login_shell_reads_the_users_profile(shell: str, start: str, tmp_path:
 @pytest.mark.parametrize(("line", "mode"), [
     ("", None), ("#SBATCH --open-mode=append\n", "a"), ("#SBATCH --open-mode=truncate\n", "t")])
 def test_sruns_of_the_script_append_as_it_asks(line: str, mode: str | None, tmp_path: Path) -> None:
-    spec = adopted(f"{HEAD}{line}srun ./a $X\n", tmp_path).spec
-    assert spec.program.environment.get("SLURM_OPEN_MODE") == mode
+    assert adopted(f"{HEAD}{line}srun ./a $X\n", tmp_path).spec.program.environment.get("SLURM_OPEN_MODE") == mode
 
 
 def test_arguments_of_the_script_reach_it(tmp_path: Path) -> None:
@@ -186,21 +168,12 @@ def test_an_empty_account_stays_an_empty_variable(tmp_path: Path) -> None:
     assert (spec.program.environment["SLURM_JOB_ACCOUNT"], spec.slurm.account) == ("", None)
 
 
-@pytest.mark.parametrize(("line", "why"), [
-    ("/usr/bin/srun ./a", "not watched individually"), ("srun --multi-prog c", "not watched individually"),
-    ("python -m torch.distributed.run t.py", "not watched individually"), ("torchrun t.py", "reports its failed rank"),
-    ("mpirun -np 4 ./a", "is watched"), ("srun --container-image=a.sqsh ./a", "not watched individually"),
-    ("f() { srun ./a; }\nf", "is watched"), ("for i in 1 2; do srun ./a $i; done", "is watched")])
+@pytest.mark.parametrize(("line", "why"), table(__file__, "adopt.toml", "watched_ranks"))
 def test_the_account_says_whose_ranks_are_watched(line: str, why: str, tmp_path: Path) -> None:
-    job = adopted(f"{HEAD}echo\n{line}\n", tmp_path)
-    assert any(why in fate.why for fate in job.account)
+    assert any(why in fate.why for fate in adopted(f"{HEAD}echo\n{line}\n", tmp_path).account)
 
 
-@pytest.mark.parametrize(("text", "lines", "why"), [
-    ("#SBATCH -N <nodes>\nsrun ./a\n", [2], "placeholder"), ("#SBATCH -N 1\nsrun ./a <input> -x\n", [3], "placeholder"),
-    ("#SBATCH --nosuch=1\nsrun ./a\n", [2], "no option"), ("#SBATCH -o $HOME/x -t $T\nsrun ./a\n", [2], "expands"),
-    ("#SBATCH -N 1\nif true; then\nsrun ./a\n", [3], "bash cannot parse"), ("#PBS -l x\nsrun ./a\n", [2], "schedulers"),
-    ("#SBATCH -i in.txt\nsrun ./a\n", [2], "stdin"), ("#SBATCH --container-image=a.sqsh\nsrun ./a\n", [2], "srun")])
+@pytest.mark.parametrize(("text", "lines", "why"), table(__file__, "adopt.toml", "not_carried_over"))
 def test_what_cannot_be_carried_over_is_named_with_its_line(text: str, lines: list[int], why: str, tmp_path: Path) -> None:
     lost = adopted(f"#!/bin/bash\n{text}", tmp_path).lost
     assert [fate.first for fate in lost] == lines and why in lost[0].why
@@ -220,11 +193,7 @@ def test_a_script_of_another_language_is_run_by_its_interpreter(tmp_path: Path) 
 
 # --- whatever the text is -------------------------------------------------------------------------------------------
 
-LINES = ["#SBATCH --nodes=2", "#SBATCH -n 3 --mem=1G", "##SBATCH -x", "# words", "", "  ", "A=1; B=$A", "export X=a Y", "cd /tmp",
-         "if true", "then", "fi", "for i in 1 2; do", "done", "srun python a.py \\", "  --x 1", "echo done; srun hostname",
-         "cat <<EOF", "EOF", "f() {", "}", "module load a", "wait", "conda activate e", "(", ")", "'", "mpirun -np 2 ./a", "x=$(",
-         "export A=<FILL>", "trap x EXIT", "é=ü", "torchrun --nproc_per_node=2 t.py &", "source env.sh", "exit 1",
-         "#SBATCH --time=5", "\\"]
+LINES = table(__file__, "adopt.toml", "lines")
 
 
 @settings(max_examples=150, deadline=None)
@@ -257,8 +226,7 @@ def test_the_command_writes_a_job_file_once_and_says_what_became_of_lines(
 def test_the_difference_writes_nothing_and_json_has_the_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     script = str(next(path for path in GOLDEN if path.name == "torchrun.sbatch"))
-    shown = CliRunner().invoke(command, [script, "--diff"]).output
-    assert "-srun torchrun \\" in shown and not list(tmp_path.iterdir())
+    assert "-srun torchrun \\" in CliRunner().invoke(command, [script, "--diff"]).output and not list(tmp_path.iterdir())
     document = json.loads(CliRunner().invoke(command, [script, "--json", "-o", "-"]).output)
     assert {line["fate"] for line in document["account"]} <= {fate.value for fate in Fate}
     assert tomllib.loads(document["text"])["program"]["command"]

@@ -1,7 +1,5 @@
 """One finding for all that find something: its JSON, its scale, what a monitor reads."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -30,11 +28,8 @@ def test_a_finding_comes_back_from_json(finding: Finding) -> None:
 
 @pytest.mark.parametrize(("findings", "severity", "nagios"), [
     ((), "ok", 0), ((FINE,), "ok", 0), ((FINE, Finding("x", "info", "", "")), "info", 0), ((FINE, UNSEEN), "unknown", 3),
-    ((UNSEEN, LINE), "warning", 1), ((LINE, BAD, UNSEEN), "error", 2),
-])
-def test_the_gravest_counts_and_has_the_exit_code_of_a_plug_in(
-    findings: tuple[Finding, ...], severity: str, nagios: int,
-) -> None:
+    ((UNSEEN, LINE), "warning", 1), ((LINE, BAD, UNSEEN), "error", 2)])
+def test_the_gravest_counts_and_has_the_exit_code_of_a_plug_in(findings: tuple[Finding, ...], severity: str, nagios: int) -> None:
     document = findings_document(findings)
     assert (worst(findings), document["worst"], document["nagios"]) == (severity, severity, nagios)
     assert set(NAGIOS) == set(SEVERITIES)

@@ -1,7 +1,5 @@
 """Numbers and lists as people read them: units, rounding, plurals, what a slip of the pen was to be."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Callable
 from pathlib import Path
@@ -11,21 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hpc_mp
-from hpc_mp.base.text import (
-    BINARY,
-    DECIMAL,
-    ago,
-    counted,
-    data_rate,
-    data_size,
-    did_you_mean,
-    duration,
-    loss_number,
-    memory_size,
-    nearest,
-    number,
-    several,
-)
+from hpc_mp.base import text as texts
+from hpc_mp.base.text import ago, counted, data_size, did_you_mean, duration, loss_number, memory_size, nearest, number, several
 
 KEYS = ("tensor", "pipeline", "context", "zero")
 
@@ -34,7 +19,7 @@ TEXTS: dict[Callable[[float], str], dict[float, str]] = {
     memory_size: {0: "0 B", 512: "512 B", 1023: "1023 B", 1024: "1 KiB", 1.5 * 2**30: "1.5 GiB", 1023 * 2**20: "1023 MiB",
                   1023.7 * 2**20: "1 GiB", 79.6 * 2**30: "79.6 GiB", 2**60: "1024 PiB"},
     data_size: {191_937_100_000: "192 GB", 8_123_456: "8.12 MB", 999: "999 B", 999_700: "1 MB", 1000: "1 kB", 12e15: "12 PB"},
-    data_rate: {41.52: "41.5 GB/s", 0.0015: "1.5 MB/s", 0.0: "0 B/s", 450: "450 GB/s"},
+    texts.data_rate: {41.52: "41.5 GB/s", 0.0015: "1.5 MB/s", 0.0: "0 B/s", 450: "450 GB/s"},
     duration: {2e-5: "20 µs", 0.0133: "13.3 ms", 1.234: "1.23 s", 59.9: "59.9 s", 59.97: "1 min", 200: "3 min 20 s", 3600: "1 h",
                7500: "2 h 5 min", 3605: "1 h", 86400 * 3 + 3600 * 4 + 59: "3 d 4 h", 0: "0 s", -3: "0 s"},
     ago: {-3: "just now", 0.9: "just now", 1: "1 s ago", 53.2: "53 s ago", 59.7: "1 min ago", 200: "3 min ago", 3599: "1 h ago",
@@ -50,7 +35,7 @@ def test_a_number_in_words(words: Callable[[float], str], value: float, text: st
 
 @given(st.integers(1, 10**18))
 def test_sizes_are_right_to_three_digits(count: int) -> None:
-    for said, base, units in ((memory_size(count), 1024, BINARY), (data_size(count), 1000, DECIMAL)):
+    for said, base, units in ((memory_size(count), 1024, texts.BINARY), (data_size(count), 1000, texts.DECIMAL)):
         value, unit = said.split()
         assert abs(float(value) * base ** units.index(unit) - count) <= 0.0051 * count
         assert unit == units[-1] or float(value) < base

@@ -1,7 +1,5 @@
 """The catalogue of machines: every figure has a source, rows of users count and are checked, and there is no second table."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re
@@ -14,6 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from machines.tree import broken
+from tables import table
 
 from hpc_mp.base import site_files
 from hpc_mp.base.assets import asset
@@ -35,21 +34,7 @@ from hpc_mp.planner.fabrics import fabric
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = catalogue()
 OWNERS = ("name", "cloud", "sources")
-NEW = """
-[gpu.X9000]
-like = "H200"
-title = "X9000 1TB"
-pci = ["0x9999"]
-nvlinks = 4
-
-[site.alps]
-like = "Standard_ND96isr_H100_v5"
-gpu = "X9000"
-vcpus = 64
-nics = 2
-marks = { vendor = "Hobby", product = "Box 1" }
-profile = "nvlink-node"
-"""
+NEW = table(__file__, "catalogue.toml", "new")
 NEWBOX = {"/sys/class/dmi/id/sys_vendor": "Hobby Ltd\n", "/sys/class/dmi/id/product_name": "Box 1\n"}
 
 
@@ -99,10 +84,7 @@ def test_a_plan_finds_what_it_counts_with() -> None:
     assert SHIPPED.machine("dgx-h100") is not None and SHIPPED.machines["dgx-h100"].nodes_per_leaf == 32
 
 
-@pytest.mark.parametrize(("name", "model"), [
-    ("NVIDIA A100-SXM4-80GB", "A100-SXM4-80GB"), ("NVIDIA A100-SXM-64GB", "A100-SXM"), ("NVIDIA H200 NVL", "H200 NVL"),
-    ("NVIDIA H200", "H200"), ("NVIDIA H20", "H20"), ("NVIDIA GH200 480GB", "GH200"), ("NVIDIA GB200", "GB200"),
-    ("NVIDIA B200", "B200"), ("Tesla V100-SXM2-16GB", "V100-SXM2"), ("Tesla V100-PCIE-32GB", "V100"), ("Tesla T4", None)])
+@pytest.mark.parametrize(("name", "model"), table(__file__, "catalogue.toml", "gpu_names"))
 def test_the_longest_name_that_fits_is_the_model(name: str, model: str | None) -> None:
     found = SHIPPED.gpu(name)
     assert (found.name if found else None) == model
@@ -164,8 +146,7 @@ def test_what_was_measured_on_another_machine_is_not_taken_over(own: Path) -> No
     own.write_text('[site.small]\nlike = "Standard_ND96isr_H100_v5"\nmemory_gib = 512\n'
                    '[site.other]\nlike = "p5.48xlarge"\ngpu = "H200"\n'
                    '[site.same]\nlike = "p6-b200.48xlarge"\nmemory_gib = 2048\n')
-    found = catalogue().machines
-    seen = {name: (row.memory_seen_gib, row.busbw) for name, row in found.items()}
+    seen = {name: (row.memory_seen_gib, row.busbw) for name, row in catalogue().machines.items()}
     assert seen.items() >= {"small": (None, 460), "other": (1999, 0), "same": (1999, 838)}.items()
 
 
@@ -184,21 +165,7 @@ def test_later_files_override_rows_by_name(own: Path, tmp_path: Path, monkeypatc
     assert next(iter(catalogue().machines)) == "standard_hc44rs", "a user's rows are tried first"
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    ('[site.x]\nlike = "DGX-H100"\nvcpu = 3\n', "vcpu of x in .*is not a key of the catalogue. Did you mean 'vcpus'"),
-    ('[site.x]\nlike = "DGX-H10"\n', "like = 'DGX-H10' of x.*Did you mean 'DGX-H100'"),
-    ('[site.x]\nlike = "x"\n', "like = 'x' of x in .*is not in any file"),
-    ('[site.x]\nlike = "y"\n[site.y]\nlike = "x"\n', "refers back to itself"),
-    ('[site.x]\nvcpus = 4\nnuma = 1\n', "memory_gib of x in .*is missing"),
-    ('[site.x]\nlike = "DGX-H100"\nnics = "many"\n', "nics = 'many' of x in .*is invalid"),
-    ('[site.x]\nlike = "DGX-H100"\ngpu = "H10"\n', r"gpu = 'H10' of x in .*is not a row of .*[Dd]id you mean 'H100|H20|H200"),
-    ('[site.x]\nlike = "DGX-H100"\ngpus = 0\n', "gpus = 0 of x in .*does not match gpu"),
-    ('[site.x]\nvcpus = 4\nnuma = 1\nmemory_gib = 1\nmarks = { vendor = "A" }\n', "marks of x in .*match every machine"),
-    ('[site.x]\nlike = "DGX-H100"\nmarks = { vendor = "A", produkt = "B" }\n', "marks.produkt of x in .*is not a key"),
-    ("[sites.x]\n", r"\[sites\] in .*is not a table.*'site'"),
-    ("[site]\nx = 3\n", r"\[site\] in .*has no rows"),
-    ("site = {\n", "machines file .*cannot be read"),
-])
+@pytest.mark.parametrize(("text", "words"), table(__file__, "catalogue.toml", "wrong"))
 def test_what_is_wrong_in_a_users_file_is_said(text: str, words: str, own: Path) -> None:
     own.write_text(text)
     with pytest.raises(HpcMpError) as caught:

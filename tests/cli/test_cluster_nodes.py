@@ -1,7 +1,5 @@
 """``hpc-mp cluster nodes``: the ledger as a user sees and changes it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +7,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from rendering import executable
+from tables import table
 
 from hpc_mp.cli.cluster import command
 from hpc_mp.cluster.bad_nodes import AVOIDED_S, BadNode, bad_nodes, ledger, record
@@ -60,16 +59,7 @@ def test_nodes_are_put_in_and_taken_back(path: Path) -> None:
     assert [line["node"] for line in document()] == ["n3"]
 
 
-@pytest.mark.parametrize(("words", "value", "remedy"), [
-    (("--take-back", "n4"), "node n4", "See `hpc-mp cluster nodes`"),
-    (("--take-back", "n33"), "node n33", "n3"),
-    (("--add", "n9", "--because", "x"), "node n9", "n"),
-    (("--add", "n3"), "--add n3", "--because"),
-    (("--add", "n3", "--because", " "), "--add n3", "--because"),
-    (("--because", "x"), "--because", "--add"),
-    (("--add", "n3", "--because", "x", "--take-back", "n3"), "n3", "one of them"),
-    (("--add", "n[3", "--because", "x"), "n[3", "n[1-4"),
-])
+@pytest.mark.parametrize(("words", "value", "remedy"), table(__file__, "cluster_nodes.toml", "mistakes"))
 def test_a_mistake_changes_nothing(path: Path, words: tuple[str, ...], value: str, remedy: str) -> None:
     record(path, [BadNode("n3", "lost", "gone", "run", 0.0, 4e9)])
     before, done = path.read_text(), typed(*words)

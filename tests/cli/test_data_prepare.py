@@ -1,7 +1,5 @@
 """``hpc-mp data prepare``: the tokens that ranks find afterwards."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -56,8 +54,7 @@ def test_overrides_count(job: Path) -> None:
 
 
 @pytest.mark.parametrize(("override", "words"), [
-    ("data.files=['gone-*.txt']", "gone-*.txt"), ("model.config.vocab_size=100", "is too small for a tokenizer trained here"),
-])
+    ("data.files=['gone-*.txt']", "gone-*.txt"), ("model.config.vocab_size=100", "is too small for a tokenizer trained here")])
 def test_what_cannot_be_prepared_is_refused(job: Path, override: str, words: str) -> None:
     done = CliRunner().invoke(cli, ["data", "prepare", str(job), "--set", override])
     assert done.exit_code != 0 and done.stdout == "" and words in str(done.exception)

@@ -1,12 +1,11 @@
 """The command's face: help in groups, verbs that were renamed, completion, the sub-commands of the doctor."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import click
 import pytest
 from click.testing import CliRunner
 from machines.tree import broken
+from tables import table
 
 from hpc_mp.base.errors import HpcMpError, RunFailed
 from hpc_mp.base.findings import Finding
@@ -44,10 +44,7 @@ def test_help_shows_the_groups_with_every_verb_once() -> None:
     assert "cyclecloud" not in text
 
 
-@pytest.mark.parametrize(("old", "new"), [
-    (("cluster", "up"), "lab up"), (("cluster", "status"), "lab status"), (("cluster", "at"), "lab at"),
-    (("cluster", "render"), "cloud render"), (("cyclecloud", "render"), "cloud"), (("cyclecloud", "lint"), "cloud"),
-])
+@pytest.mark.parametrize(("old", "new"), table(__file__, "verbs.toml", "old_spellings"))
 def test_an_old_spelling_works_and_says_the_new_one_on_standard_error(old: tuple[str, ...], new: str) -> None:
     done = CliRunner().invoke(cli, [*old, "--help"])
     assert done.exit_code == 0 and f"is now hpc-mp {new}" in done.stderr and "Options" in done.stdout
@@ -67,12 +64,7 @@ def test_bash_completes_verbs_and_options() -> None:
     assert options.split() == ["plain,--dry-run"]
 
 
-@pytest.mark.parametrize(("words", "meant"), [
-    ("", "node"), ("--json", "node --json"), ("--node --json", "node --json"), ("--check shm-size", "node --check shm-size"),
-    ("--nodes 4 --json", "cluster --nodes 4 --json"), ("--nodelist=n[1-4]", "cluster --nodelist=n[1-4]"),
-    ("--install /x --drain", "install /x --drain"), ("--install=/x", "install /x"), ("--list", "list"),
-    ("--list --json", "list --json"),
-])
+@pytest.mark.parametrize(("words", "meant"), table(__file__, "verbs.toml", "options_alone"))
 def test_options_alone_mean_the_sub_command_that_they_belong_to(words: str, meant: str) -> None:
     assert " ".join(spelled_out(words.split(), {})) == meant
 
@@ -93,7 +85,7 @@ def test_the_list_of_checks_is_what_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("edits", "state", "code"), [
     ({}, "OK", 0), ({"/proc/sys/vm/zone_reclaim_mode": "1\n"}, "WARNING", 1), ({"/proc/meminfo": None}, "UNKNOWN", 3)])
 def test_a_monitor_gets_one_line_and_its_exit_code(edits: dict[str, Any], state: str, code: int) -> None:
-    machine = broken("ndv5", edits)
+    machine = broken("ndv5", edits)  # which is gone with its last name
     words = ["--root", str(machine.root), "--check", "memory-reclaim"]
     done = CliRunner().invoke(doctor, ["node", "--nagios", *words])
     assert done.exit_code == code and len(done.output.splitlines()) == 1 and done.output.startswith(f"HPC-MP {state} ")
@@ -116,18 +108,11 @@ def failed(kind: str, run: Path = Path("run")) -> Outcome:
     return Outcome(run, "failed", cause=Cause(kind, "boom"))
 
 
-@pytest.mark.parametrize(("outcome", "words"), [  # who presses Ctrl-C twice kills ranks that are saving
-    (stopped(3, 3), "stopped after step 3. Continue with: again"),
-    (stopped(3, 2), "stopped after step 3, with a checkpoint of step 2: 1 step is lost. Continue with: again"),
-    (stopped(3, None), "stopped after step 3, with no checkpoint: 3 steps are lost. Continue with: again"),
-    (stopped(0, None), "stopped after step 0. Continue with: again"),
-    (failed("error"), "boom\ncontinue with: again"),
-    (failed("memory"), "boom\nreduce the memory of a rank (more parallel.microbatches"),
-    (failed("space"), "boom\nfree disk space, then continue with: again"),
-])
-def test_a_run_that_has_not_completed_says_what_is_kept_and_how_to_go_on(outcome: Outcome, words: str) -> None:
+@pytest.mark.parametrize(("end", "facts", "words"), table(__file__, "verbs.toml", "ends", globals()))
+def test_a_run_that_has_not_completed_says_what_is_kept_and_how_to_go_on(
+        end: Callable[..., Outcome], facts: list[Any], words: str) -> None:
     with pytest.raises(RunFailed, match=re.escape(words)):
-        _conclude(outcome, "again", Listener())
+        _conclude(end(*facts), "again", Listener())
 
 
 def test_what_the_user_got_wrong_would_fail_alike(capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,15 +157,7 @@ def test_nothing_that_others_wrote_steers_a_terminal(letters: str, tmp_path: Pat
         assert text and not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", text)
 
 
-# --- one document on every way out -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("words", "said"), [
-    (("launch", "nowhere.toml"), "nowhere.toml"),
-    (("launch", "--on", "mars", "job.toml"), "mars"),
-    (("placement", "--tp", "3", "--pp", "1", "--dp", "1", "--order", "XYZ"), "XYZ"),
-    (("data", "prepare", "nowhere.toml"), "nowhere.toml"),
-])
+@pytest.mark.parametrize(("words", "said"), table(__file__, "verbs.toml", "refused"))
 def test_what_is_refused_is_one_document(words: tuple[str, ...], said: str) -> None:
     done = run(*words, "--json")
     document = json.loads(done.stdout)
@@ -193,8 +170,7 @@ def test_what_is_refused_is_one_document(words: tuple[str, ...], said: str) -> N
     (click.Abort(), 1, {"state": "interrupted", "error": {"message": "interrupted"}}),
     (RunFailed("it broke"), 1, {"state": "failed", "error": {"message": "it broke"}}),
     (HpcMpError("run r", "is still going on", "wait"), 2, {"state": "refused", "error": {
-        "message": "run r: is still going on. Wait.", "value": "run r", "rule": "is still going on", "remedy": "wait"}}),
-])
+        "message": "run r: is still going on. Wait.", "value": "run r", "rule": "is still going on", "remedy": "wait"}})])
 @pytest.mark.parametrize("printed", ["", '{"run": "r"}'])
 def test_every_end_of_a_verb_is_one_document(
     end: Exception, code: int, document: dict[str, Any], printed: str, monkeypatch: pytest.MonkeyPatch,

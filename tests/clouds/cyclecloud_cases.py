@@ -1,11 +1,11 @@
 """The clean template and project of the CycleCloud tests, and the faults that are planted into them."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from pathlib import Path
 from typing import Any
+
+from tables import table
 
 from hpc_mp.base.findings import Finding
 from hpc_mp.clouds.azure.files import read_parameters, read_project
@@ -14,12 +14,7 @@ from hpc_mp.clouds.azure.rules import lint
 GOLDEN = Path(__file__).parents[1] / "golden" / "cyclecloud"
 CLEAN = (GOLDEN / "clean.txt").read_text(encoding="utf-8")
 CASES: list[dict[str, Any]] = tomllib.loads((GOLDEN / "planted.toml").read_text(encoding="utf-8"))["case"]
-PROJECT = {
-    "project.ini": "[project]\nname = training\nlabel = Training\nversion = 1.2.0\ntype = application\n\n[spec execute]\n",
-    "specs/execute/cluster-init/scripts/README.txt": "Scripts run in the order of their names.\n",
-    "specs/execute/cluster-init/scripts/10-limits.sh": "#!/bin/bash\nset -e\ncp files/limits.conf /etc/\n",
-    "specs/execute/cluster-init/files/limits.conf": "* hard memlock unlimited\n",
-}
+PROJECT = table(__file__, "cyclecloud_cases.toml", "project")
 
 
 def write_project(root: Path, changes: dict[str, str]) -> Path:
@@ -49,7 +44,6 @@ def expected(case: dict[str, Any], text: str) -> int:
 
 
 def findings_of(case: dict[str, Any], text: str, root: Path) -> tuple[Finding, ...]:
-    """Return the findings of a template with the parameters and the project of a case."""
     parameters = project = None
     if "params" in case:
         file = root / "params.json"

@@ -1,8 +1,6 @@
 """Rendered clusters of some sizes for the tests, and the files that record them: run as a program, this writes
 those of tests/golden/cyclecloud/render and of cyclecloud/parameters anew; read the difference."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -14,8 +12,7 @@ from click.testing import CliRunner
 from hpc_mp.catalogue import MachineType
 from hpc_mp.cli.cloud import command
 from hpc_mp.clouds.azure.offer import load_offer
-from hpc_mp.clouds.azure.render.options import Choices, settle
-from hpc_mp.clouds.azure.render.parameters import parameters
+from hpc_mp.clouds.azure.render.options import Choices, parameters, settle
 from hpc_mp.clouds.azure.render.summary import AzureSummary, azure_summary
 
 ROOT = Path(__file__).resolve().parents[2]

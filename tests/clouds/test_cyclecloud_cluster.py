@@ -3,8 +3,6 @@
 What it stands on and what stands in for Azure: docs/admin/cluster-init.md.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource
@@ -18,13 +16,13 @@ import pytest
 from cyclecloud_lab import converge as jetpack
 from cyclecloud_lab import slurm
 from cyclecloud_lab.converge import words
-from cyclecloud_lab.faults import infiniband, no_infiniband
-from cyclecloud_lab.site import Machine, Site
+from cyclecloud_lab.site import Machine, Site, infiniband, no_infiniband
 from cyclecloud_lab.site import why_not as why_no_machines
 from cyclecloud_lab.system import BOOKWORM, NOBLE, TORCH, System, wheels
 from cyclecloud_lab.system import why_not as why_no_system
 from cyclecloud_lab.trees import differences, tree
 from slurm_lab.lab import wait_until
+from tables import table
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTITIONS = {"hpc": ["hpc-1", "hpc-2", "hpc-3"], "htc": ["htc-1"]}
@@ -37,37 +35,9 @@ HOME = "/shared/home"
 REASON = why_no_machines()
 pytestmark = [pytest.mark.prove, pytest.mark.skipif(REASON is not None, reason=str(REASON)), pytest.mark.timeout(3000)]
 
-JOB = """\
-[job]
-name = "trial"
-nodes = 3
-device = "cpu"
-[model]
-config = { model_type = "gpt2", n_layer = 2, n_embd = 32, n_head = 2, n_positions = 64, vocab_size = 512 }
-[data]
-files = ["text.md"]
-sequence_length = 32
-[train]
-steps = 3
-global_batch = 6
-"""
-TREE = """\
-# Number of Nodes in sw00: 2
-SwitchName=sw00 Nodes=hpc-1,hpc-2
-# Number of Nodes in sw01: 1
-SwitchName=sw01 Nodes=hpc-3
-SwitchName=sw02 Switches=sw00,sw01
-"""  # as tests/topology_sources/azslurm-fabric.txt, with these nodes
-BLOCKS = """\
-# Total number of blocks = 2
-# Number of Nodes in Block 1: 2
-# ClusterUUID and CliqueID: b78ed242-7b98-426f-b194-b76b8899f4ec 32766
-BlockName=block_b78ed242-7b98-426f-b194-b76b8899f4ec 32766 Nodes=hpc-1,hpc-2
-# Number of Nodes in Block 2: 1
-# ClusterUUID and CliqueID: cc79d754-915f-408b-b1c3-b8c3aa6668ab 32766
-BlockName=block_cc79d754-915f-408b-b1c3-b8c3aa6668ab 32766 Nodes=hpc-3
-BlockSizes=1
-"""  # Slurm before 24.05 ends at the sight of it: 22.05 of BlockName, 23.11 of BlockSizes
+JOB = table(__file__, "cyclecloud_cluster.toml", "job")
+TREE = table(__file__, "cyclecloud_cluster.toml", "tree")
+BLOCKS = table(__file__, "cyclecloud_cluster.toml", "blocks")
 
 
 @dataclass(frozen=True)
@@ -147,11 +117,12 @@ def test_the_doctor_finds_no_error_on_any_node(cluster: Cluster) -> None:
 
 def test_healthagents_program_is_still_called_on_every_node(cluster: Cluster) -> None:
     seen = cluster.site.directory / "sched/trial/seen"
+    counted = [cluster.site[name].root / "run/hpc-mp/counters.json" for name in NODES]  # by the doctor beside it
     shutil.rmtree(seen, ignore_errors=True)
-    wait_until(lambda: all((seen / name).exists() for name in NODES), "every node's health was asked", 60)
-    for name in NODES:
-        findings = json.loads((cluster.site[name].root / "run/hpc-mp/findings.json").read_text())
-        assert len(findings["findings"]) > 20  # and the doctor beside it
+    for file in counted:
+        file.unlink(missing_ok=True)
+    left = [*(seen / name for name in NODES), *counted]
+    wait_until(lambda: all(file.exists() for file in left), "every node's health was asked", 60)
 
 
 def test_a_training_over_all_nodes(cluster: Cluster) -> None:
@@ -165,8 +136,7 @@ def test_a_training_over_all_nodes(cluster: Cluster) -> None:
     code, said = cluster.scheduler.run(command, user="nobody", environ={"HOME": HOME, "USER": "nobody"}, timeout=600)
     assert code == 0 and '"state": "completed"' in said, said
     run = home / "runs/trial/0001"
-    hosts = {json.loads(line)["host"] for line in (run / "ranks.jsonl").read_text().splitlines()}
-    assert hosts == set(PARTITIONS["hpc"])
+    assert {json.loads(line)["host"] for line in (run / "ranks.jsonl").read_text().splitlines()} == set(PARTITIONS["hpc"])
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 3
     assert 'profile = "ethernet"' in (run / "job.toml").read_text()  # of /etc/hpc-mp/site.toml
 

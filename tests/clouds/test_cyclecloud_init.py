@@ -1,7 +1,5 @@
 """The cluster-init specs of the CycleCloud project: read, and run for real on machines that are namespaces of this one."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import stat
@@ -15,9 +13,9 @@ import pytest
 from cyclecloud_lab import converge as jetpack
 from cyclecloud_lab import slurm
 from cyclecloud_lab.converge import Failed, words
-from cyclecloud_lab.faults import infiniband
-from cyclecloud_lab.site import Machine, Site, why_not
+from cyclecloud_lab.site import Machine, Site, infiniband, why_not
 from cyclecloud_lab.trees import differences, tree
+from tables import table
 
 ROOT = Path(__file__).resolve().parents[2]
 SPECS = ROOT / "cyclecloud" / "specs"
@@ -145,17 +143,12 @@ def test_without_shared_storage_a_node_fails_with_a_word_without_the_environment
     machine = slurm.linked(site.reimage("hpc-1"))
     (site.directory / "shared/hpc-mp/current").unlink()
     jetpack.prepare(machine, SPECS, NODE, settings())
-    said = words(jetpack.converge(machine, NODE))
-    assert "/shared/hpc-mp/current is not there after 1 s: look at the scheduler's" in said
+    assert "/shared/hpc-mp/current is not there after 1 s: look at the scheduler's" in words(jetpack.converge(machine, NODE))
     assert not (machine.root / "usr/local/libexec/hpc-mp").exists()
 
 
 @needs_root
-@pytest.mark.parametrize(("changed", "script", "complaint"), [
-    ({"directory": "shared"}, "default/scripts/20-environment.sh", "hpc_mp.directory = shared is no absolute path"),
-    ({"profile": "../etc"}, "default/scripts/20-environment.sh", "hpc_mp.profile = ../etc is no name of a profile"),
-    ({"patience": "long"}, "execute/scripts/10-shared.sh", "hpc_mp.patience = long is no number of seconds"),
-])
+@pytest.mark.parametrize(("changed", "script", "complaint"), table(__file__, "cyclecloud_init.toml", "wrong_settings"))
 def test_a_wrong_setting_is_named(node: tuple[Site, Machine], changed: dict[str, str], script: str, complaint: str) -> None:
     machine = node[1]
     jetpack.prepare(machine, SPECS, NODE, settings(**changed))

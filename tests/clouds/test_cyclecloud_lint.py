@@ -1,7 +1,5 @@
 """The linter of cluster templates: a planted fault for every rule on its line, a clean template, the command."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib
@@ -80,15 +78,9 @@ def test_a_project_may_define_specs_by_recipes_and_without_scripts(tmp_path: Pat
     assert findings_of({"project": extra}, text, tmp_path) == ()
 
 
-# --- resolution -------------------------------------------------------------------------------------------------------
-
-
 def test_a_finding_names_the_parameter(tmp_path: Path) -> None:
     (one,) = findings_of({"params": {"GpuMachineType": "Standard_NC96ads_A100_v4"}}, CLEAN, tmp_path)
     assert "Standard_NC96ads_A100_v4 ($GpuMachineType)" in one.message
-
-
-# --- other files, the command -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "[" * 100_000, "\xff"])

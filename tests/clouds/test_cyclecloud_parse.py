@@ -1,7 +1,5 @@
 """The parser of cluster templates: sections, values, expressions; a printed tree parses to itself, and no text breaks it."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 
@@ -9,6 +7,7 @@ import pytest
 from cyclecloud_cases import CASES, CLEAN, planted
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tables import table
 
 from hpc_mp.clouds.azure.expression import UNKNOWN, Unreadable, read
 from hpc_mp.clouds.azure.rules import lint
@@ -48,21 +47,7 @@ def test_sections_lie_in_each_other_by_rank_and_keep_their_lines() -> None:
     assert parsed.sections[0].sections[0].sections[0].attributes[0].line == 7
 
 
-@pytest.mark.parametrize(("written", "raw", "below"), [
-    ("A = plain text, with 'marks' = and \"so on\"", "plain text, with 'marks' = and \"so on\"", 2),
-    ("A = 19\" rack", "19\" rack", 2),
-    ("A = '''one\n  [[two]]\n# three'''", "'''one\n  [[two]]\n# three'''", 4),
-    ('A = """one "two"\n\nthree"""', '"""one "two"\n\nthree"""', 4),
-    ('A = "one\ntwo \\" three"', '"one\ntwo \\" three"', 3),
-    ("A := \"one\ntwo\" # why", "\"one\ntwo\"", 3),
-    ("A = =undefined", "=undefined", 2),
-    ("A := b # why", "b", 2),
-    ("A =", "", 2),
-    ("A = #fff", "#fff", 2),
-    ('A = "x # y" # why', '"x # y"', 2),
-    ('A = "x", "y"  # why', '"x", "y"', 2),
-    ("A = ${strcat(\"#\", \" #\")}  # why", "${strcat(\"#\", \" #\")}", 2),
-])
+@pytest.mark.parametrize(("written", "raw", "below"), table(__file__, "cyclecloud_parse.toml", "values"))
 def test_a_value_and_the_line_of_the_next_attribute(written: str, raw: str, below: int) -> None:
     parsed = parse(f"[c]\n{written}\nB = 1\n")
     first, second = parsed.sections[0].attributes
@@ -114,8 +99,7 @@ PIECES = (
     "\x00", "\u2028", "\x85", "x", "1", "Extends", "Abstract = true", "defaults", "MachineType",
     "Standard_ND96isr_H100_v5", "slurm.hpc = true", "MaxCount", "DefaultValue", "ifThenElse(", "isnt", "?", ":", "||",
     "undefined", "9" * 30, "ü", "\ud800", "Config.Entries := {[Value=1]}", "slurm.dampen_memory = ",
-    "slurm.default_partition = true", "slurm.accounting.enabled = true", "Azure.MaxScalesetSize = 64", '"""',
-)
+    "slurm.default_partition = true", "slurm.accounting.enabled = true", "Azure.MaxScalesetSize = 64", '"""')
 
 
 def check(text: str) -> None:

@@ -1,7 +1,5 @@
 """Rendered clusters: every size of the catalogue, their findings, their summary, and choices that are refused."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib
@@ -9,21 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import cyclecloud_rendered
 import pytest
-from cyclecloud_rendered import (
-    FOLDER,
-    GOLDEN,
-    H100,
-    OFFER,
-    RECORDED,
-    TEMPLATE,
-    choices_of,
-    ready,
-    record_of,
-    rendered_by,
-    summary_of,
-    values_of,
-)
+from cyclecloud_rendered import FOLDER, GOLDEN, H100, OFFER, RECORDED, ready, record_of, rendered_by, summary_of, values_of
 
 import hpc_mp
 from hpc_mp.base.errors import HpcMpError
@@ -36,7 +22,7 @@ from hpc_mp.clouds.azure.template import parse
 from hpc_mp.environment.profiles import load_profiles
 from hpc_mp.job import load_job
 
-TEXT = TEMPLATE.read_text(encoding="utf-8")
+TEXT = cyclecloud_rendered.TEMPLATE.read_text(encoding="utf-8")
 PROJECT = read_project(FOLDER)
 CHOICES = tomllib.loads(Path(__file__).with_name("choices.toml").read_text(encoding="utf-8"))
 SIZES = [size for size in OFFER.sizes.values() if not size.is_gone]
@@ -66,7 +52,7 @@ def test_the_catalogue_is_consistent() -> None:
 def test_every_size_renders_to_a_cluster_without_a_fault() -> None:
     profiles = {profile.name for profile in load_profiles()}
     for size in SIZES:
-        choices = choices_of(size)
+        choices = cyclecloud_rendered.choices_of(size)
         codes = {finding.code for finding in findings(TEXT, values_of(choices))}
         assert codes == ({"CC504"} if size.retired else set()), size.name
         document = summary_of(choices).document()
@@ -106,8 +92,7 @@ def test_more_nodes_than_a_group_holds_are_not_started_with_infiniband() -> None
     values = values_of(H100) | {"MaxHPCExecuteNodeCount": 900}
     assert findings(TEXT, values) == ()
     assert findings(TEXT, values_of(replace(H100, sku="Standard_D96ads_v5")) | {"MaxHPCExecuteNodeCount": 900}) == ()
-    uncapped = TEXT.replace(CAPPED, "$MaxHPCExecuteNodeCount")
-    assert [finding.code for finding in findings(uncapped, values)] == ["CC508"]
+    assert [finding.code for finding in findings(TEXT.replace(CAPPED, "$MaxHPCExecuteNodeCount"), values)] == ["CC508"]
 
 
 OPTIONAL = {"configuration_slurm_accounting_storageloc", "configuration_slurm_accounting_custom_certificate",

@@ -1,7 +1,5 @@
 """``hpc-mp cloud render``: what it writes, what it prints, what it asks, what it leaves alone."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty
@@ -14,6 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from cyclecloud_rendered import FOLDER
+from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.cloud import command
@@ -84,19 +83,9 @@ def test_nothing_that_is_there_is_replaced(tmp_path: Path) -> None:
 SIZE = ("--sku", "Standard_HC44rs", "--nodes", "2")
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
-    ((), "--sku and --nodes: missing"), (("--sku", "Standard_D8ads_v5"), "--nodes: missing"),
-    (("--nodes", "2", "--json"), "--sku: missing"),
-    ((*SIZE, "--project-url", "u"), "has no effect without --workspace"),
-    ((*SIZE, "--credentials", ""), "--credentials : must not be empty"),
-    ((*SIZE, "--database", "h", "--database-user", ""), "--database-user : must not be empty"),
-    ((*SIZE, "--workspace", "--region", "westeurope", "--resource-group", "my group"),
-     "--resource-group my group: is not a name of a resource group"),
-    ((*SIZE, "--workspace", "--region", "westeurope", "--resource-group", ""), "--resource-group : is not a name"),
-])
-def test_what_is_missing_or_cannot_be_meant_is_named_as_it_was_given(
-    arguments: tuple[str, ...], words: str, tmp_path: Path,
-) -> None:
+@pytest.mark.parametrize(("arguments", "words"), table(__file__, "cyclecloud_render_command.toml", "missing"))
+def test_what_is_missing_or_cannot_be_meant_is_named_as_it_was_given(arguments: tuple[str, ...], words: str,
+                                                                     tmp_path: Path) -> None:
     done = call(*arguments, "--output", tmp_path / "out")
     assert isinstance(done.exception, HpcMpError) and words in str(done.exception)
     assert not (tmp_path / "out").exists()

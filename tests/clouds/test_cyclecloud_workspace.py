@@ -1,13 +1,12 @@
 """Parameters for Azure CycleCloud Workspace for Slurm: held against the names and types of its release, as they were recorded."""
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from cyclecloud_rendered import GOLDEN, H100, OFFER
+from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.clouds.azure.render.options import Choices, settle
@@ -52,11 +51,9 @@ def wrong(values: dict[str, Any]) -> list[str]:
     return misfits(values, RECORDED["parameters"])
 
 
-@pytest.mark.parametrize("changes", [
-    {}, {"storage": "amlfs"}, {"storage": "amlfs", "storage_address": "10.0.0.9"},
-    {"storage": "external", "storage_address": "10.0.0.9:/vol1"}, {"sku": "Standard_D8ads_v5", "nodes": 500},
-    {"accounting": True, "database": "db.example.org", "database_user": "slurm"},
-], ids=lambda changes: "-".join(str(value) for value in changes.values()) or "plain")
+@pytest.mark.parametrize(
+    "changes", table(__file__, "cyclecloud_workspace.toml", "parameters"),
+    ids=lambda changes: "-".join(str(value) for value in changes.values()) or "plain")
 def test_the_workspace_takes_these_parameters(changes: dict[str, Any]) -> None:
     assert RECORDED["release"] == RELEASE
     values = of_workspace(replace(H100, **changes), "https://github.com/me/mine/releases/tag/0.1.0")
@@ -85,12 +82,7 @@ def test_a_project_is_fetched_from_a_release_on_github_alone() -> None:
         of_workspace(H100, "https://example.org/mine.tgz")
 
 
-@pytest.mark.parametrize(("changes", "rule"), [
-    ({"region": None}, "--region is missing"), ({"subnet": "a/b/c", "credentials": None}, "creates its own network"),
-    ({"storage": "external"}, "needs an address"), ({"name": "CCW"}, "the workspace itself creates"),
-    ({"accounting": True, "database": "db"}, "needs a user"),
-    ({"sku": "Standard_ND128isr_GB300_v6"}, "no image that Azure publishes"),
-])
+@pytest.mark.parametrize(("changes", "rule"), table(__file__, "cyclecloud_workspace.toml", "refused"))
 def test_what_a_workspace_cannot_be_made_of_is_refused(changes: dict[str, Any], rule: str) -> None:
     with pytest.raises(HpcMpError, match=rule):
         own, workspace = choices_within(replace(H100, **{"subnet": None, "credentials": None, **changes}), None, None)

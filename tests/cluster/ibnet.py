@@ -1,7 +1,5 @@
 """What ibnetdiscover prints of a planned fabric, in the form of ibnetdiscover(8)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 Cable = tuple[str, str]  # two of the switches and adapters

@@ -1,13 +1,12 @@
 """Which exclusions of ours hold, and what the ledger says: pure decisions, and files."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import table
 
 from hpc_mp.cluster.bad_nodes import AVOIDED_S, CERTAINTIES, BadNode, Certainty, bad_nodes, findings, ledger, record, take_back
 from hpc_mp.cluster.exclusions import Keeping, choose
@@ -30,31 +29,14 @@ FOUR = "n1 n2 n3 n4"
 LOST, BOTH = [bad("n2", time=1.0)], [bad("n2", time=1.0), bad("n3", time=2.0)]
 GRADED = [bad("n1", 1.0, "certain", "hardware"), bad("n2", 3.0), bad("n3", 2.0)]
 ALL = [bad(f"n{number}", number) for number in range(1, 5)]
+SUSPECTED = [bad(f"n{number}", sure="suspected") for number in range(1, 5)]
+RENAMED = [bad("old"), bad("n3")]
 
 
-@pytest.mark.parametrize(("ours", "users", "up", "down", "needed", "excluded", "back"), [
-    # Two nodes are lost in turn and come back; three of four are needed.
-    (LOST, "", "n1 n3 n4", "n2", 3, "n2", ""),
-    (LOST, "", FOUR, "", 3, "n2", ""),  # back, and not needed
-    (LOST, "", "n1 n2 n4", "n3", 3, "", "n2"),  # now it is
-    (BOTH, "", "n1 n2 n4", "n3", 3, "n3", "n2"),  # what is down would not help
-    (BOTH, "", FOUR, "", 3, "n3", "n2"),  # the older one
-    (BOTH, "", "n1 n4", "n2 n3", 3, "", "n2 n3"),  # whoever comes first
-    # The least certain goes first, then the oldest.
-    (GRADED, "", FOUR, "", 1, "n1 n2 n3", ""), (GRADED, "", FOUR, "", 2, "n1 n2", "n3"), (GRADED, "", FOUR, "", 3, "n1", "n2 n3"),
-    (GRADED, "", FOUR, "", 4, "", "n1 n2 n3"),
-    # All nodes are excluded.
-    (ALL, "", FOUR, "", 3, "n4", "n1 n2 n3"), (ALL, "", "", FOUR, 3, "", FOUR),
-    # A suspicion excludes nobody, however many there are.
-    ([bad(f"n{number}", sure="suspected") for number in range(1, 5)], "", FOUR, "", 1, "", ""),
-    # The user is not overruled; the last one is theirs already.
-    (LOST, "n1", FOUR, "", 2, "n2", ""), (LOST, "n1", FOUR, "", 3, "", "n2"), (LOST, "n2", FOUR, "", 3, "", ""),
-    # A renamed node: Slurm would refuse a list with its old name.
-    ([bad("old"), bad("n3")], "", FOUR, "", 3, "n3", ""),
-])
-def test_which_exclusions_hold(
-    ours: list[BadNode], users: str, up: str, down: str, needed: int, excluded: str, back: str,
-) -> None:
+@pytest.mark.parametrize(
+    ("ours", "users", "up", "down", "needed", "excluded", "back"), table(__file__, "exclusions.toml", "exclusions", globals()))
+def test_which_exclusions_hold(ours: list[BadNode], users: str, up: str, down: str, needed: int, excluded: str,
+                               back: str) -> None:
     assert names(choose(ours, users.split(), states(up, down), needed)) == (excluded, back)
 
 
@@ -68,18 +50,14 @@ NODES = [f"n{number}" for number in range(6)]
 
 @given(st.dictionaries(st.sampled_from([*NODES, "gone"]), st.sampled_from(CERTAINTIES)), st.sets(st.sampled_from(NODES)),
        st.sets(st.sampled_from(NODES)), st.integers(1, 6))
-def test_a_job_can_start_whenever_enough_nodes_are_up(
-    ours: dict[str, Certainty], users: set[str], up: set[str], needed: int,
-) -> None:
+def test_a_job_can_start_whenever_enough_nodes_are_up(ours: dict[str, Certainty], users: set[str], up: set[str],
+                                                      needed: int) -> None:
     seen = states(" ".join(up), " ".join({*NODES} - up))
     keeping = choose([bad(node, number, sure) for number, (node, sure) in enumerate(ours.items())], users, seen, needed)
     assert {*keeping.nodes}.isdisjoint({*users, "gone"})
     if len(up - users) >= needed:
         assert len(up - users - {*keeping.nodes}) >= needed
         assert not keeping.taken_back or len(up - users - {*keeping.nodes}) == needed, "more than needed"
-
-
-# --- the ledger ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -116,8 +94,7 @@ def test_lines_of_an_earlier_release_are_read(path: Path) -> None:
     *((f"{base}{mark}", True, True) for base in ("idle", "mixed", "allocated", "completing") for mark in ("", "-", "+")),
     ("planned", True, True), ("powered_down", True, False), ("POWERING_UP", True, False), ("reboot^", True, False),
     *((state, False, False) for state in ("down", "down*", "down~", "drained", "draining@", "drng", "maint", "allocated$",
-                                          "inval", "future", "unk*", "failing")),
-])
+                                          "inval", "future", "unk*", "failing"))])
 def test_only_nodes_that_can_start_a_step_now_are_ready(state: str, in_service: bool, ready: bool) -> None:
     found = node_states(ask=lambda argv: f"n1|{state}|none\n")["n1"]
     assert (found.in_service, found.ready) == (in_service, ready)

@@ -1,7 +1,5 @@
 """Switches: every form of Slurm's topology, distances, and the order of hosts."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Sequence
 from itertools import permutations
@@ -97,9 +95,6 @@ def test_a_real_slurm_says_where_its_hosts_are(lab: Lab) -> None:
                    check=True).stdout
     addresses = [(address, pattern) for address, pattern in map(str.split, told.splitlines())]
     assert from_addresses(addresses).above == read_topology(said).above
-
-
-# --- the order of hosts ----------------------------------------------------------------------------------------------
 
 
 @st.composite

@@ -7,8 +7,6 @@
   number varies. Names are what is compared here.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 import re
@@ -19,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm.nodelist import MOST_HOSTS, compress, expand
@@ -107,14 +106,7 @@ def test_lists_are_those_of_scontrol(ask: Answers, number: int) -> None:
 
 
 # Written by `scontrol show hostnames` and `scontrol show hostlist` of Slurm 22.05.8: a list, its hosts, the list again.
-SLURM_LISTS = """
-n[1-4] | n1 n2 n3 n4 | n[1-4]
-n[3-4,1-2] | n3 n4 n1 n2 | n[3-4,1-2]
-b1,a1 | b1 a1 | b1,a1
-rack[1-2]n[1-2] | rack1n1 rack1n2 rack2n1 rack2n2 | rack1n[1-2],rack2n[1-2]
-n[008-011] | n008 n009 n010 n011 | n[008-011]
-n1,n01,n2,n02,x,x2,n9,n10,n11,n099,n100 | n1 n01 n2 n02 x x2 n9 n10 n11 n099 n100 | n[1,01,2,02],x,x2,n[9-11,099-100]
-"""
+SLURM_LISTS = table(__file__, "nodelist.toml", "slurm_lists")
 
 
 @pytest.mark.parametrize("line", SLURM_LISTS.strip().splitlines())
@@ -123,9 +115,7 @@ def test_host_lists_as_slurm_reads_and_writes_them(line: str) -> None:
     assert expand(text) == tuple(names.split()) and compress(names.split()) == again
 
 
-@pytest.mark.parametrize(("text", "names"), [
-    ("a[1-2][3-4][5-6]", "a135 a136 a235 a236 a145 a146 a245 a246"), ("n[1-2]-ib[0-1]", "n1-ib0 n1-ib1 n2-ib0 n2-ib1"),
-    ("n[1-2]-ib0,m", "n1-ib0 n2-ib0 m")])
+@pytest.mark.parametrize(("text", "names"), table(__file__, "nodelist.toml", "several_brackets"))
 def test_several_brackets_run_in_slurms_order(text: str, names: str) -> None:
     """The last varies fastest, then the first: as Slurm 22.05 to 26.05 have it, and no nested loop would."""
     assert expand(text) == tuple(names.split())

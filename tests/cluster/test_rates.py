@@ -1,7 +1,5 @@
 """Rates between hosts: without their scatter, of pairs that nobody measured, and the order of hosts that they make."""
 
-from __future__ import annotations
-
 import json
 import time
 from dataclasses import replace
@@ -97,8 +95,7 @@ def test_the_age_of_a_measurement(seconds: float, words: str) -> None:
 def test_times_by_hand() -> None:
     """T2 P2 D2, nodes are (d, p): two edges of each kind go each way between neighbours, nothing from corner to corner."""
     placement, moved = place(Degrees(2, 2, 2), "DPT", 2), Traffic(tp=50e9, pp=1e9, dp=4e9)
-    cost = step_times(placement, moved, known(4, {(0, 1): 0.5, (0, 2): 2.0, (0, 3): 4.0, (1, 2): 4.0, (1, 3): 4.0,
-                                                  (2, 3): 4.0}))
+    cost = step_times(placement, moved, known(4, {(0, 1): 0.5, (0, 2): 2.0, (0, 3): 4.0, (1, 2): 4.0, (1, 3): 4.0, (2, 3): 4.0}))
     # n1–n2 pp 2/0.5 = 4 s, n1–n3 dp 8/2 = 4 s, n2–n4 8/4 = 2 s, n3–n4 2/4 = 0.5 s; n1, n2 … send 10/4 = 2.5 s each.
     assert cost(("n1", "n2", "n3", "n4")) == pytest.approx((4.0, 2 * (4 + 4 + 2 + 0.5)))
     # n1–n2 in the corners: n1–n4 pp, n1–n3 dp, n4–n2 dp, n3–n2 pp.
@@ -144,9 +141,8 @@ def passing(placement: Placement, moved: Traffic, hosts: tuple[str, ...], a: str
 
 @settings(max_examples=settings.default.max_examples // 4)
 @given(st.sampled_from(CASES), st.sampled_from([HEAVY_DATA, HEAVY_PIPELINE]), st.floats(0.1, 0.7), st.data())
-def test_one_slow_link_gets_the_least_that_any_order_gives_it(
-    case: tuple[int, Degrees, int, str], moved: Traffic, share: float, data: st.DataObject
-) -> None:
+def test_one_slow_link_gets_the_least_that_any_order_gives_it(case: tuple[int, Degrees, int, str], moved: Traffic, share: float,
+                                                              data: st.DataObject) -> None:
     number, degrees, per_node, order = case
     placement, hosts = place(degrees, order, per_node), names(number)
     slow = data.draw(st.sampled_from(list(combinations(range(number), 2))))
@@ -177,9 +173,8 @@ def test_no_order_of_four_is_cheaper(case: tuple[int, Degrees, int, str], moved:
 @settings(max_examples=settings.default.max_examples // 2)
 @given(st.sampled_from([case for case in CASES if case[0] == 4]), st.permutations(names(4)), st.booleans(),
        st.randoms(use_true_random=False))
-def test_equal_rates_leave_the_order_to_the_switches(
-    case: tuple[int, Degrees, int, str], hosts: list[str], tree: bool, scatter: Random
-) -> None:
+def test_equal_rates_leave_the_order_to_the_switches(case: tuple[int, Degrees, int, str], hosts: list[str], tree: bool,
+                                                     scatter: Random) -> None:
     _, degrees, per_node, order = case
     placement, switches = place(degrees, order, per_node), read_topology(FABRIC) if tree else SwitchTree()
     assert cheapest_hosts(placement, HEAVY_DATA, hosts, switches, known(4, {}, scatter=scatter)) == (

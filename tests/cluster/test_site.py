@@ -1,7 +1,5 @@
 """Facts about machines: GPUs, and what Slurm's programs answer, well or badly."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re
@@ -9,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from tables import table
 
 from hpc_mp.base.command import CommandFailed, ask
 from hpc_mp.cluster.node.nvidia_smi import Gpu, find_gpus
@@ -43,13 +42,7 @@ def test_ask_returns_what_was_written() -> None:
     assert ask(["sh", "-c", "echo $WHO; echo noise >&2"], environ=os.environ | {"WHO": "ünï"}) == "ünï\n"
 
 
-@pytest.mark.parametrize(("argv", "message"), [
-    (["no-such-program"], "no-such-program is not on PATH"),
-    (["/"], "/ cannot be started"),
-    (["sleep", "9"], "sleep did not answer within 0.2 s"),
-    (["sh", "-c", "echo 'in its\nown words' >&2; exit 3"], "in its\nown words"),
-    (["sh", "-c", "exit 3"], "sh exited with 3"),
-])
+@pytest.mark.parametrize(("argv", "message"), table(__file__, "site.toml", "silent"))
 def test_ask_says_why_there_is_no_answer(argv: list[str], message: str) -> None:
     with pytest.raises(CommandFailed, match=f"^{re.escape(message)}"):
         ask(argv, timeout=0.2)
@@ -61,34 +54,21 @@ def test_ask_says_why_there_is_no_answer(argv: list[str], message: str) -> None:
 @pytest.mark.parametrize(("answers", "gpus"), [
     ({"nvidia-smi --query-gpu=index,name,memory.total": "0, NVIDIA H200, 143771\n1, NVIDIA GB10, [N/A]\n"},
      (Gpu(0, "NVIDIA H200", 143771 * 2**20), Gpu(1, "NVIDIA GB10", None))),
-    ({}, ()), ({"nvidia-smi": CommandFailed("NVIDIA-SMI has failed")}, ()),
-])
+    ({}, ()), ({"nvidia-smi": CommandFailed("NVIDIA-SMI has failed")}, ())])
 def test_gpus_of_this_machine(answers: dict[str, str | CommandFailed], gpus: tuple[Gpu, ...]) -> None:
     assert find_gpus(Answers(answers)) == gpus
 
 
-@pytest.mark.parametrize(("gres", "expected"), [
-    ("(null)", ()),
-    ("gpu:4", ((None, 4),)),
-    ("gpu", ((None, 1),)),
-    ("gpu:h100:8(S:0-1)", (("h100", 8),)),
-    ("nvme:1,gpu:a100_1g.5gb:7(S:0,2),shard:4", (("a100_1g.5gb", 7),)),
-    ("gpu:v100:2,gpu:k80:2", (("v100", 2), ("k80", 2))),
-])
-def test_gres(gres: str, expected: tuple[tuple[str | None, int], ...]) -> None:
-    assert parse_gpus(gres) == expected
+@pytest.mark.parametrize(("gres", "expected"), table(__file__, "site.toml", "gres"))
+def test_gres(gres: str, expected: list[list[str | int | None]]) -> None:
+    assert [*map(list, parse_gpus(gres))] == expected
 
 
 # --- Slurm ------------------------------------------------------------------------------------------------------------
 
-SINFO = """\
-debug*|up|30:00|4|16000|(null)|login[1-2]
-gpu|up|1-00:00:00|128|1031000|gpu:h100:8(S:0-1)|g[01-04]
-gpu|up|1-00:00:00|64|515000|gpu:a100:4|a1
-old|down|infinite|8|32000|gpu:2|x[1,3]
-empty|up|infinite|0|0|(null)|
-"""
+SINFO = table(__file__, "site.toml", "sinfo")
 UP = "Slurmctld(primary) at ctl is UP\n"
+FATAL = CommandFailed("scontrol: error: a\nscontrol: fatal: b")
 SITE: dict[str, str | CommandFailed] = {
     "scontrol ping": UP,
     "scontrol --version": "slurm-wlm 22.05.8\n",
@@ -116,14 +96,7 @@ def test_a_node_that_mixes_gpus_has_no_type() -> None:
     assert (kind.gpu_count, kind.gpu_type) == (4, None)
 
 
-@pytest.mark.parametrize(("answers", "why"), [
-    ({"scontrol ping": UP}, None),
-    ({"scontrol ping": "Slurmctld(primary) at a is DOWN\nSlurmctld(backup) at b is UP\n"}, None),
-    ({"scontrol ping": "Slurmctld(primary) at ctl is DOWN\n"}, "Slurmctld(primary) at ctl is DOWN"),
-    ({"scontrol ping": ""}, "scontrol ping prints nothing"),
-    ({"scontrol ping": CommandFailed("scontrol: error: a\nscontrol: fatal: b")}, "scontrol: fatal: b"),
-    ({}, "scontrol is not on PATH"),
-])
+@pytest.mark.parametrize(("answers", "why"), table(__file__, "site.toml", "silence", globals()))
 def test_why_slurm_is_silent(answers: dict[str, str | CommandFailed], why: str | None) -> None:
     assert why_silent(Answers(answers)) == why
 
@@ -169,19 +142,13 @@ def test_this_machine() -> None:
     assert machine.memory > GIB // 2
 
 
-def test_the_site_of_a_first_job() -> None:
-    site = find_site({}, Answers(SITE))
-    assert isinstance(site, SlurmSite)
+def test_the_site_of_a_first_job_heeds_the_users_own_defaults() -> None:
+    site, own = (find_site(environ, Answers(SITE)) for environ in ({}, {"SBATCH_PARTITION": "debug", "SBATCH_ACCOUNT": "mine"}))
+    assert isinstance(site, SlurmSite) and isinstance(own, SlurmSite)
     assert site.chosen.name == "gpu", "the default partition has no GPUs"
     assert site.kind.gpu_type == "h100"
     assert (site.version, site.cpus, site.accounts) == ((22, 5), 126, ("proj", "other"))
-
-
-def test_the_users_own_defaults_are_heeded() -> None:
-    site = find_site({"SBATCH_PARTITION": "debug", "SBATCH_ACCOUNT": "mine"}, Answers(SITE))
-    assert isinstance(site, SlurmSite)
-    assert site.chosen.name == "debug"
-    assert site.accounts == ("mine", "proj", "other")
+    assert (own.chosen.name, own.accounts) == ("debug", ("mine", "proj", "other"))
 
 
 @pytest.mark.parametrize("rows", list(itertools.permutations((
@@ -195,8 +162,7 @@ def test_the_default_partition_is_chosen_if_it_has_gpus(rows: tuple[str, ...]) -
 @pytest.mark.parametrize(("change", "why"), [
     ({"scontrol ping": "Slurmctld(primary) at ctl is DOWN"}, "is DOWN"),
     ({"sinfo --noheader --exact": CommandFailed("sinfo: error: x")}, "sinfo: error: x"),
-    ({"sinfo --noheader --exact": "old|down|infinite|8|32000|gpu:2|x1\n"}, "no partition that is up"),
-])
+    ({"sinfo --noheader --exact": "old|down|infinite|8|32000|gpu:2|x1\n"}, "no partition that is up")])
 def test_no_site_and_why(change: dict[str, str | CommandFailed], why: str) -> None:
     site = find_site({}, Answers(SITE | change))
     assert isinstance(site, str)

@@ -1,7 +1,5 @@
 """What Slurm says about jobs: answers of several releases as they were recorded, and who is asked when."""
 
-from __future__ import annotations
-
 import re
 import time
 import tomllib
@@ -13,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from recorded import LINES, RECORDED, SHOWN
+from tables import table
 
 from hpc_mp.base.assets import asset
 from hpc_mp.base.command import CommandFailed
@@ -32,6 +31,7 @@ from hpc_mp.cluster.slurm.job import (
 GONE = CommandFailed("slurm_load_jobs error: Invalid job id specified")
 BUSY = CommandFailed("slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
 OFF = CommandFailed("Slurm accounting storage is disabled")
+OLD = CommandFailed("squeue: unrecognized option '--Format'")
 Asked = list[tuple[str, ...]]
 
 
@@ -129,19 +129,10 @@ def test_one_question_for_all_jobs() -> None:
     assert jobs["5"].nodes == ("n1", "n2")
 
 
-@pytest.mark.parametrize(("answers", "state"), [
-    ({"squeue": "7|RUNNING|N/A|n1|0|0|None|"}, "RUNNING"),
-    ({"squeue": "\n", "scontrol": "JobId=7 JobName=x JobState=COMPLETED Reason=None"}, "COMPLETED"),
-    *(({"squeue": broken, "scontrol": "JobId=7 JobState=RUNNING Reason=None"}, "RUNNING") for broken in (
-        BUSY, CommandFailed("squeue: unrecognized option '--Format'"), "the site says hello\n")),
-    ({"squeue": GONE, "scontrol": GONE, "sacct": "7|CANCELLED by 0|Unknown|n1|0:0\n"}, "CANCELLED"),
-    ({"squeue": GONE, "scontrol": GONE, "sacct": "7|RUNNING|Unknown|n1|0:0\n"}, FORGOTTEN),  # sacct cannot know better
-    ({"squeue": GONE, "scontrol": GONE, "sacct": OFF}, FORGOTTEN),
-    ({"squeue": GONE, "scontrol": GONE}, FORGOTTEN),
-    ({"squeue": BUSY, "scontrol": BUSY}, UNKNOWN),
-    ({"squeue": BUSY, "scontrol": BUSY, "sacct": "7|COMPLETED|Unknown|n1|0:0\n"}, "COMPLETED"),
-    ({}, UNKNOWN),
-])
+NAMES = {"GONE": GONE, "BUSY": BUSY, "OFF": OFF, "OLD": OLD, "FORGOTTEN": FORGOTTEN, "UNKNOWN": UNKNOWN}
+
+
+@pytest.mark.parametrize(("answers", "state"), table(__file__, "slurm_jobs.toml", "programs", NAMES))
 def test_with_and_without_each_program(answers: dict[str, Any], state: str) -> None:
     assert queue.job_states(["7"], program(answers))["7"].state == state
 
@@ -189,12 +180,7 @@ def test_wait_waits_for_all() -> None:
 
 # --- reasons ------------------------------------------------------------------------------------------------------
 
-NAMED = re.findall(r"\w+", """
-QOSMaxGRESPerUser QOSMaxJobsPerUserLimit AssocGrpGRES AssocGrpCPUMinutesLimit AssocGrpJobsLimit AssocMaxJobsLimit ReqNodeNotAvail
-PartitionTimeLimit PartitionNodeLimit PartitionDown BadConstraints Priority Resources Dependency DependencyNeverSatisfied
-JobHeldUser JobHeldAdmin BeginTime Reservation ReservationDeleted Licenses NodeDown InvalidAccount InvalidQOS QOSUsageThreshold
-JobArrayTaskLimit FrontEndDown Cleaning
-""")
+NAMED = re.findall(r"\w+", table(__file__, "slurm_jobs.toml", "reasons"))
 
 
 @pytest.mark.parametrize("reason", [*NAMED, "launch failed requeued held", "launch_failed_requeued_held"])

@@ -1,13 +1,12 @@
 """Slurm's programs are named, and so started, in one room."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tables import table
 
 import hpc_mp
 
@@ -15,19 +14,7 @@ ROOT = Path(hpc_mp.__file__).parent
 PROGRAMS = ("sacct", "sacctmgr", "salloc", "sattach", "sbatch", "sbcast", "scancel", "scontrol", "scrontab", "sdiag", "sinfo",
             "sprio", "squeue", "sreport", "srun", "sshare", "sstat", "strigger")
 ROOM = "cluster/slurm/"
-OTHERS = {
-    "lab/": "it is a Slurm of its own: it starts the daemons, and asks them while they come up",
-    "adopt/": "it reads job scripts, in which these words are text",
-    "lint/sbatch/": "it reads job scripts, in which these words are text",
-    "lint/kinds.py": "sbatch is the name of a kind of file",
-    "cli/lint.py": "sbatch is the name of a kind of file",
-    "cli/main.py": "other launchers have verbs of these names",
-    "supervisor/srun.py": "it follows processes of this name, and starts none",
-    "base/launchers.py": "its table says which launchers start ranks in a script",
-    "program/shim.py": "it stands for programs of these names on PATH",
-    "program/witness.py": "its table is by the launcher that has started a task",
-    "rundir/layout.py": "its table says which program writes a file",
-}
+OTHERS = table(__file__, "slurm_programs.toml", "others")
 COMMAND = re.compile(rf"(?:^|[;&|]|\$\(|\bexec\s)\s*(?:[\w./-]*/)?({'|'.join(PROGRAMS)})(?=\s|$)")
 
 
@@ -50,18 +37,11 @@ def test_only_one_room_names_slurms_programs() -> None:
     assert all(found[place] for place in (ROOM, *OTHERS)), "an exception without a use"
 
 
-@pytest.mark.parametrize("spelling", [
-    'ask(("scontrol", "show", "node"))', 'run(["/usr/bin/squeue", "--json"])', 'Popen("srun --nodes=2 hostname", shell=True)',
-    'shutil.which("sbatch")', '"scancel 7".split()', 'f"sinfo --nodes={nodes}"', '("srun", *options)',
-    'ask(("bash", "-c", "cd /x && sacct -j 7"))', '["sh", "-c", "exec srun python"]', '"n=$(scontrol show hostnames)"',
-])
+@pytest.mark.parametrize("spelling", table(__file__, "slurm_programs.toml", "spellings"))
 def test_every_spelling_is_seen(spelling: str) -> None:
     assert list(commands(f"it = {spelling}"))
 
 
-@pytest.mark.parametrize("text", [
-    '"start ranks with srun, mpirun or torchrun"', '"srun.log"', '"srun: error: x"', '"`scontrol reconfigure`"', '"sbatchd"',
-    'def f():\n    """sbatch is called here."""',
-])
+@pytest.mark.parametrize("text", table(__file__, "slurm_programs.toml", "no_commands"))
 def test_what_people_read_is_no_command(text: str) -> None:
     assert not list(commands(text if text.startswith("def") else f"it = {text}"))

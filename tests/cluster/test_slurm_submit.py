@@ -1,7 +1,5 @@
 """Handing a script to Slurm: submission, following, ending, steps. Fake programs on PATH, no Slurm."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex
@@ -10,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tables import table
 
 from hpc_mp.base.errors import RunFailed
 from hpc_mp.cluster.slurm import submit as slurm
@@ -39,9 +38,6 @@ def seen(record: Path) -> tuple[list[str], dict[str, str]]:
     return argv, environ
 
 
-# --- submission -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("answer", ["1234", "1234;west", "a site's greeting\n1234"])
 def test_sbatch_gives_the_job_id(fake: Fake, answer: str) -> None:
     record = fake("sbatch", f'echo "{answer}"')
@@ -67,20 +63,11 @@ def test_the_words_of_a_site_come_with_the_job(fake: Fake) -> None:
     assert seen(record)[0] == ["--parsable", "--dependency=afterany:7", "job.sbatch"]
 
 
-@pytest.mark.parametrize(("answer", "words"), [
-    ("echo all is well", "all is well"),
-    ("echo 'sbatch: error: Batch job submission failed: Invalid qos' >&2; exit 1",
-     r"refused /r/job\.sbatch:\nsbatch: error: Batch job submission failed: Invalid qos$")])
+@pytest.mark.parametrize(("answer", "words"), table(__file__, "slurm_submit.toml", "answers_without_an_id"))
 def test_an_answer_without_an_id_is_a_refusal_in_slurms_words(fake: Fake, answer: str, words: str) -> None:
     fake("sbatch", answer)
     with pytest.raises(RunFailed, match=words):
         slurm.sbatch(Path("/r/job.sbatch"))
-
-
-def test_without_sbatch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(RunFailed, match="sbatch is not on PATH"):
-        slurm.sbatch(Path("job.sbatch"))
 
 
 def test_cancel(fake: Fake) -> None:
@@ -91,13 +78,13 @@ def test_cancel(fake: Fake) -> None:
     assert seen(record)[0] == ["--signal=USR2", "7", "8"]
 
 
-def test_a_refused_cancel_is_told(fake: Fake) -> None:
+def test_a_refused_cancel_and_a_missing_sbatch_are_told(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     fake("scancel", "echo 'scancel: error: Access denied' >&2; exit 1")
     with pytest.raises(RunFailed, match="Access denied"):
         slurm.cancel("7")
-
-
-# --- a step of a live allocation --------------------------------------------------------------------------------------
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(RunFailed, match="sbatch is not on PATH"):
+        slurm.sbatch(Path("job.sbatch"))
 
 
 def test_a_step_keeps_the_allocation_and_nothing_else_of_slurm() -> None:

@@ -1,7 +1,5 @@
 """``hpc-mp cluster topology`` as a user calls it: files, standard input, a Slurm that answers as recorded, exit codes."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -11,6 +9,7 @@ from pathlib import Path
 import pytest
 from launching import python_program
 from measured import leaves, measure
+from tables import table
 
 from hpc_mp.cluster.bandwidth import LinkRates, where, write_measured
 from hpc_mp.cluster.topology import read_topologies, read_topology
@@ -20,15 +19,7 @@ TEXTS = HERE / "topology_sources"
 ANSWERS = HERE / "golden" / "cluster"
 TREE = TEXTS / "scontrol-22.05-tree.txt"
 
-SCONTROL = """
-import sys
-from pathlib import Path
-answers = {{("show", "config"): {config!r}, ("show", "topology"): {topology!r}}}
-path = answers.get(tuple(sys.argv[1:3]))
-if path is None:
-    sys.exit("scontrol: error: no such thing")
-sys.stdout.write(Path(path).read_text())
-"""
+SCONTROL = table(__file__, "topology_command.toml", "scontrol")
 
 
 @pytest.fixture
@@ -36,8 +27,7 @@ def slurm(tmp_path: Path) -> dict[str, str]:
     """The environment of a shell in which scontrol answers as it was recorded, and nothing was measured yet."""
     programs = tmp_path / "bin"
     programs.mkdir()
-    text = SCONTROL.format(config=str(ANSWERS / "22.05.config"), topology=str(TREE))
-    python_program(programs / "scontrol", text)
+    python_program(programs / "scontrol", SCONTROL.format(config=str(ANSWERS / "22.05.config"), topology=str(TREE)))
     return {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "XDG_STATE_HOME": str(tmp_path / "state")}
 
 
@@ -106,11 +96,7 @@ def test_measured_rates_as_a_tree_or_not(slurm: dict[str, str]) -> None:
     assert (done.returncode, done.stdout) == (1, "") and "do not distinguish leaves" in done.stderr
 
 
-@pytest.mark.parametrize(("groups", "across", "verdict", "code"), [
-    ([["n1", "n2"], ["n3", "n4"]], 0.3, "agrees", 0),
-    ([["n1", "n3"], ["n2", "n4"]], 0.3, "disagrees", 1),
-    ([["n1", "n2"], ["n3", "n4"]], 1.0, "cannot tell", 0),
-])
+@pytest.mark.parametrize(("groups", "across", "verdict", "code"), table(__file__, "topology_command.toml", "checks"))
 def test_check(slurm: dict[str, str], groups: list[list[str]], across: float, verdict: str, code: int) -> None:
     note(slurm, measure(groups, across))
     done = hpc_mp("--check", environ=slurm)
@@ -132,21 +118,12 @@ def test_check_of_files(tmp_path: Path) -> None:
     assert done.returncode == 2 and "is not a cluster.json" in done.stderr
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (("--measured", "x"), "--measured: has no effect here"),
-    (("--check", "--to", "tree"), "--to: has no effect here"),
-    (("--json", "--to", "tree"), "--json: has no effect here"),
-    (("--from", "azslurm"), "--from azslurm: needs a file"),
-    (("no such file",), "cannot be read"),
-    ((TREE, "--to", "block"), "has no block but tree"),
-    ((TREE, "--to", "tree", "--nodes", "x1"), "has no node"),
-])
+@pytest.mark.parametrize(("words", "said"), table(__file__, "topology_command.toml", "wrong_words", globals()))
 def test_wrong_words_are_refused(slurm: dict[str, str], words: tuple[str | Path, ...], said: str) -> None:
     done = hpc_mp(*words, environ=slurm)
     assert (done.returncode, bool(done.stdout)) == (2, "--json" in words) and said in done.stderr
 
 
 def test_without_slurm_it_says_so(tmp_path: Path) -> None:
-    environ = {**os.environ, "PATH": str(tmp_path)}
-    done = hpc_mp(environ=environ)
+    done = hpc_mp(environ={**os.environ, "PATH": str(tmp_path)})
     assert done.returncode == 2 and "scontrol is not on PATH" in done.stderr

@@ -1,13 +1,12 @@
 """Topologies as sites write them and fabrics as they are built: what Slurm's parser takes and refuses, what is no fat tree."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
 import pytest
 from click.testing import CliRunner
 from ibnet import Fabric, clos
+from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.cluster import command
@@ -15,26 +14,7 @@ from hpc_mp.cluster.topology.model import only
 from hpc_mp.cluster.topology.readers import read
 from hpc_mp.cluster.topology.reading import TopologyReading, listed
 
-MAN_PAGE = """\
----
-- topology: topo1
-  cluster_default: true
-  tree:
-    switches:
-      - switch: s1
-        nodes: node[01-02]
-- topology: topo3a
-  cluster_default: false
-  flat:
-    alpha_step_rank: true
-- topology: topo5
-  cluster_default: false
-  torus3d:
-    toruses:
-      - name: pod1
-        dims: {x: 4, y: 4, z: 2}
-        nodes: node[01-32]
-"""
+MAN_PAGE = table(__file__, "topology_hostile.toml", "man_page")
 
 
 def test_a_topology_that_is_not_understood_is_never_written_as_another() -> None:
@@ -59,9 +39,6 @@ def test_azslurm_that_has_left_out_every_block_says_so() -> None:
            "# Warning: Block 1 has less than 18 nodes, commenting out\n#BlockName=block_x 1 Nodes=n1,n2\nBlockSizes=18\n"
     known = read(text, "file")
     assert known.topologies == () and known.notes == ("n[1-2]: left out by azslurm, a block of fewer nodes than BlockSizes",)
-
-
-# --- InfiniBand ------------------------------------------------------------------------------------------------------
 
 
 def fabric(leaves: Mapping[str, Sequence[str]], cables: Iterable[tuple[str, str]]) -> TopologyReading:

@@ -1,7 +1,5 @@
 """Leaves inferred from measured rates, and Slurm's belief held against them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
@@ -215,8 +213,7 @@ def test_a_stray_pair_moves_no_node() -> None:
     whole = measure(groups, 0.4)
     met = tuple((a, b, 99.0 if (a, b) == (0, 11) else rate) for a, b, rate in whole.pairs if b < 11 or a >= 6 or a == 0)
     rates = LinkRates("x", 0.0, whole.nodes, met)
-    found = infer(rates)
-    assert [{*nodes} <= {*leaf} for nodes, leaf in zip(found.groups, groups, strict=True)] == [True, True]
+    assert [{*nodes} <= {*leaf} for nodes, leaf in zip(infer(rates).groups, groups, strict=True)] == [True, True]
     assert agreement(believe(groups), rates).verdict == "agrees"
 
 

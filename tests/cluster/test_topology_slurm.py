@@ -1,8 +1,6 @@
 """Written topologies are taken by a real Slurm, which then says of them what we meant; and a belief that is wrong is found out
 by a real measurement."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -59,9 +57,6 @@ def test_a_tree_is_what_slurm_then_knows(lab: Lab, settings: Path, name: str) ->
     assert "n" in lab.run(["srun", "--nodes=4", "hostname"], check=True, timeout=60).stdout, "jobs span all leaves"
 
 
-# --- a real disagreement ---------------------------------------------------------------------------------------------
-
-
 class Believing(Lab):
     """A lab whose Slurm has another topology.conf than its cables."""
 
@@ -101,11 +96,7 @@ def test_slurm_against_a_real_measurement(cables: Sequence[Sequence[str]], code:
         assert {frozenset(host for host in tree.above if tree.leaf(host) == leaf) for leaf in map(tree.leaf, tree.above)} == {
             frozenset(leaf) for leaf in cables}
         said = lab.run([*hpc_mp, "cluster", "describe", "--json"], environ=environ, timeout=60, check=True).stdout
-        codes = {finding["code"] for finding in json.loads(said)["findings"]}
-        assert ("topology-wrong" in codes) == bool(code)
-
-
-# --- blocks ----------------------------------------------------------------------------------------------------------
+        assert ("topology-wrong" in {finding["code"] for finding in json.loads(said)["findings"]}) == bool(code)
 
 
 @pytest.mark.prove

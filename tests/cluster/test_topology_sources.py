@@ -1,7 +1,5 @@
 """Sources of topologies: what each prints, read from recorded and rebuilt texts and from planned fabrics."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from ibnet import Fabric, clos
+from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.topology import Switch, Topology, read_topology
@@ -71,11 +70,11 @@ def test_azslurm_scale_sets_are_fabrics_of_their_own() -> None:
     assert any("share no InfiniBand" in note for note in notes) and any("starts no job across" in note for note in notes)
 
 
-def test_azslurm_fabric() -> None:
-    topology, notes = of_file("azslurm-fabric.txt")
-    assert plan(topology) == {"sw00": ("ccw-gpu-7", "ccw-gpu-8", "ccw-gpu-99"), "sw01": ("ccw-gpu-29", "ccw-gpu-30"),
-                              "sw02": ("ccw-gpu-192",), "sw03": ("sw00", "sw01", "sw02")}
-    assert notes == ()
+@pytest.mark.parametrize(("file", "switches", "sizes", "notes"), table(__file__, "topology_sources.toml", "sources"))
+def test_files_of_several_sources(file: str, switches: dict[str, list[str]], sizes: list[int], notes: list[str]) -> None:
+    topology, said = of_file(file)
+    assert {name: list(below) for name, below in plan(topology).items()} == switches
+    assert (list(topology.sizes), list(said)) == (sizes, notes)
 
 
 def test_azslurm_blocks_with_a_blank_in_their_names() -> None:
@@ -92,13 +91,6 @@ def test_azslurm_blocks_with_a_blank_in_their_names() -> None:
 # --- NVLink domains --------------------------------------------------------------------------------------------------
 
 
-def test_cliques_of_a_table() -> None:
-    topology, notes = of_file("cliques-table.txt")
-    assert plan(topology) == {"nvl-b78ed242-32766": ("gb-1", "gb-2", "gb-10"), "nvl-cc79d754-1": ("gb-5", "gb-6"),
-                              "nvl-cc79d754-32766": ("gb-3", "gb-4")}
-    assert topology.sizes == (2,) and notes == ("h-[1-2]: in no NVLink domain, so in no block",)
-
-
 def test_cliques_of_nvidia_smi() -> None:
     topology, notes = of_file("cliques-smi.txt")
     assert plan(topology) == {"nvl-b78ed242-32766": ("gb-1", "gb-2")}
@@ -109,8 +101,7 @@ def test_cliques_of_nvidia_smi() -> None:
     (f"n1 {UUID} 3\nn2 {UUID.upper()} 3\nn3 N/A N/A\nn4 {UUID} 4\n", [("n1", "n2"), ("n4",)]),  # however its UUID is spelt
     (f"n1 {UUID}.32766\nn2 {UUID}.32766\nn3 {UUID}.1\n", [("n1", "n2"), ("n3",)]),  # a label of Kubernetes
     (f"a {UUID} 1\nb {UUID[:-1]}0 1\n", [("b",), ("a",)]),
-    ("a N/A N/A\nb 00000000-0000-0000-0000-000000000000 0\n", []),
-])
+    ("a N/A N/A\nb 00000000-0000-0000-0000-000000000000 0\n", [])])
 def test_one_domain_is_one_block(text: str, blocks: list[tuple[str, ...]]) -> None:
     known = read(text, "x")
     switches = [switch for topology in known.topologies for switch in topology.switches]
@@ -124,8 +115,7 @@ NO_CLIQUE = "has no node's ClusterUUID and CliqueId"
 @pytest.mark.parametrize(("text", "words"), [
     (f"n1: {UUID}\nn2: {UUID}\n", NO_CLIQUE), ("n1: State : Completed\n", NO_CLIQUE), ("", NO_CLIQUE),
     (f"a {UUID} 1\nnonsense\n", "line 2, 'nonsense'"),
-    (f"a: ClusterUUID : {UUID}\n", "has 1 ClusterUUID and 0 CliqueId"),
-])
+    (f"a: ClusterUUID : {UUID}\n", "has 1 ClusterUUID and 0 CliqueId")])
 def test_wrong_cliques_are_refused(text: str, words: str) -> None:
     with pytest.raises(HpcMpError, match=words):
         read(text, "x", "cliques")
@@ -134,20 +124,9 @@ def test_wrong_cliques_are_refused(text: str, words: str) -> None:
 # --- InfiniBand ------------------------------------------------------------------------------------------------------
 
 
-def test_ibnetdiscover() -> None:
-    topology, notes = of_file("ibnetdiscover-fat-tree.txt")
-    assert plan(topology) == {"leaf01": ("node018", "node020"), "leaf02": ("gpu001", "node2"), "tier1": ("leaf01", "leaf02")}
-    assert notes == ("1 adapters left out: their description names no host",)
-
-
-@pytest.mark.parametrize(("description", "host"), [
-    ("node018 HCA-1", "node018"), ("node018.site.org mlx5_0", "node018"), ("'node1 mlx5_bond_0'", "node1"), ("login1", "login1"),
-    ("MT4123 ConnectX6   Mellanox Technologies", None), ("Mellanox Technologies Aggregation Node", None), ("", None),
-    ("ConnectX6", None), ("some words here", None), ("node1/mlx5_0", "node1"), ("node2:mlx5_0", "node2"),
-    ("node3 ibp12s0", "node3"), ("node4 rdmap0s1", "node4"), ("gpu-7.cluster.org mlx5_bond_0", "gpu-7"),
-    ("'node8 HCA-2'", "node8"), ("localhost mlx5_0", None), ("node9 HCA-1 P1", None), ("-x- HCA-1", None), ("/", None)])
-def test_hosts_in_descriptions(description: str, host: str | None) -> None:
-    assert host_of(description) == host
+@pytest.mark.parametrize(("description", "host"), table(__file__, "topology_sources.toml", "hosts"))
+def test_hosts_in_descriptions(description: str, host: str) -> None:
+    assert host_of(description) == (host or None)
 
 
 @pytest.mark.parametrize(("description", "name"), [
@@ -172,8 +151,7 @@ def test_any_fat_tree_is_read_back(planned: list[list[list[str]]], rails: int, n
         for other in leaves:
             assert (tree.leaf(one[0]) == tree.leaf(other[0])) == (one is other)
         assert len({tree.leaf(host) for host in one}) == 1
-    places = {tree.leaf(leaf[0]): (pod, leaf) for pod in range(len(planned)) for leaf in planned[pod]}
-    assert len(places) == len(leaves)
+    assert len({tree.leaf(leaf[0]): (pod, leaf) for pod in range(len(planned)) for leaf in planned[pod]}) == len(leaves)
     for pod in planned:
         for leaf in pod[1:]:  # leaves of one pod meet at its spines, those of two pods at the cores
             assert tree.above[pod[0][0]][1] == tree.above[leaf[0]][1]
@@ -188,8 +166,7 @@ def test_a_host_that_lacks_a_rail_stays_with_its_leaf() -> None:
     fabric = clos([[["a", "b"], ["c", "d"]]], rails=2)
     lost = next(identity for identity, name in fabric.names.items() if name == "b mlx5_1")
     fabric.cables = [cable for cable in fabric.cables if lost not in cable]
-    topology = read(fabric.text(), "x").topologies[0]
-    assert plan(topology)["leaf01r0-x2"] == ("a", "b")
+    assert plan(read(fabric.text(), "x").topologies[0])["leaf01r0-x2"] == ("a", "b")
 
 
 def test_a_leaf_whose_one_rail_lost_its_uplinks_is_joined_by_the_other() -> None:
@@ -264,18 +241,8 @@ def test_a_text_of_no_kind_is_refused_with_all_kinds() -> None:
         read("SwitchName=a Switches=b\nSwitchName=b Switches=a Nodes=n\n", "x")
 
 
-@pytest.mark.parametrize(("text", "apart"), [
-    # the second example of Slurm's topology guide: every leaf is under four switches
-    ("".join(f"SwitchName=t{at} Switches=s[1-3]\n" for at in (4, 5, 6, 7)), ()),
-    ("SwitchName=t1 Switches=s[1-3]\nSwitchName=t2 Switches=s[1-2]", ()),
-    ("SwitchName=m1 Switches=s[1-2]\nSwitchName=m2 Switches=s3\n"
-     "SwitchName=t1 Switches=m[1-2]\nSwitchName=t2 Switches=m[1-2]", ()),
-    ("SwitchName=t1 Switches=s[1-2]\nSwitchName=t2 Switches=s[1-2]", ("s3", "t1")),
-    ("SwitchName=t1 Switches=s[1-2]\nSwitchName=t2 Switches=s[2-3]", ("t1", "t2")),  # s1 and s3 have nothing in common
-    ("", ("s1", "s2", "s3")),
-])
+@pytest.mark.parametrize(("text", "apart"), table(__file__, "topology_sources.toml", "apart"))
 def test_only_leaves_without_a_switch_in_common_are_apart(text: str, apart: tuple[str, ...]) -> None:
-    leaves = "".join(f"SwitchName=s{at} Nodes=n[{at}0-{at}9]\n" for at in (1, 2, 3))
-    known = read(leaves + text, "topology.conf", "slurm")
-    assert known.topologies[0].apart == apart
+    known = read("".join(f"SwitchName=s{at} Nodes=n[{at}0-{at}9]\n" for at in (1, 2, 3)) + text, "topology.conf", "slurm")
+    assert known.topologies[0].apart == tuple(apart)
     assert any("no switch is above" in note for note in known.notes) == bool(apart)

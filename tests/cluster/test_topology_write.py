@@ -1,7 +1,5 @@
 """Topologies written for Slurm: they are read back as they were, and stand up to what Slurm's documentation asks."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -9,6 +7,7 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
+from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm.nodelist import expand
@@ -77,7 +76,6 @@ def test_rings_in_yaml() -> None:
 # --- what Slurm's documentation asks of topology.yaml ----------------------------------------------------------------
 
 
-
 def record(name: str, **fields: Any) -> type[BaseModel]:
     return create_model(name, __config__=ConfigDict(extra="forbid", strict=True), **fields)
 
@@ -116,13 +114,7 @@ def validate(text: str) -> None:
             assert "nodes" not in block or len(expand(block["nodes"])) >= sizes[0], "a block smaller than the base"
 
 
-@pytest.mark.parametrize("text", [
-    "- topology: t\n  block: {block_sizes: [2, 6], blocks: [{block: b, nodes: 'n[1-2]'}]}\n",
-    "- topology: t\n  block: {block_sizes: [4], blocks: [{block: b, nodes: 'n[1-2]'}]}\n",
-    "- topology: t\n  flat: true\n  tree: {switches: [{switch: s, nodes: n1}]}\n",
-    "- topology: t\n  tree: {switches: [{switch: s, children: x}]}\n",
-    "- cluster_default: true\n  topology: t\n  flat: true\n",
-])
+@pytest.mark.parametrize("text", table(__file__, "topology_write.toml", "refused"))
 def test_the_schema_refuses_what_slurm_refuses(text: str) -> None:
     with pytest.raises((ValidationError, AssertionError)):
         validate(text)

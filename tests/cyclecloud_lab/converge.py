@@ -3,8 +3,6 @@
 The rest of jetpack (download, Chef, retries) is not here.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 All is one process tree below one PID 1 (`site.sh`): when that ends, the kernel ends every process, interface and mount.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -162,6 +160,19 @@ class Site:
                         [*inside, "link", "set", "lo", "up"], [*inside, "link", "set", "eth0", "up"],
                         [*inside, "addr", "add", f"{self.address(machine.name)}/24", "dev", "eth0"]):
             subprocess.run(command, check=True, capture_output=True)
+
+
+def infiniband(machine: Machine) -> None:
+    """A port in /sys/class of the machine, until `no_infiniband`."""
+    port = "/run/class/infiniband/mlx5_ib0/ports/1"
+    machine.ask("bash", "-c", "cp -a /sys/class /run/class 2>/dev/null; mount --bind /run/class /sys/class")
+    for name, text in {"state": "1: DOWN", "phys_state": "3: Disabled", "link_layer": "InfiniBand",
+                       "rate": "400 Gb/sec (4X NDR)"}.items():  # fmt: skip
+        machine.write(f"{port}/{name}", f"{text}\n")
+
+
+def no_infiniband(machine: Machine) -> None:
+    machine.ask("umount", "/sys/class")
 
 
 def _innermost(pid: int) -> int:

@@ -4,8 +4,6 @@ Files and links are as its `install.py` (4.0.9) makes them. Daemons are started 
 `start-services.sh` does.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Mapping, Sequence
 
@@ -90,8 +88,7 @@ def tail(machine: Machine, lines: int = 15) -> str:
 def node(scheduler: Machine, name: str) -> dict[str, str]:
     """What `scontrol show node` says of one; `Reason` with its words."""
     said = scheduler.ask("scontrol", "-o", "show", "node", name)
-    shown = dict(word.partition("=")[::2] for word in said.split())
-    return shown | {"Reason": said.partition("Reason=")[2].strip()}
+    return dict(word.partition("=")[::2] for word in said.split()) | {"Reason": said.partition("Reason=")[2].strip()}
 
 
 def settled(scheduler: Machine, name: str, words: Sequence[str], timeout: float = 120) -> dict[str, str]:

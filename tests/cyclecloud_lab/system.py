@@ -1,7 +1,5 @@
 """What machines are made of: a Debian or Ubuntu in a directory, and the wheels that pip finds on them."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 import subprocess

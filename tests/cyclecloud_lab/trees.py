@@ -1,7 +1,5 @@
 """What scripts left on a machine: its files with their modes and contents, to compare one time with the next."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Iterable

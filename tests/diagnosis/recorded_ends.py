@@ -1,7 +1,5 @@
 """Ends of attempts and of ranks, recorded or as those that were, read from the TOML files beside this one."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
@@ -123,8 +121,7 @@ ENDINGS: list[Ending] = [
                                                      logs=of_all_but_5(lambda _: (
         "Traceback (most recent call last):", '  File "/x/t.py", line 1, in f',
         "RuntimeError: Timed out waiting 6000ms for recv"))), "hang", (),
-     f"{WAITED} gave up waiting for it: RuntimeError: Timed out waiting 6000ms"),
-]
+     f"{WAITED} gave up waiting for it: RuntimeError: Timed out waiting 6000ms")]
 PROGRAM_ENDINGS: list[Ending] = [
     *endings(PROGRAM_ATTEMPTS),
     ("a watchdog before the stacks of all threads", replace(

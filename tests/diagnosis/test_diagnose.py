@@ -1,7 +1,5 @@
 """Why a start died: recorded and real-looking ends, what goes before what, any text at all, and tasks that were never started."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +9,7 @@ from hypothesis import strategies as st
 from launching import silent
 from recorded_ends import BOOM, ENDINGS, ENDS_OTHERS, HOSTS, JOB, OVER_LIMIT, PROGRAM_ENDINGS, WATCHDOG, XID_79, said, tables
 from rendering import job
+from tables import table
 
 from hpc_mp.cluster.slurm.allocation import Allocation
 from hpc_mp.diagnosis.classify import classify
@@ -154,8 +153,7 @@ def test_a_rank_that_another_one_has_drowned(last: tuple[str, ...], tmp_path: Pa
         log.writelines(f"5: {word}\n" for word in last)
     run.srun_log.write_text("".join(f"{line}\n" for line in ("srun: error: n3: task 5: Exited with exit code 1", *ENDS_OTHERS)))
     spec = job(job={"nodes": 4, "ranks_per_node": 2, "device": "cpu"}, program={"command": ["x"]})
-    found = classify(gather(replace(attempt(run), spec=spec), 1, None, silent))
-    assert "ValueError: boom (train.py:7)" in found.message
+    assert "ValueError: boom (train.py:7)" in classify(gather(replace(attempt(run), spec=spec), 1, None, silent)).message
 
 
 def test_gather_finds_nothing(tmp_path: Path) -> None:
@@ -180,9 +178,7 @@ def test_under_mpirun_the_rank_that_has_said_so_is_the_cause_and_no_task_of_a_no
     assert classify(replace(wordless, by_mpirun=False)).rank == 0, "of srun's own ranks a task is one"
 
 
-@pytest.mark.parametrize(("end", "words"), [
-    ("crash", "was killed by SIGSEGV"), ("exit", "ended with exit code 3"), ("signal", "was killed by SIGKILL"),
-    ("exit", "ended with exit code 1; its last words: boom")])
+@pytest.mark.parametrize(("end", "words"), table(__file__, "diagnose.toml", "ends_of_mpirun"))
 def test_a_rank_of_mpirun_that_notices_an_end_may_end_before_it(end: str, words: str) -> None:
     """Open MPI ends it with 14, some milliseconds before or after the rank that it has lost."""
     lost = [said(rank, node, "exit", f"ended with exit code 14{more}", 39.99) for rank, node, more in (
@@ -194,14 +190,11 @@ def test_a_rank_of_mpirun_that_notices_an_end_may_end_before_it(end: str, words:
     assert alone.rank == 0, "any other code is an end of its own"
 
 
-# --- tasks that were never started, for their container could not be made: slurmstepd's words, and the verdict -------
-
-
 PLACES = {place_.rank: place_ for place_ in place(Degrees(data=4), "DPT", 2).ranks}
 OF_TWO = Evidence(code=1, places=PLACES, hosts=("n1", "n2"), supervisor_host="n1", run=RunDirectory(Path("/run")))
 RECORDED = tables("not_started.toml")
 del RECORDED["parts"]
-SEEN_BY_PYXIS, SEEN_BY_APPTAINER = (RECORDED[name]["refused"]["reason"] for name in ("no image", "no sif"))
+SEEN = {name: RECORDED[f"no {name}"]["refused"]["reason"] for name in ("image", "sif")}
 
 
 def log(name: str, host: str) -> tuple[str, ...]:
@@ -222,30 +215,14 @@ def test_what_slurmstepd_says(name: str) -> None:
 
 
 @pytest.mark.parametrize("program", [False, True])
-@pytest.mark.parametrize(("one", "other", "code", "kind", "nodes", "words"), [
-    ("no image", "no image", 1, "user", (), f"n1, like all nodes, could not start the ranks: {SEEN_BY_PYXIS}. Set slurm.con"),
-    ("no image", "started", 1, "unfit", ("n1",), f"is unfit for this run: it could not start the ranks: {SEEN_BY_PYXIS}"),
-    ("no registry", "no registry", 1, "user", (), "registry-1.docker.io"),
-    ("no bash", "no bash", 2, "user", (), "execve(): bash: No such file or directory. Use an image that contains it"),
-    ("interrupted", "interrupted", 1, "cancelled", (), "was ended by Slurm: SIGUSR2 arrived while the container was created"),
-    ("no image", "asked to end", 1, "user", (), SEEN_BY_PYXIS),  # srun had the other ended
-    ("no sif", "no sif", 255, "user", (), f"n1, like all nodes, could not start the ranks: {SEEN_BY_APPTAINER}. Set slurm.c"),
-    ("no sif", "started", 255, "unfit", ("n1",), f"it could not start the ranks: {SEEN_BY_APPTAINER}"),
-    ("no apptainer", "no apptainer", 2, "user", (), "execve(): apptainer: No such file or directory. Load the module"),
-    ("started", "started", 1, "exit", (), "ended with exit code 1; its last words: step 1"),
-])
-def test_the_verdict(program: bool, one: str, other: str, code: int, kind: str, nodes: tuple[str, ...], words: str) -> None:
+@pytest.mark.parametrize(("one", "other", "code", "kind", "nodes", "words"), table(__file__, "diagnose.toml", "verdicts"))
+def test_the_verdict(program: bool, one: str, other: str, code: int, kind: str, nodes: list[str], words: str) -> None:
     found = classify(replace(ended(one, other, code), program=program))
-    assert (found.kind, found.nodes) == (kind, nodes)
-    assert words in found.message
+    assert (found.kind, [*found.nodes]) == (kind, nodes)
+    assert words.format(**SEEN) in found.message
 
 
-@pytest.mark.parametrize("words", [
-    "but OMPI was not built with SLURM's PMI support and therefore cannot",
-    "[n1:00775] OPAL ERROR: Unreachable in file ext3x_client.c",
-    "[unset]: launcher not compatible with PMI1 client",
-    "check_MPIR_CVAR_PMI_VERSION(167):  Runtime environment uses unsupported PMI version PMIx. Aborting.",
-    "MPIR_pmi_init(225)..............: PMI2_Init returned 14", "No PMIx server was reachable, but a PMI1/2 was detected."])
+@pytest.mark.parametrize("words", table(__file__, "diagnose.toml", "no_launcher"))
 def test_an_mpi_that_does_not_know_its_launcher_names_the_key(words: str) -> None:
     """Open MPI 4.1.4 and 5.0.11 with pmi2, MPICH 5.0.2 with pmix, started by srun 22.05.8."""
     said = {"n1": (f"0: {words}", "0: *** An error occurred in MPI_Init"), "n2": ()}

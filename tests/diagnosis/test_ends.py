@@ -1,7 +1,5 @@
 """What a rank's end was, by its code and its last words, as programs have them: what counts, and what only looks like it."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path
@@ -66,8 +64,7 @@ def test_of_our_own_engine_a_crash_is_the_machines() -> None:
 @pytest.mark.parametrize(("lines", "kind"), [
     (["step 1", *BOOM], "error"), (["Exception in thread Thread-1 (work):", *BOOM], "error"),
     ([*BOOM, "step 2", "step 3", "step 4", "step 5"], None),
-    ([*RAISE, GONE], None), ([*HEAD, GONE, *DIRECT, *BOOM], None), (["step 1"], None),
-])
+    ([*RAISE, GONE], None), ([*HEAD, GONE, *DIRECT, *BOOM], None), (["step 1"], None)])
 def test_what_a_rank_has_failed_of_that_lives_on(lines: list[str], kind: str | None) -> None:
     found = given_up(lines)
     assert (found and found.kind) == kind and (found is None or "it was still running when the others were ended" in found.text)
@@ -85,8 +82,7 @@ BARRIER = "RuntimeError: [Rank 0]: Ranks 2 failed to pass monitoredBarrier in 50
     ({0: BARRIER, 1: GONE, 3: GONE}, 2), ({0: f"{BARRIER}, a timeout"}, 2),
     ({0: SILENT, 1: SILENT, 3: SILENT}, 2), ({0: SILENT, 1: SILENT}, None),
     ({0: WAITED, 1: WAITED}, None), ({1: UNIQUE.format(1), 3: UNIQUE.format(3)}, 0), ({1: UNIQUE.format(0)}, None),
-    (dict.fromkeys(range(4), WAITED), None), ({}, None),
-])
+    (dict.fromkeys(range(4), WAITED), None), ({}, None)])
 def test_for_whom_all_others_have_waited(complaints: dict[int, str], rank: int | None) -> None:
     found = awaited_in_vain(complaints, range(4))
     assert (found and found[0]) == rank
@@ -97,8 +93,7 @@ def test_for_whom_all_others_have_waited(complaints: dict[int, str], rank: int |
 @pytest.mark.parametrize(("lines", "words"), [
     (["step 3", "error: no space", "step 4"], "error: no space"), (["WARNING: cannot find apex", "step 4"], "step 4"),
     (["error: old", *map(str, range(20))], "19"), (["a", "=====", ""], "a"), ([], ""),
-    (["boom", "[rank2]:[W1125 ProcessGroupNCCL.cpp:1538] Warning: destroy_process_group() was not called"], "boom"),
-])
+    (["boom", "[rank2]:[W1125 ProcessGroupNCCL.cpp:1538] Warning: destroy_process_group() was not called"], "boom")])
 def test_last_words(lines: list[str], words: str) -> None:
     assert last_words(lines) == words
 

@@ -1,7 +1,5 @@
 """Stacks as py-spy and faulthandler leave them, and tracebacks as Python and torch write them."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys
@@ -13,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from recorded_ends import tables
+from tables import table
 
 from hpc_mp.diagnosis.stacks import (
     Frame,
@@ -40,44 +39,18 @@ LOADS = (Frame("/home/ann/train.py", 41, "next_batch"), MAIN)
 QUEUE = (Frame("/opt/py/lib/python3.11/threading.py", 331, "Condition.wait"),
          Frame(f"{TORCH}/utils/data/dataloader.py", 1251, "_try_get_data"), Frame("/home/ann/train.py", 41, "next_batch"), MAIN)
 NOTHING: tuple[Frame, ...] = ()
+IMPORTS = (Frame(f"{TORCH}/autograd/__init__.py", 9, "<module>"), MAIN)
+OWN_REDUCE, OWN_WAIT = ((Frame("/home/ann/solver.py", 7, name), MAIN) for name in ("Mesh.all_reduce", "wait"))
+LOADS_BY_REDUCING = (*LOADS, *REDUCES)
 
 
-@pytest.mark.parametrize(("frames", "waits", "words"), [
-    (REDUCES, True, "train.py:52 in all_reduce"),
-    (BARRIER, True, "train.py:60 in barrier"),
-    (BACKWARD, True, "train.py:52 in backward"),
-    ((Frame(f"{TORCH}/autograd/__init__.py", 9, "<module>"), MAIN), False,
-        "train.py:52 in main, calling <module> (__init__.py:9)"),
-    (MEETS, True, "train.py:52 in init_process_group"),
-    (LOADS, False, "train.py:41 in next_batch"),
-    (QUEUE, False, "train.py:41 in next_batch, calling wait (threading.py:331)"),
-    ((Frame("/home/ann/solver.py", 7, "Mesh.all_reduce"), MAIN), True, "solver.py:7 in all_reduce"),
-    ((Frame("/home/ann/solver.py", 7, "wait"), MAIN), False, "solver.py:7 in wait"),
-    ((*LOADS, *REDUCES), False, "train.py:41 in next_batch"),
-    (NOTHING, False, "no Python frames, its process in state D (nfs_wait)"),
-])
+@pytest.mark.parametrize(("frames", "waits", "words"), table(__file__, "stacks.toml", "standings", globals()))
 def test_where_a_rank_stands(frames: tuple[Frame, ...], waits: bool, words: str) -> None:
     stack = RankStack(0, frames, "state D (nfs_wait)")
     assert (stack.waits, str(stack)) == (waits, words)
 
 
-@pytest.mark.parametrize(("stands", "first", "apart"), [
-    ([REDUCES, REDUCES, LOADS, REDUCES], None, 2),
-    ([REDUCES, LOADS], None, 1),
-    ([BACKWARD, BACKWARD, QUEUE, REDUCES], None, 2),
-    ([REDUCES, REDUCES, NOTHING, REDUCES], None, 2),
-    ([REDUCES, REDUCES, BARRIER, REDUCES], None, 2),
-    ([REDUCES, REDUCES, BARRIER, REDUCES], 0, 2),
-    ([REDUCES, LOADS, LOADS, REDUCES, REDUCES], None, 1),
-    ([REDUCES, LOADS, LOADS, REDUCES, REDUCES], 2, 2),
-    ([REDUCES, LOADS, LOADS, QUEUE], None, None),
-    ([REDUCES, BARRIER], None, None),
-    ([REDUCES, REDUCES], None, None),
-    ([LOADS, LOADS, (MAIN,)], None, 2),
-    ([LOADS, QUEUE, (MAIN,)], None, None),
-    ([LOADS], None, None),
-    ([], None, None),
-])
+@pytest.mark.parametrize(("stands", "first", "apart"), table(__file__, "stacks.toml", "awaited", globals()))
 def test_for_whom_the_others_wait(stands: list[tuple[Frame, ...]], first: int | None, apart: int | None) -> None:
     assert standing_apart([RankStack(rank, frames, "state D") for rank, frames in enumerate(stands)], first) == apart
 
@@ -147,18 +120,7 @@ def test_any_lines(lines: list[str]) -> None:
     aborted(["Fatal Python error: Aborted", *lines])
 
 
-# --- tracebacks, and what only looks like one ------------------------------------------------------------------------
-
-
-PROGRAMS = {
-    "plain": ("raise ValueError('no such column')", "ValueError: no such column", ":1"),
-    "in a function": ("def f():\n    x = 1\n    return x / 0\nf()", "ZeroDivisionError: division by zero", ":3"),
-    "without a word": ("raise KeyError", "KeyError", ":1"),
-    "in a library": ("import json\njson.loads('{')", "json.decoder.JSONDecodeError: Expecting property name", ":2"),
-    "after another": ("try:\n    1 / 0\nexcept Exception:\n    raise RuntimeError('second')", "RuntimeError: second", ":4"),
-    "of its own": ("class Oops(Exception): ...\nraise Oops('x')", "Oops: x", ":2"),
-    "several lines": ("raise RuntimeError('CUDA error\\nsecond line')", "RuntimeError: CUDA error", ":1"),
-}
+PROGRAMS = table(__file__, "stacks.toml", "programs")
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -173,11 +135,7 @@ def test_what_python_says(name: str, mark: str, tmp_path: Path) -> None:
     assert str(found) == f"{found.text} ({found.place})" and found.traceback.startswith("Traceback")
 
 
-@pytest.mark.parametrize("lines", [
-    [], ["ValueError: not behind a traceback"], ["Traceback (most recent call last):"],
-    ["Traceback (most recent call last):", '  File "x.py", line 1, in <module>', "    cut off"],
-    ["Traceback (most recent call last):", '  File "x.py", line 1, in <module>', "what is this?"],
-])
+@pytest.mark.parametrize("lines", table(__file__, "stacks.toml", "no_ends"))
 def test_what_is_no_end(lines: list[str]) -> None:
     assert last_error(lines) is None
 
@@ -196,11 +154,7 @@ BOOM = [f"[rank3]: {line}" for line in ENDS["parts"]["BOOM"]]
 LOST = "RuntimeError: [/x/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.77.3.12]:23447"
 
 
-@pytest.mark.parametrize(("second", "blamed", "words"), [
-    (LOST, 3, "ValueError: boom (train.py:7), reported by its rank 3"),  # recorded on two nodes: rank 2 noticed rank 3's end
-    (LOST, 2, "ValueError: boom (train.py:7), reported by its rank 3"),
-    ("KeyError: 'x'", 3, "ValueError: boom (train.py:7), reported by its rank 3"),
-    ("KeyError: 'x'", 2, "KeyError: 'x' (train.py:8), reported by its rank 2")])
+@pytest.mark.parametrize(("second", "blamed", "words"), table(__file__, "stacks.toml", "two_ranks", globals()))
 def test_of_several_ranks_of_a_launcher_counts_the_one_that_ended_first(second: str, blamed: int, words: str) -> None:
     other = ["[rank2]: Traceback (most recent call last):", '[rank2]:   File "/home/ann/train.py", line 8, in <module>',
              f"[rank2]: {second}"]

@@ -1,7 +1,5 @@
 """What the ranks of `hpc-mp bench` run in place of their program, forked by the emulator: programs with something wrong."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Changed machines: a tree, what is done to it, and what must be said of it. ``faults.toml`` says what a row of a table means."""
 
-from __future__ import annotations
-
 import functools
 import re
 import tomllib
@@ -73,7 +71,7 @@ class FaultTable:
     drift: Mapping[str, dict[str, Any]] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, name: str) -> FaultTable:
+    def read(cls, name: str) -> "FaultTable":
         return cls(**tomllib.loads(Path(__file__).with_name(name).read_text(encoding="utf-8")))
 
     def cases(self) -> tuple[Case, ...]:

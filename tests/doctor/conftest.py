@@ -1,7 +1,5 @@
 """Time for checks: what does not hang must answer however busy the machine of the tests is. Tests of what hangs set less."""
 
-from __future__ import annotations
-
 import pytest
 
 from hpc_mp.cluster.node import mounts

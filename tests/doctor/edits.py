@@ -1,7 +1,5 @@
 """What can be done to a tree: edits of its files and of the answers of programs, as ``broken`` takes them."""
 
-from __future__ import annotations
-
 import functools
 import json
 import re
@@ -10,6 +8,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from machines.tree import Edit, tree
+from tables import table
 
 from hpc_mp.cluster.node.counters import KEPT, read_counters
 from hpc_mp.cluster.node.source import SHARED
@@ -22,25 +21,12 @@ USED = "nvidia-smi --query-gpu=index,pci.bus_id,memory.used --format=csv,noheade
 LIMIT = "Max {:<26}{:<21}{:<21}{}"
 LIMITS = {"stack size": (8388608, "unlimited"), "processes": (7400000, 7400000), "open files": (1048576, 1048576),
           "locked memory": ("unlimited", "unlimited")}
-RULES = """\
-table ip filter {
-\tchain INPUT {
-\t\ttype filter hook input priority filter; policy %s;
-\t\tct state related,established counter packets 1 bytes 2 accept
-\t\tiifname "lo" accept
-\t\ttcp dport 22 counter packets 0 bytes 0 accept
-\t\t%s
-\t}
-}
-"""
+RULES = table(__file__, "edits.toml", "rules")
 # Errors as GPUs before Ampere count them: a P100 (no shared memory of textures, no CBU) and a V100
 P100 = ("device_memory", "register_file", "l1_cache", "l2_cache", "texture_memory", "total")
 V100 = (*P100, "texture_shm", "cbu")
 SRAM = ("sram_correctable", "sram_uncorrectable", "dram_correctable", "dram_uncorrectable")
 DARK = "NVML: Unable to retrieve NVLink information as all links are inActive"
-
-
-# --- the host ----------------------------------------------------------------------------------------------------------
 
 
 def earlier(kind: str) -> dict[str, Edit]:
@@ -74,9 +60,6 @@ def logged(line: str, ago: float = 60.0, kind: str = "ndv5") -> dict[str, Edit]:
 
 def firewall(policy: str, *rules: str) -> dict[str, Edit]:
     return {"nft list ruleset": RULES % (policy, "\n\t\t".join(rules))}
-
-
-# --- GPUs --------------------------------------------------------------------------------------------------------------
 
 
 @functools.cache

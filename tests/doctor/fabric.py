@@ -4,8 +4,6 @@ It knows nothing of the localiser. Rates are max-min fair: a flow gets what its 
 fair share of the uplinks that it crosses beside the other flows of the same round.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -102,8 +100,7 @@ class Fabric:
         lost = np.where(self.random.random(limit.shape) < self.lossy, self.random.uniform(0.3, 0.6, limit.shape), 0)
         return limit * noise * (1 - lost)
 
-    def _shared(self, one: NDArray[np.int64], other: NDArray[np.int64],
-                limit: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _shared(self, one: NDArray[np.int64], other: NDArray[np.int64], limit: NDArray[np.float64]) -> NDArray[np.float64]:
         """Max-min fair rates of flows (one rail of one pair) that cross the uplinks of the leaves ``one`` and ``other``."""
         rail = np.arange(self.rails) if self.planes else np.zeros(self.rails, int)
         left = (self.uplink if self.planes else self.uplink.sum(axis=1, keepdims=True)).ravel()
@@ -114,8 +111,7 @@ class Fabric:
         left = left.copy()
         while open_.size:
             a, b = first[open_], second[open_]
-            flows = np.bincount(a, minlength=left.size) + np.bincount(b, minlength=left.size)
-            share = left / np.maximum(flows, 1)
+            share = left / np.maximum(np.bincount(a, minlength=left.size) + np.bincount(b, minlength=left.size), 1)
             level = np.minimum(np.minimum(share[a], share[b]), limit[open_])
             # A flow is settled by its own limit, or by an uplink that is the tightest place for all flows that cross it.
             lowest = np.full(left.size, np.inf)

@@ -1,7 +1,5 @@
 """Reads what nccl-tests prints: written from its format strings (src/util.cu), with nothing of ours."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Random faults in simulated clusters, and how well a verdict names them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import log2
@@ -73,7 +71,7 @@ class Outcome:
     """Of a trial. ``first``: rounds of the first pass; ``limit``: how many there may be."""
 
     case: Case
-    score: Score
+    score: "Score"
     first: int
     retests: int
 

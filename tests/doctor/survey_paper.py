@@ -1,7 +1,5 @@
 """A cluster on paper: instruments whose readings follow from planted faults, with noise."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field

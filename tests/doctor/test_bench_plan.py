@@ -1,7 +1,5 @@
 """What ``hpc-mp bench`` decides from what the user says and what is here, and what the command prints and returns."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os
@@ -103,8 +101,7 @@ def test_the_groups_of_a_layout() -> None:
     (BenchRequest("all_reduce", layout=BenchLayout("tp", 2, 1, "cluster"), split="rail"), "two ways to make groups"),
     (BenchRequest("all_gather", sizes=(8, None, None, None)), "Begin with at least 32"),
     (BenchRequest("all_reduce", sizes=(16, 8, None, None)), "must ascend"),
-    (BenchRequest("all_reduce", srun=("--partition=x",)), "without its dashes"),
-])
+    (BenchRequest("all_reduce", srun=("--partition=x",)), "without its dashes")])
 def test_what_cannot_be_is_refused(wish: BenchRequest, words: str) -> None:
     with pytest.raises(HpcMpError, match=words):
         chosen(wish, STEP if wish.srun else LOCAL, {"SLURM_GPUS_ON_NODE": "2"})
@@ -114,9 +111,6 @@ def test_one_size_may_be_named_alone() -> None:
     assert chosen(BenchRequest("all_reduce", sizes=(2**26, None, None, None))).spec.sizes == (2**26,)
     assert chosen(BenchRequest("all_reduce", sizes=(None, 512, None, None))).spec.sizes == (512,)
     assert chosen(BenchRequest("all_gather", nodes=50, ranks_per_node=4)).spec.sizes[0] == 4096, "16 bytes for each of 200 ranks"
-
-
-# --- the command -----------------------------------------------------------------------------------------------------
 
 
 def bench(*words: str) -> Any:
@@ -133,11 +127,9 @@ def test_the_command_prints_a_table_that_a_parser_of_nccl_tests_reads(capsys: py
     assert printed.err == "", "quiet in a pipe"
 
 
-def test_wrong_data_are_an_exit_code_and_json_is_one_document(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    wrong = functools.partial(on_emulated_nodes, entry="bench_entries:wrong_data")
-    monkeypatch.setattr(planning, "on_emulated_nodes", wrong)
+def test_wrong_data_are_an_exit_code_and_json_is_one_document(capsys: pytest.CaptureFixture[str],
+                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "on_emulated_nodes", functools.partial(on_emulated_nodes, entry="bench_entries:wrong_data"))
     assert bench("all_reduce", "-b", "4K", "-e", "4K", "--json") == 1
     tree = json.loads(capsys.readouterr().out)
     assert tree["out_of_bounds"] == {"count": 1, "okay": "false"}

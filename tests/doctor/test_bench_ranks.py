@@ -1,7 +1,5 @@
 """The rank program on real gloo ranks: right results are right, and every planted mistake in the data is seen."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable
@@ -71,16 +69,12 @@ def test_healthy_ranks_have_nothing_wrong(name: str) -> None:
             assert (timing.wrong is None) == (placed not in COLLECTIVES[name].checked)
 
 
-@pytest.mark.parametrize("dtype", ["double", "half", "bfloat16", "int32"])
-def test_sums_are_exact_in_every_type(dtype: str) -> None:
-    (found,) = rows(spec_of("all_reduce", dtype=dtype))
-    assert found.wrong == 0
-
-
-@pytest.mark.parametrize("how", ["rail", "node"])
-def test_groups_measure_at_the_same_time_and_do_not_mix(how: str) -> None:
-    (found,) = rows(spec_of("all_gather", how=how))
-    assert found.wrong == 0 and len(found.groups) == 2
+@pytest.mark.parametrize(("name", "more", "groups"), [
+    *(("all_reduce", {"dtype": dtype}, 1) for dtype in ("double", "half", "bfloat16", "int32")),
+    *(("all_gather", {"how": how}, 2) for how in ("rail", "node"))], ids=str)
+def test_sums_are_exact_in_every_type_and_groups_do_not_mix(name: str, more: dict[str, str], groups: int) -> None:
+    (found,) = rows(spec_of(name, **more))  # type: ignore[arg-type]
+    assert found.wrong == 0 and len(found.groups) == groups
 
 
 # --- mistakes --------------------------------------------------------------------------------------------------------
@@ -147,9 +141,6 @@ def test_one_wrong_element_on_one_rank_is_counted(name: str) -> None:
 def test_parts_in_the_wrong_place_or_missing_are_seen(name: str, mistake: Callable[[], None], most: float) -> None:
     (found,) = rows(spec_of(name), mistake)
     assert found.wrong > SIZE / 4 * most
-
-
-# --- the pattern -----------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=settings.default.max_examples // 2)

@@ -1,7 +1,5 @@
 """``hpc-mp bench`` on a real Slurm: as a job, as a step of an allocation, and over shaped links beside iperf3."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -12,6 +10,7 @@ import pytest
 from nccl_tests_output import Output, parse
 from slurm_jobs import until
 from slurm_lab.lab import Lab
+from tables import table
 
 from hpc_mp.doctor.bench.result import TOLERANCE
 
@@ -23,8 +22,7 @@ GIGABYTES = 0.025  # of RATE
 WITHIN = 0.1
 
 
-def bench(lab: Lab, *words: str, user: str | None = None, inside: tuple[str, ...] = (), code: int = 0,
-          turns: int = 4) -> str:
+def bench(lab: Lab, *words: str, user: str | None = None, inside: tuple[str, ...] = (), code: int = 0, turns: int = 4) -> str:
     done = lab.run([*inside, *BENCH, *words, "-n", str(turns), *SMALL], user=user, timeout=240, environ={"PYTHONSAFEPATH": "1"})
     assert done.returncode == code, done.stdout + done.stderr + lab.logs()
     return done.stdout
@@ -46,9 +44,6 @@ def test_a_step_of_the_allocation_measures_its_rails(lab: Lab) -> None:
     assert [(rank, group, host) for rank, group, _, host in parse(text).devices] == [
         (0, 0, "n1"), (1, 1, "n1"), (2, 0, "n2"), (3, 1, "n2")]
     assert "2 groups at the same time" in text and parse(text).out_of_bounds == 0
-
-
-# --- beside iperf3 ---------------------------------------------------------------------------------------------------
 
 
 def iperf(lab: Lab, *how: str) -> float:
@@ -90,15 +85,9 @@ def measured(lab: Lab, name: str, nodes: int) -> float:
 
 @pytest.mark.prove
 @needs_iperf3
-@pytest.mark.parametrize(("name", "nodes", "way", "sends", "within"), [
-    ("sendrecv", 2, "both", 1, WITHIN), ("all_reduce", 2, "both", 1, WITHIN), ("all_reduce", 4, "both", 1, WITHIN),
-    ("all_gather", 4, "both", 1, WITHIN), ("broadcast", 2, "one way", 1, WITHIN),
-    ("reduce_scatter", 4, "one way", 2, 0.2),  # gloo's reduce-scatter is an all-reduce
-    ("broadcast", 4, "one way", 2, 0.2),  # the root of gloo's broadcast sends to two of three others
-])
-def test_busbw_is_what_iperf3_gets_through_the_same_links(
-    lab: Lab, wire: dict[str, float], name: str, nodes: int, way: str, sends: int, within: float,
-) -> None:
+@pytest.mark.parametrize(("name", "nodes", "way", "sends", "within"), table(__file__, "bench_slurm.toml", "busbw", globals()))
+def test_busbw_is_what_iperf3_gets_through_the_same_links(lab: Lab, wire: dict[str, float], name: str, nodes: int, way: str,
+                                                          sends: int, within: float) -> None:
     found = sends * measured(lab, name, nodes)
     print(f"{name} on {nodes} hosts: {found * 8e3:.1f} Mbit/s on the wire, {sends} times busbw; iperf3 ({way}) "
           f"{wire[way] * 8e3:.1f}; ratio {found / wire[way]:.3f}")

@@ -1,7 +1,5 @@
 """How the ranks of a measurement are started: forked and by srun; and what happens when they fail."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,9 +31,6 @@ def spec_of(name: str = "all_reduce", nodes: int = 2, here: int = 1, backend: st
 
 def entry(name: str) -> Iterator[Event]:
     return on_emulated_nodes(spec_of(), os.environ, f"bench_entries:{name}")
-
-
-# --- emulated nodes --------------------------------------------------------------------------------------------------
 
 
 def test_forked_ranks_measure_and_leave_nothing() -> None:
@@ -83,9 +78,6 @@ def test_nccl_on_one_gpu(name: str) -> None:
     assert all(row.worst.timings["in_place"].seconds > 0 for row in done.rows)
 
 
-# --- srun ------------------------------------------------------------------------------------------------------------
-
-
 def fake(folder: Path, text: str) -> dict[str, str]:
     """An environment in which srun is this program."""
     (folder / "srun").write_text(text)
@@ -110,12 +102,9 @@ def test_what_srun_says_last_is_told_when_it_fails(tmp_path: Path) -> None:
         list(on_slurm(spec_of(), [], {"PATH": ""}))
 
 
-def test_ranks_that_end_without_a_word_are_no_success(tmp_path: Path) -> None:
+def test_ranks_without_a_word_or_on_other_nodes_are_no_success(tmp_path: Path) -> None:
     with pytest.raises(RunFailed, match="before all sizes"):
         follow(spec_of(), on_slurm(spec_of(), [], fake(tmp_path, "#!/bin/sh\nexit 0\n")), Mock())
-
-
-def test_ranks_on_other_nodes_than_said_are_found() -> None:
     ranks = [{"rank": rank, "host": host} for rank, host in enumerate(["n1", "n2", "n1", "n2"])]
     with pytest.raises(RunFailed, match="ranks 0 to 1 should share a node and run on n1, n2"):
         follow(spec_of(here=2), [{"event": "ranks", "ranks": ranks, "versions": {}}], Mock())
@@ -124,13 +113,8 @@ def test_ranks_on_other_nodes_than_said_are_found() -> None:
 def test_a_node_is_called_by_a_name_that_can_be_resolved() -> None:
     assert address_of("localhost") == "localhost"
     assert address_of("nobody.invalid", lambda argv: "NodeName=nobody NodeAddr=10.1.2.3 State=IDLE") == "10.1.2.3"
-    assert address_of("nobody.invalid", _silent) == "nobody.invalid"
-
-
-def _silent(argv: object) -> str:
-    raise CommandFailed("scontrol is not on PATH")
+    assert address_of("nobody.invalid", Mock(side_effect=CommandFailed("scontrol is not on PATH"))) == "nobody.invalid"
 
 
 def test_events_are_found_among_other_lines() -> None:
-    lines = ["NCCL INFO Bootstrap", f"0: {MARK}" + '{"event":"end"}', "", "Killed"]
-    assert list(events(lines)) == [{"event": "end"}]
+    assert list(events(["NCCL INFO Bootstrap", f"0: {MARK}" + '{"event":"end"}', "", "Killed"])) == [{"event": "end"}]

@@ -1,7 +1,5 @@
 """The table and the JSON of ``hpc-mp bench``, read by a parser that knows nccl-tests alone."""
 
-from __future__ import annotations
-
 import json
 import statistics as standard
 from typing import Any
@@ -33,9 +31,8 @@ def names(spec: BenchSpec, gpu: str = GPU) -> list[dict[str, Any]]:
              "device": rank % spec.ranks_per_node, "name": gpu} for rank in range(spec.world)]
 
 
-def spec_of(
-    collective: str = "all_reduce", how: str = "all", sizes: tuple[int, ...] = (2**20,), backend: str = "nccl",
-) -> BenchSpec:
+def spec_of(collective: str = "all_reduce", how: str = "all", sizes: tuple[int, ...] = (2**20,),
+            backend: str = "nccl") -> BenchSpec:
     return BenchSpec(collective, backend, 2, 8, split(16, 8, how), sizes, iterations=5)  # type: ignore[arg-type]
 
 
@@ -49,8 +46,7 @@ def text(spec: BenchSpec, rows: list[BenchRow], against: Yardstick = Yardstick()
 def test_an_nccl_tests_parser_reads_the_table(name: str) -> None:
     this, sizes = COLLECTIVES[name], (2**20, 2**24, 2**33)
     spec = spec_of(name, sizes=sizes)
-    rows = [row(spec, size, said(16, size / 100e9, wrong=3)) for size in sizes]
-    printed = text(spec, rows)
+    printed = text(spec, [row(spec, size, said(16, size / 100e9, wrong=3)) for size in sizes])
     assert HEADER in printed
     output = parse(printed)
     assert [each.size for each in output.lines] == list(sizes) and len(output.devices) == 16
@@ -113,9 +109,6 @@ def test_statistics_are_those_of_numpy(times: list[float]) -> None:
         assert found[f"p{percent}_us"] == pytest.approx(np.percentile(micro, percent, method="inverted_cdf"))
 
 
-# --- JSON ------------------------------------------------------------------------------------------------------------
-
-
 def test_the_document_has_the_keys_of_nccl_tests_and_all_digits() -> None:
     """Those that ``tools/analyze_perf_json.py`` reads, with the relations that it checks."""
     spec = spec_of()
@@ -133,9 +126,6 @@ def test_the_document_has_the_keys_of_nccl_tests_and_all_digits() -> None:
         assert result[placed]["bus_bw"] == rows[0].worst.timings[placed].busbw, "floats in full"
     assert tree["out_of_bounds"] == {"count": 0, "okay": "true"}
     assert tree["average_bus_bandwidth"]["bandwidth"] == average(rows)
-
-
-# --- beside what is expected -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("seconds", "verdict"), [(4.6e-3, "as expected"), (9e-3, "slow"), (2e-3, "faster than expected")])

@@ -1,7 +1,5 @@
 """The command ``hpc-mp doctor``, and the storage test."""
 
-from __future__ import annotations
-
 import json
 import os
 import time
@@ -28,9 +26,6 @@ def called(*arguments: str) -> Result:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing hangs: a busy machine has the time that it needs to look at a place."""
     monkeypatch.setattr(node, "_TRAITS_S", 60.0)
-
-
-# --- storage ----------------------------------------------------------------------------------------------------------
 
 
 def test_storage_is_measured_in_bounds_and_nothing_is_left(tmp_path: Path) -> None:
@@ -65,9 +60,6 @@ def test_rates_are_judged(rates: Rates | Unavailable, outcome: str, type_: str, 
 def test_a_directory_that_is_not_there_is_incomplete(tmp_path: Path) -> None:
     found = storage([str(tmp_path / "gone")], NodeSource())
     assert [(each.severity, "No such file" in each.message) for each in found] == [("unknown", True)]
-
-
-# --- the command ------------------------------------------------------------------------------------------------------
 
 
 def test_this_machine_is_looked_at_without_failing_in_time(patient: None) -> None:

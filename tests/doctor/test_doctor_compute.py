@@ -1,7 +1,5 @@
 """Judging what devices computed, with injected results; and measuring for real on this machine's processors."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -17,6 +15,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from machines.tree import broken, tree
+from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.findings import Finding
@@ -73,8 +72,7 @@ def test_equal_ones_are_well() -> None:
     (changed(gpus(), 0, wrong=("exact fp32",)), "compute-wrong", "error", "n1 cuda:0", ""),
     (changed(gpus(), 1, unsteady=("matmul bf16",)), "compute-unsteady", "error", "n1 cuda:1", ""),
     ([*gpus(), Result("n1", "cuda:8", error="no answer within 60 s")], "compute-failed", "error", "n1 cuda:8", "within 60 s"),
-    (nodes(1, **{"slowest core against the median core": 0.3}), "compute-core", "warning", "n0 cpu", ""),
-])
+    (nodes(1, **{"slowest core against the median core": 0.3}), "compute-core", "warning", "n0 cpu", "")])
 def test_what_is_ill_is_named(results: list[Result], code: str, severity: str, subject: str, words: str) -> None:
     (finding,) = ill(results)
     assert (finding.code, finding.severity, finding.subject) == (code, severity, subject)
@@ -141,8 +139,6 @@ def test_the_exact_problem_has_the_known_answer() -> None:
 
 
 class Faulty:
-    """A device that can be wrong."""
-
     kind, software, bus = "toy", "none", ""
 
     def __init__(self) -> None:
@@ -203,12 +199,7 @@ def test_what_nvidia_smi_says_under_load_goes_to_its_gpu(tmp_path: Path) -> None
     assert (result.loaded["pcie"], result.loaded["lanes"], result.loaded["clock"]) == (5.0, 16.0, 1980.0)
 
 
-@pytest.mark.parametrize(("text", "limit", "error"), [
-    ("import sys; sys.exit(3)", 60.0, "its process ended"),
-    ("print('hello')", 60.0, "its process said 'hello"),
-    ("import json; print(json.dumps({'error': 'CUDA error: device is lost'}))", 60.0, "device is lost"),
-    ("import time; time.sleep(600)", 1.0, "no answer within 1 s"),
-])
+@pytest.mark.parametrize(("text", "limit", "error"), table(__file__, "doctor_compute.toml", "failing_devices"))
 def test_a_device_that_fails_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, limit: float,
                                                       error: str) -> None:
     monkeypatch.setattr("hpc_mp.doctor.compute.workers.START_S", limit)

@@ -1,7 +1,5 @@
 """The GPU checks on healthy machines and on broken ones; and that every check has a healthy and a broken case."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -55,8 +53,7 @@ ANSWERS = (
         ("temperature/gpu_temp", "utilization/gpu_util", "remapped_rows/remapped_row_pending", "ecc_mode/current_ecc",
          "vbios_version", "clocks_event_reasons/clocks_event_reason_hw_slowdown"), words)),
         "error", f"the driver answers: {words}, for ", "GPU 3") for words in (
-            "ERR!", "Unknown Error", "GPU requires reset", "GPU is lost", "GPU is lost.  Reboot the system to recover this GPU")),
-)
+            "ERR!", "Unknown Error", "GPU requires reset", "GPU is lost", "GPU is lost.  Reboot the system to recover this GPU")))
 CASES = (*FaultTable.read("gpu_faults.toml").cases(), *ANSWERS)
 
 

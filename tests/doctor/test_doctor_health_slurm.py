@@ -1,7 +1,5 @@
 """The health check inside of a real Slurm: it is called on every node, drains the one with a fault, and leaves the rest alone."""
 
-from __future__ import annotations
-
 import shlex
 import time
 from pathlib import Path

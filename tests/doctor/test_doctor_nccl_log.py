@@ -1,7 +1,5 @@
 """What NCCL's log tells, and what is said of it on which machine; nothing that stands in a log makes reading it fail, or slow."""
 
-from __future__ import annotations
-
 import functools
 import time
 import tomllib
@@ -12,6 +10,7 @@ from case import rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from machines.tree import broken, tree
+from tables import table
 
 from hpc_mp.base.findings import Finding
 from hpc_mp.cluster.node.source import NodeSource
@@ -66,21 +65,10 @@ def test_a_completion_names_both_ends() -> None:
     assert (second.hca, second.rank, second.code) == ("mlx5_ib6", 6, 12)  # as 2.21 writes it
 
 
-@pytest.mark.parametrize(("line", "way"), [
-    ("Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0/GDRDMA(PCI)/Shared", (0, 0, 8, "NET", "IB", 0, True)),
-    ("Channel 31/1 : 7[7] -> 12[4] [send] via NET/AWS Libfabric/3(6)/GDRDMA", (31, 7, 12, "NET", "AWS Libfabric", 3, True)),
-    ("Channel 02 : 3[c6000] -> 4[7000] [receive] via NET/Socket/1", (2, 3, 4, "NET", "Socket", 1, False)),
-    ("Ring 01 : 0[0] -> 1[1] via P2P/IPC", (1, 0, 1, "P2P", "IPC", None, False)),
-    ("Channel 00/0 : 0[0] -> 1[1] via P2P/direct pointer/read", (0, 0, 1, "P2P", "direct", None, False)),
-    ("Channel 00/0 : 0[0] -> 4[4] via P2P/indirect/2[2]", (0, 0, 4, "P2P", "indirect", None, False)),
-    ("Channel 00/0 : 0[0] -> 4[0] via P2P/MNNVL", (0, 0, 4, "P2P", "MNNVL", None, False)),
-    ("Channel 00 : 1[1] -> 0[0] via SHM/direct/direct", (0, 1, 0, "SHM", "direct", None, False)),
-    ("Channel 00 : 1[90000] -> 0[80000] via direct shared memory", (0, 1, 0, "SHM", "direct", None, False)),
-    ("CollNet 00/0 : 3 [send] via COLLNET/SHARP/0/GDRDMA", (0, 3, 3, "COLLNET", "SHARP", 0, True)),
-])
-def test_every_way_of_every_version(line: str, way: tuple[object, ...]) -> None:
+@pytest.mark.parametrize(("line", "way"), table(__file__, "doctor_nccl_log.toml", "ways"))
+def test_every_way_of_every_version(line: str, way: list[object]) -> None:
     told = parse([f"2: node7:11:12 [3] NCCL INFO {line}"])
-    assert [(each.number, each.sender, each.receiver, each.via, each.how, each.device, each.gdr)
+    assert [[each.number, each.sender, each.receiver, each.via, each.how, "" if each.device is None else each.device, each.gdr]
             for each in told.channels] == [way]
 
 
@@ -104,23 +92,9 @@ def test_every_kind_of_trouble_has_a_line() -> None:
 
 
 XML = "n1:1:2 [0] graph/xml.cc:99 NCCL WARN XML Parse : Unexpected EOF"
-COMM = "n1:1:1 [0] init.cc:290 NCCL WARN Attempt to use communicator before the previous operation returned ncclSuccess"
-USING, RAISED = "NCCL INFO Using network IB", "NCCL INFO graph/topo.cc:493 -> 3"
-STARTED = "NCCL INFO ncclCommInitRank comm 0x5 rank 0 nranks 1 cudaDev 0 busId 1000 - Init COMPLETE"
 
 
-@pytest.mark.parametrize(("warning", "after", "ended"), [
-    (XML, [f"n1:1:2 [0] {RAISED}"], True),
-    (XML, [f"n2:1:2 [0] {USING}", "n1:1:2 [0] NCCL INFO proxy.cc:878 -> 3 [Progress Thread]"], True),
-    (COMM, ["n1:1:1 [0] NCCL INFO enqueue.cc:2014 -> 3"], True),
-    (XML, ["n1:1:2 [0] NCCL INFO graph/topo.cc:493 -> 0"], False),
-    (XML, ["n1:1:2 [0] NCCL INFO init.cc:493 -> 7"], False),  # ncclInProgress
-    (XML, [f"n1:1:3 [0] {RAISED}"], False),  # another thread
-    (XML, [f"n2:1:2 [0] {RAISED}"], False),  # another rank
-    (XML, [f"n1:1:2 [0] {USING}", "n1:1:2 [0] NCCL INFO a.cc:4 -> 3"], False),
-    (XML, ["n1:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via SHM/direct"], False),
-    (XML, [f"n1:1:2 [0] {RAISED}", f"n1:1:2 [0] {STARTED}"], False),  # it went on without
-])
+@pytest.mark.parametrize(("warning", "after", "ended"), table(__file__, "doctor_nccl_log.toml", "ended"))
 def test_a_warning_is_an_error_if_it_ended_the_call(warning: str, after: list[str], ended: bool) -> None:
     told = [(each.code, each.severity) for each in judge(parse([warning, *after]), Machine())
             if each.code in ("nccl-ended", "nccl-warning")]
@@ -160,13 +134,9 @@ def test_the_reason_of_a_fall_back_to_sockets_is_told_once() -> None:
     assert set(ill) == {"nccl-network", "nccl-ofi"} and "No eligible providers were found; 3 such lines" in ill["nccl-ofi"]
 
 
-@pytest.mark.parametrize("using", [
-    "[0]={[0] mlx5_2:1/RoCE, [1] mlx5_3:1/RoCE} [1]={[2] mlx5_0:1/RoCE, [3] mlx5_1:1/RoCE} [RO]; OOB bond0:10.0.0.9<0>",
-    "[0]mlx5_0:1/RoCE [1]mlx5_1:1/RoCE [2]mlx5_2:1/RoCE [3]mlx5_3:1/RoCE [RO]; OOB eth0:10.0.0.9<0>",
-    "[0]={[0] mlx5_0:1/RoCE, [1] mlx5_1:1/RoCE, [2] mlx5_2:1/RoCE, [3] mlx5_3:1/RoCE}; OOB eth0:10.0.0.9<0>"])
+@pytest.mark.parametrize("using", table(__file__, "doctor_nccl_log.toml", "adapters"))
 def test_adapters_are_counted_merged_or_not(using: str) -> None:
-    lines = [f"n3:1:2 [0] NCCL INFO NET/IB : Using {using}", "n3:1:2 [0] NCCL INFO Using network IBext_v8"]
-    told = parse(lines)
+    told = parse([f"n3:1:2 [0] NCCL INFO NET/IB : Using {using}", "n3:1:2 [0] NCCL INFO Using network IBext_v8"])
     assert sorted(told.adapters["n3"]) == [f"mlx5_{number}:1/RoCE" for number in range(4)]
     assert [each.severity for each in judge(told, Machine("roce", 4)) if each.code == "nccl-nics"] == ["ok"]
     (other,) = [each for each in judge(told, IB) if each.code == "nccl-nics"]
@@ -179,15 +149,13 @@ def test_gpudirect_with_some_adapters_only_is_a_warning() -> None:
     assert [(finding.code, finding.severity) for finding in ill] == [("nccl-gdr", "warning")] and "7 of 8" in ill[0].message
 
 
-def test_no_log_says_nothing() -> None:
+def test_no_log_says_nothing_and_sockets_are_well_where_there_is_nothing_else() -> None:
     found = list(judge(parse(["epoch 1", "loss 2.3", "NCCL is a library"]), IB))
     assert [(finding.code, finding.severity) for finding in found] == [("nccl-network", "unknown")]
-
-
-def test_sockets_where_there_is_nothing_else() -> None:
     assert {finding.severity for finding in judge(truth("ib-socket"), Machine())} == {"ok"}
     roce = {finding.code: finding.severity for finding in judge(truth("ib-socket"), Machine("roce", 2, True))}
     assert roce["nccl-network"] == "warning"  # an adapter that could do RoCE need not be meant to
+    assert machine_of(tree("ethernet")) == Machine()
 
 
 @pytest.mark.parametrize("kind", ["ndv4", "ndv5", "ndh200v5", "gb200", "p4d", "p5"])
@@ -196,10 +164,6 @@ def test_a_machine_with_a_fast_network_refuses_sockets(kind: str) -> None:
     machine = machine_of(tree(kind))
     assert machine.fabric == ("efa" if kind.startswith("p") else "infiniband")
     assert [finding.code for finding in refused(judge(truth("ib-socket"), machine))] == ["nccl-network"]
-
-
-def test_a_machine_without_a_fast_network() -> None:
-    assert machine_of(tree("ethernet")) == Machine()
 
 
 def counters(kind: str, **sent: int) -> NodeSource:
@@ -233,11 +197,7 @@ def test_ports_that_cannot_be_compared() -> None:
 
 
 LINES = [line for path in sorted(LOGS.glob("*.log")) for line in path.read_text(encoding="utf-8").splitlines()]
-WORDS = ["NCCL", "INFO", "WARN", "Channel 00/0 : ", "->", "via", "NET/IB/", "[0]", "host:1:2 [0] NCCL INFO ",
-         "Got completion from peer ",
-         "status=", "comm 0x0 rank ", "nranks", "nRanks 99999999999999999999 ", "nNodes ", "Init START", "Init COMPLETE",
-         "/dev/shm",
-         "99999999999999999999999", "\x00", "\x1b[31m", "\ufffd", ":", "/", "(", "COLLNET/", "P2P/", "SHM/", "NET//", "-> Algo "]
+WORDS = table(__file__, "doctor_nccl_log.toml", "words")
 MACHINES = [Machine(), Machine("infiniband", 8, True), Machine("efa", 32, True), Machine("roce", 2, False)]
 
 
@@ -282,8 +242,7 @@ def test_long_lines_cost_little() -> None:
 
 def test_many_lines_cost_little() -> None:
     begin = time.process_time()
-    told = parse(LINES * 30)
-    assert told.lines > 30 * 2000
+    assert parse(LINES * 30).lines > 30 * 2000
     assert time.process_time() - begin < 30
 
 

@@ -1,7 +1,5 @@
 """What network NCCL takes here: asked of NCCL itself, or read from logs that were kept."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -55,8 +53,7 @@ def test_the_probe_is_silent_without_torch(tmp_path: Path) -> None:
 
 
 def test_a_program_of_ours_goes_by_its_name_and_has_its_own_time() -> None:
-    own = {"greet": OwnProgram(("sh", "-c", "echo hello $1", "sh"), 60.0), "sleep": OwnProgram(("sleep",), 0.2)}
-    source = here(own=own)
+    source = here(own={"greet": OwnProgram(("sh", "-c", "echo hello $1", "sh"), 60.0), "sleep": OwnProgram(("sleep",), 0.2)})
     assert source.answer(["greet", "you"]) == "hello you\n"
     with pytest.raises(Unavailable, match=r"within 0\.2 s"):
         source.answer(["sleep", "3"])
@@ -93,12 +90,9 @@ def test_several_logs_are_those_of_one_job(tmp_path: Path) -> None:
     assert named.exit_code == 0, "only one node has sockets"
 
 
-def test_a_log_that_cannot_be_read(tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_read_and_one_of_something_else(tmp_path: Path) -> None:
     done = CliRunner().invoke(command, ["--nccl-log", str(tmp_path / "none.log")], standalone_mode=False)
     assert "none.log: cannot be read (No such file or directory)" in str(done.exception).replace("\n", " ")
-
-
-def test_a_log_of_something_else_says_nothing(tmp_path: Path) -> None:
     (tmp_path / "x.log").write_text("epoch 1\n")
     done = doctor(tmp_path, tmp_path / "x.log")
     assert done.exit_code == 0 and [each["severity"] for each in json.loads(done.stdout)["findings"]] == ["unknown"]

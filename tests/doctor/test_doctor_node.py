@@ -1,7 +1,5 @@
 """Node checks, GPUs apart: on every healthy tree nothing is found, on every broken one exactly what was broken."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +7,7 @@ import pytest
 from case import Case, FaultTable, in_process, rows
 from edits import earlier, logged
 from machines.tree import HANGS, KINDS, broken, machine, tree
+from tables import table
 
 from hpc_mp.base.findings import Finding
 from hpc_mp.cluster.node import mounts
@@ -78,9 +77,10 @@ def test_every_check_has_a_fault_and_says_what_it_reads_and_when_it_complains() 
     assert all(check.reads and check.rule and (check.remedy or check not in NODE) for check in PASSIVE)
 
 
-def test_roce_with_addresses_over_ipv4_is_well() -> None:
-    source = broken("ndv5", FAULTS.edits("ndv5", {"sets": ["roce"]}))
-    assert bad(looked(source, tuple(check for check in NODE if check.code.startswith("fabric")))) == []
+@pytest.mark.parametrize(("sets", "code"), [(("roce",), "fabric"), (("metal", "virtual-function"), "fabric-count")])
+def test_roce_over_ipv4_and_a_virtual_function_without_a_device_are_well(sets: tuple[str, ...], code: str) -> None:
+    source = broken("ndv5", FAULTS.edits("ndv5", {"sets": sets}))
+    assert bad(looked(source, tuple(check for check in NODE if check.code.startswith(code)))) == []
 
 
 def test_a_free_second_port_is_well_and_one_that_was_up_is_not() -> None:
@@ -102,18 +102,12 @@ def test_old_complaints_of_the_kernel_are_over() -> None:
 
 @pytest.mark.parametrize("line", [line for _, severity, line in KERNEL_LINES if severity == "ok"])
 def test_corrected_errors_and_a_missing_floppy_are_no_complaints(line: str) -> None:
-    found = looked(broken("ndv5", logged(line)), tuple(check for check in NODE if check.code.startswith("kernel-")))
-    assert bad(found) == []
+    assert bad(looked(broken("ndv5", logged(line)), tuple(check for check in NODE if check.code.startswith("kernel-")))) == []
 
 
-@pytest.mark.parametrize(("file", "line", "codes"), [
-    ("/proc/meminfo", "MemAvailable", ["memory-free"]), ("/proc/meminfo", "SwapTotal", ["memory-swap"]),
-    ("/proc/meminfo", "MemTotal", ["memory-free"]), ("/proc/self/limits", "locked memory",
-          ["limit-memlock"]),
-])
+@pytest.mark.parametrize(("file", "line", "codes"), table(__file__, "doctor_node.toml", "no_kernel_lines"))
 def test_a_line_that_the_kernel_does_not_write_is_named(file: str, line: str, codes: list[str]) -> None:
-    lines = tree("ndv5").text(file).splitlines()
-    source = broken("ndv5", {file: "\n".join(kept for kept in lines if line not in kept)})
+    source = broken("ndv5", {file: "\n".join(kept for kept in tree("ndv5").text(file).splitlines() if line not in kept)})
     unknown = [finding for code in codes for finding in looked(source, (BY_CODE[code],)) if finding.severity == "unknown"]
     assert [finding.code for finding in unknown] == codes
     assert {finding.message for finding in unknown} == {f"{file} of this kernel does not show {line}"}
@@ -131,17 +125,11 @@ SUB_FUNCTION = {f"{IB}/mlx5_9/device": {"link": "../../../bus/pci/devices/0103:0
     (SECOND_CARD, {f"{IB}/mlx5_ib1/ports/1/pkeys/0": "0x8001"}, ["mlx5_ib1 port 1"]),  # of the fabric of the others
     (("metal", "virtual-function"), {}, []),  # that no driver has
     (("virtual-function", "idle"), NOBODYS, []),
-    (("idle",), SUB_FUNCTION, []),
-])
+    (("idle",), SUB_FUNCTION, [])])
 def test_the_port_of_a_second_fabric_or_of_nobody_is_well(sets: tuple[str, ...], edits: dict[str, Any], wrong: list[str]) -> None:
     source = broken("ndv5", FAULTS.edits("ndv5", {"sets": sets}) | edits)
     checks = tuple(BY_CODE[code] for code in ("fabric-port", "fabric-partition", "fabric-rate", "fabric-gid"))
     assert sorted({finding.subject for finding in bad(looked(source, checks))}) == wrong
-
-
-def test_a_virtual_function_is_no_adapter_that_lacks_a_device() -> None:
-    source = broken("ndv5", FAULTS.edits("ndv5", {"sets": ("metal", "virtual-function")}))
-    assert bad(looked(source, (BY_CODE["fabric-count"],))) == []
 
 
 def test_an_adapter_at_the_same_switch_is_near_whatever_the_memory_node() -> None:

@@ -1,7 +1,5 @@
 """How checks are run: whatever hangs, stumbles or is not there, an answer comes in time and nothing is left behind."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os
@@ -95,8 +93,7 @@ def test_nothing_is_left_of_a_child_and_of_what_it_started(tmp_path: Path, monke
             print(subprocess.Popen(["sleep", "100"]).pid, file=file)
         time.sleep(100)
     before = set(psutil.Process().children())
-    found = in_time({"x": start}, 10.0)
-    assert isinstance(found["x"], Unavailable)
+    assert isinstance(in_time({"x": start}, 10.0)["x"], Unavailable)
     assert set(psutil.Process().children()) <= before
     pid = int((tmp_path / "pid").read_text())
     assert not Path(f"/proc/{pid}").exists() or "(sleep) Z" in Path(f"/proc/{pid}/stat").read_text()
@@ -148,11 +145,8 @@ def test_a_spoilt_note_is_no_obstacle(tmp_path: Path, text: str) -> None:
     assert in_time({"x": lambda: 1}, 60.0, tmp_path / "hung.json") == {"x": 1}
 
 
-def test_nothing_is_kept_of_a_recorded_machine(tmp_path: Path) -> None:
+def test_of_a_recorded_machine_nothing_is_kept_and_two_readings_are_taken(tmp_path: Path) -> None:
     assert keep(NodeSource(tmp_path), "x") is None
-
-
-def test_without_an_earlier_reading_two_are_taken() -> None:
     found = read_changes(broken("ethernet", {"/proc/uptime": "100.0 1.0"}))
     assert found.grown["net/eno1/rx_crc_errors"] == 0 and found.seconds == 0
 

@@ -1,7 +1,5 @@
 """Before the ranks start every node is looked at: on a broken one the job is refused, with what is wrong."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex
@@ -56,11 +54,9 @@ def test_a_broken_machine_refuses_the_job(node: Node, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("edits", "code"), [
     ({"/proc/self/environ": "SLURM_CPUS_ON_NODE=999\0"}, "cgroup-cpus"),
-    ({"/etc/fstab": "server:/x /x nfs defaults 0 0"}, "mount-missing"),
-])
-def test_how_the_host_is_set_up_keeps_no_node_out(
-    tmp_path: Path, edits: dict[str, str], code: str, capsys: pytest.CaptureFixture[str],
-) -> None:
+    ({"/etc/fstab": "server:/x /x nfs defaults 0 0"}, "mount-missing")])
+def test_how_the_host_is_set_up_keeps_no_node_out(tmp_path: Path, edits: dict[str, str], code: str,
+                                                  capsys: pytest.CaptureFixture[str]) -> None:
     machine = broken(KIND, edits)
     assert code in [finding.code for finding in diagnose(machine, [code], 60) if finding.severity == "error"]
     assert gate.main(recorded(tmp_path, machine.root)) == 0 and capsys.readouterr().out == ""
@@ -80,8 +76,7 @@ def test_a_machine_whose_nccl_is_well_or_says_nothing_passes(node: Node, tmp_pat
 
 def test_a_broken_machine_is_refused_before_nccl_is_started(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """NCCL may hang on it: the answer comes without."""
-    begin = time.monotonic()
-    machine = broken(KIND, DOWN)
+    machine, begin = broken(KIND, DOWN), time.monotonic()
     assert gate.main(recorded(tmp_path, machine.root, hangs=True)) == 1
     assert "mlx5_ib3" in capsys.readouterr().out and time.monotonic() - begin < PATIENCE_S / 2
 

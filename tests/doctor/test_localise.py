@@ -1,7 +1,5 @@
 """The localiser on simulated clusters: what is bad is named, what is healthy is not, and what cannot be told is said so."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -87,8 +85,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind(kind: str) -> None:
     fault, name = KINDS[kind]
-    fabric = cluster(4, 4, 4, faults=(fault,), rails=4)
-    verdict = last(fabric, known=True)
+    verdict = last(cluster(4, 4, 4, faults=(fault,), rails=4), known=True)
     assert certain(verdict) == {name}
     [suspect] = verdict.suspects
     assert abs(suspect.factor - fault.factor) < 0.06 and suspect.evidence
@@ -150,8 +147,7 @@ def test_two_nodes_cannot_tell_which() -> None:
 @settings(max_examples=settings.default.max_examples // 2)
 @given(st.integers(2, 70), st.booleans(), st.integers(0, 99))
 def test_few_rounds_for_any_number_of_nodes(nodes: int, known: bool, seed: int) -> None:
-    random = np.random.default_rng(seed)
-    fabric = Fabric(np.sort(random.integers(0, max(1, nodes // 4), nodes)), 8, seed=seed)
+    fabric = Fabric(np.sort(np.random.default_rng(seed).integers(0, max(1, nodes // 4), nodes)), 8, seed=seed)
     met: set[int] = set()
 
     def measure(pairs: Sequence[Pair]) -> Sequence[RailSample]:

@@ -1,7 +1,5 @@
 """Where healthy pairs are unevenly fast: what is slow is named, and nobody else gets into the ledger."""
 
-from __future__ import annotations
-
 import random
 from itertools import combinations
 from math import exp, log

@@ -1,7 +1,5 @@
 """Agents and their coordinator, as processes of this machine: what they measure, and that nobody waits for a peer for ever."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

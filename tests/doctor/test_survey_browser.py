@@ -1,7 +1,5 @@
 """The page of a survey in a real browser: its figures are drawn, what is bad is named, and nothing sticks out."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """From a real measurement on shaped links to a job that leaves the bad node out, as an ordinary user of a real Slurm."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -64,8 +62,7 @@ def test_the_job_itself_runs_on_other_nodes(lab: Cluster, job: Path) -> None:
 @pytest.mark.prove
 def test_survey_then_launch_in_one_command(lab: Cluster, job: Path) -> None:
     words = ["doctor", "--nodelist", "n[1-4]", "--then-launch", job]
-    text = job.read_text().replace("[job]\n", "[job]\nnodes = 2\nranks_per_node = 1\n", 1)
-    job.write_text(text)
+    job.write_text(job.read_text().replace("[job]\n", "[job]\nnodes = 2\nranks_per_node = 1\n", 1))
     with faults.slow_node(lab, "n1", "80mbit", BASE):
         done = lab.run(hpc_mp(*words), user=USER, cwd=job.parent, timeout=180, environ=own_ledger(job))
     assert done.returncode == 0 and "avoided: n1 (node-slow" in done.stdout, done.stdout + done.stderr

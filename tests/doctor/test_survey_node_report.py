@@ -1,7 +1,5 @@
 """What the nodes of a survey say of themselves: equal findings together, how nodes differ, and which of it keeps a node out."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, replace
 
@@ -41,8 +39,7 @@ def test_equal_findings_stand_together_and_the_gravest_first() -> None:
 
 
 def test_nodes_that_differ_are_named() -> None:
-    other = traits(broken("ndv5", {"/proc/sys/kernel/osrelease": "6.1.0"}))
-    found = conclusions(reports(n1=NodeReport((LIMIT,), other)))
+    found = conclusions(reports(n1=NodeReport((LIMIT,), traits(broken("ndv5", {"/proc/sys/kernel/osrelease": "6.1.0"})))))
     [drift] = [noted for noted in found if noted.finding.code.startswith("drift")]
     assert (drift.finding.code, drift.who, drift.nodes) == ("drift-kernel", "n1", ("n1",))
 
@@ -122,11 +119,8 @@ def test_the_odd_node_is_named(trait: str) -> None:
     assert row["says"] in found[0].message
 
 
-def test_two_nodes_that_differ_are_both_shown_and_none_is_blamed() -> None:
+def test_of_two_nodes_that_differ_none_is_blamed_and_what_one_alone_shows_is_no_drift() -> None:
     found = [finding for finding in drift({"a": {"kernel": "1"}, "b": {"kernel": "2"}})]
     assert [(each.subject, each.message) for each in found] == [("", "release of the kernel: 1 on a; 2 on b")]
-
-
-def test_what_one_node_alone_shows_is_no_drift() -> None:
     assert list(drift({"a": {"kernel": "1"}, "b": {}})) == []
     assert "ports" not in traits(tree("ethernet"))

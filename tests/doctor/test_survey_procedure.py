@@ -1,7 +1,5 @@
 """The whole course on clusters on paper: every kind of fault is named, with its kind, and nothing else is."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Every kind of fault, planted again and again in random places of a real Slurm; and healthy runs between them."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Iterator

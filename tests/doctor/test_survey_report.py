@@ -1,7 +1,5 @@
 """What follows from a survey, and its pictures."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path

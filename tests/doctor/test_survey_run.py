@@ -1,7 +1,5 @@
 """How srun starts agents; a whole survey through something like srun: a node that cannot be reached, an interrupt."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -27,9 +25,8 @@ def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return dict(os.environ)
 
 
-def interrupted(
-    nodes: tuple[str, ...], environ: Mapping[str, str], at: str, interface: str = "lo",
-) -> tuple[module.Report, list[str]]:
+def interrupted(nodes: tuple[str, ...], environ: Mapping[str, str], at: str,
+                interface: str = "lo") -> tuple[module.Report, list[str]]:
     """A survey that is interrupted at a step: its report, and all steps."""
     steps: list[str] = []
 
@@ -43,11 +40,9 @@ def interrupted(
 
 @pytest.mark.parametrize(("sinfo", "words"), [
     ("n1|idle|none\nn2|down*|Not responding\nn4|drained|a bad fan", ": n2 is down* (Not responding), n4 is drained (a bad fan)"),
-    ("n1|idle|none\nn2|allocated|none", ""),
-])
-def test_a_survey_that_waits_names_the_nodes_that_are_out(
-    sinfo: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    ("n1|idle|none\nn2|allocated|none", "")])
+def test_a_survey_that_waits_names_the_nodes_that_are_out(sinfo: str, words: str, tmp_path: Path,
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:
     """srun queues until sinfo was asked, and starts nobody: what was shown by then."""
     notice, asked = "srun: job 5 queued and waiting for resources", tmp_path / "asked"
     python_program(tmp_path / "srun", (

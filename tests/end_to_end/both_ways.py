@@ -8,8 +8,6 @@ its own. `both_ways_sandbox.py` says what is changed in the directives before bo
 compared.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

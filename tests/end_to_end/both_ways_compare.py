@@ -3,8 +3,6 @@
 Not compared are the variables of ``DIFFER`` and those of hpc-mp itself, the numbers of jobs and steps, and the shims on PATH.
 """
 
-from __future__ import annotations
-
 import re
 from ast import literal_eval
 from collections import Counter
@@ -165,5 +163,4 @@ def _variables(key: tuple[str, ...], one: Mapping[str, str], other: Mapping[str,
 
 
 def _frozen(program: Mapping[str, Any]) -> str:
-    parts = [program[part] for part in ("directory", "input", "status", "files")]
-    return repr((*parts, sorted(program["variables"].items())))
+    return repr((*[program[part] for part in ("directory", "input", "status", "files")], sorted(program["variables"].items())))

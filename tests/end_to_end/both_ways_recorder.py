@@ -4,8 +4,6 @@ It is copied into a sandbox, where links with the names of programs lead to it, 
 names become the real program: Slurm's own for hpc-mp, `date` of a fixed moment, `rm` inside the sandbox, a plain `mpirun`.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import sys

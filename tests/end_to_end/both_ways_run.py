@@ -1,7 +1,5 @@
 """One lab on which several scripts at a time run both ways, each on two hosts of its own."""
 
-from __future__ import annotations
-
 import json
 import pwd
 import re
@@ -94,7 +92,6 @@ class Cell:
         return result
 
     def plain(self, case: Case, text: str) -> Way:
-        """Run the script by sbatch."""
         self._prepare(case, text)
         submitted = self._run("/usr/bin/sbatch", "--parsable", case.file)
         if submitted.returncode:
@@ -103,7 +100,6 @@ class Cell:
         return self._way(job, self._wait(job), None)
 
     def adopted(self, case: Case, text: str) -> tuple[Way, dict[str, Any]]:
-        """Adopt the script, and launch its job file."""
         self._prepare(case, text)
         facts: dict[str, Any] = {"start": "", "lost": []}
         adopt = self._run(*HPC_MP, "adopt", case.file, "-o", "job.toml", "--json")

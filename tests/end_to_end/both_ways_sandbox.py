@@ -9,8 +9,6 @@
 - added, after the first line: the partition of the sandbox's own hosts.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -20,6 +18,7 @@ import tomllib
 from pathlib import Path
 
 from both_ways_recorder import MPIRUNS, SLURM
+from tables import table
 
 from hpc_mp.base.assets import asset
 from hpc_mp.base.launchers import LAUNCHERS
@@ -32,28 +31,9 @@ def _names(text: str) -> frozenset[str]:
 
 
 # Programs that are recorded even where they exist: they reach the network, take long, or tell what differs from run to run.
-PROGRAMS = _names("""
-    python python2 python3 python3.8 python3.9 python3.10 python3.11 python3.12 pip pip3 uv ipython jupyter julia Rscript R
-    matlab java module ml modulecmd spack conda mamba micromamba singularity apptainer enroot docker podman podman-hpc shifter
-    sarus charliecloud ch-run nvidia-smi rocm-smi rocminfo nvcc nsys ncu rocprof git wget curl ssh scp rsync sftp aws gsutil
-    azcopy gcloud huggingface-cli hf wandb ray nc ping dig host nslookup ip ifconfig netstat ibstat ibstatus ibv_devinfo lspci
-    lscpu numactl hwloc-ls lstopo ps top htop uptime free df du vmstat iostat dmesg sleep date rm sudo su make cmake ninja gcc
-    g++ gfortran mpicc mpicxx cc CC ftn pkill killall crontab at mail mailx sendmail screen tmux watch openssl gmx gmx_mpi lmp
-    vasp_std namd2 ollama vllm lm_eval tensorboard gdb strace perf seff parallel
-""") | {*SLURM, *MPIRUNS, *LAUNCHERS} - {"srun"}
-BUILTINS = _names("""
-    . : [ [[ alias bg break builtin caller case cd command compgen complete continue declare dirs disown echo enable eval exec
-    exit export false fg for function getopts hash help history if in jobs kill let local logout mapfile popd printf pushd pwd
-    read readarray readonly return set shift shopt source test times trap true type typeset ulimit umask unalias unset until
-    wait while srun bash sh env then else do done fi
-""")
-DROPPED = _names("""
-    partition account qos constraint prefer reservation nodelist exclude nodefile licenses clusters wckey switches dependency
-    begin deadline hold mail-type mail-user get-user-env uid gid output error tmp sockets-per-node cores-per-socket
-    threads-per-core extra-node-info hint ntasks-per-socket ntasks-per-core mem-bind cpu-freq core-spec thread-spec bb bbf
-    power wait time-min priority profile acctg-freq network mcs-label delay-boot reboot gpu-freq gpus-per-socket container
-    container-image container-mounts container-workdir cluster-constraint batch ntasks-per-gpu cpus-per-gpu nice contiguous
-""")
+PROGRAMS = _names(table(__file__, "both_ways_sandbox.toml", "programs")) | {*SLURM, *MPIRUNS, *LAUNCHERS} - {"srun"}
+BUILTINS = _names(table(__file__, "both_ways_sandbox.toml", "builtins"))
+DROPPED = _names(table(__file__, "both_ways_sandbox.toml", "dropped"))
 LIMITS = {"nodes": 2, "ntasks-per-node": 2, "ntasks": 4, "cpus-per-task": 8, "gpus": 8, "gpus-per-node": 4, "gpus-per-task": 2,
           "gres": 4}
 MEMORY = {"mem": 64000, "mem-per-cpu": 1000, "mem-per-gpu": 4000}

@@ -7,8 +7,6 @@ its losses, its gradient norms and its last checkpoint equal the undisturbed run
 ``metrics.jsonl``, and every end of an attempt names a host that was hit then, or is no failure because the job was asked to go.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import random
@@ -19,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -29,6 +28,7 @@ from lab_runs import before_steps, saving, state
 from slurm_jobs import launch, submit, write_job
 from slurm_lab.cluster import Cluster
 from slurm_lab.lab import Lab
+from tables import table
 
 from hpc_mp.rundir import RunDirectory, read_attempt, read_json, read_lines
 
@@ -45,28 +45,16 @@ ENGINE = (f"job.nodes={NODES}", "job.ranks_per_node=1", "parallel.tensor=2", "pa
           "train.dropout=0.1", f"checkpoint.every={EVERY}", "checkpoint.keep=2", "slurm.retries=20", "job.heartbeat_timeout=15",
           "train.global_batch=4", "environment.health=false")
 SIGNALS = {"engine": "USR2", "program": "TERM"}
-PROGRAM = """
-[job]
-name = "exact"
-nodes = {nodes}
-[program]
-command = ["{python}", "{program}", "{steps}", "{every}"]
-resumes = true
-silent_limit = 60
-[slurm]
-retries = 20
-grace = 20
-[environment]
-health = false
-set = {{ OMP_NUM_THREADS = "1" }}
-"""
+PROGRAM = table(__file__, "campaign.toml", "job")
 
 
 @dataclass
 class Trial:
-    """One run: what was planted, what was wrong, and how often a job that Slurm held was released."""
+    """One run: what was planted, what was wrong, and how often a job that Slurm held was released. ``recoveries``: kind, seconds
+    to the first new step, steps trained again."""
 
     planted: list[Planted] = field(default_factory=list)
+    recoveries: list[tuple[str, float, int]] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     attempts: int = 0
     released: int = 0
@@ -88,8 +76,7 @@ def overrides(job: Path, kind: str, steps: int) -> tuple[str, ...]:
 
 def saved(run: RunDirectory) -> dict[str, str]:
     """Hashes of what the run has in the end: the tensors of its last checkpoint, or a program's own file."""
-    newest = max(run.checkpoints.glob("step*"), default=run.path)
-    files = sorted(newest.rglob("*.safetensors")) or [run.path / "state.pt"]
+    files = sorted(max(run.checkpoints.glob("step*"), default=run.path).rglob("*.safetensors")) or [run.path / "state.pt"]
     return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
@@ -171,11 +158,17 @@ class Campaign:
             scene.mend(all_of_it=True)
             return True
 
+        reached = [step]
+
         def again() -> bool:
             lines = read_lines(run.metrics)
+            reached.extend(line["step"] for line in lines[-1:] if line["attempt"] <= attempt)
             return any(line["attempt"] > attempt for line in lines) if FAULTS[kind].ends else len(lines) > step + 3
 
         back = self._wait(run, job_id, again, trial, f"a step after {kind}", scene)
+        if back and FAULTS[kind].ends:
+            first = min(line["step"] for line in read_lines(run.metrics) if line["attempt"] > attempt)
+            trial.recoveries.append((kind, time.time() - trial.planted[-1].time, max(reached) + 1 - first))
         scene.mend(all_of_it=True)
         return back
 
@@ -201,6 +194,8 @@ def wrong_end(end: dict[str, Any], planted: Sequence[Planted]) -> list[str]:
     """Why the end of an attempt is unnamed or misnamed, if it is: by the faults of this attempt, the one before, and ``LATE``."""
     near = [fault for fault in planted if end["attempt"] - 1 <= fault.attempt <= end["attempt"]
             or 0 <= end["time"] - fault.time < LATE]
+    if "controller" in end["message"] and any(fault.kind == "slurmctld killed" for fault in near):
+        return []
     if end["kind"] == "completed":
         return []
     if end["kind"] == "stopped":
@@ -236,7 +231,6 @@ def drawn(faults: int, per_run: int, draw: random.Random) -> list[list[str]]:
 
 
 def campaign(faults: int, seed: int, kind: str, per_run: int = 8, say: Callable[[str], None] = print) -> list[Trial]:
-    """Run all trials of a campaign."""
     draw = random.Random(seed)
     with Lab(6, overrides=SETTINGS) as lab:
         runs = Campaign(lab, kind, STEPS_PER_FAULT * per_run, draw, say)
@@ -249,12 +243,16 @@ def campaign(faults: int, seed: int, kind: str, per_run: int = 8, say: Callable[
 
 
 def summary(trials: Sequence[Trial]) -> str:
-    """Return the counts, and what was wrong."""
     faults, attempts, released, right = (sum(numbers) for numbers in zip(*(
         (len(trial.planted), trial.attempts, trial.released, not trial.wrong) for trial in trials), strict=True))
     wrong = [f"run {number}: {words}" for number, trial in enumerate(trials, 1) for words in trial.wrong]
     counts = f"{faults} faults, {attempts} attempts, {released} jobs released, {right} of {len(trials)} runs right"
-    return "\n".join([counts, *wrong])
+    by_kind: dict[str, list[tuple[float, int]]] = {}
+    for kind, *figures in sorted(recovery for trial in trials for recovery in trial.recoveries):
+        by_kind.setdefault(kind, []).append(tuple(figures))
+    rows = [f"{kind}: {len(rows)} times, a new step after {median(s for s, _ in rows):.0f} s (at most {max(rows)[0]:.0f}), "
+            f"{sum(n for _, n in rows)} steps again" for kind, rows in by_kind.items()]
+    return "\n".join([counts, *rows, *wrong])
 
 
 def main() -> int:

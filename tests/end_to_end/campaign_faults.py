@@ -3,8 +3,6 @@
 A row of ``FAULTS`` plants one fault. ``ends``: the attempt must end by it; ``asks``: it is a wish of somebody that the job stops.
 """
 
-from __future__ import annotations
-
 import random
 import signal
 import subprocess
@@ -73,7 +71,7 @@ class Scene:
         """The ranks there: other processes have their command line, too, as the supervisor, srun, and forks of a rank."""
         return [pid for pid in self.pids(host, RANK) if _parents_name(pid) == "slurmstepd"]
 
-    def strike(self, pids: Sequence[int], number: signal.Signals) -> bool:
+    def strike(self, pids: Sequence[int], number: "signal.Signals") -> bool:
         """Send a signal to one of the processes; whether there was one."""
         send(number, pids and [self.draw.choice(pids)])
         return bool(pids)

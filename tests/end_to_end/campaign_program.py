@@ -4,8 +4,6 @@ Sums go through gloo in one fixed order, so that an attempt that goes on compute
 agree on it after a step, save and end with 75.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """The place of a test on the file system that all nodes of the lab see."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

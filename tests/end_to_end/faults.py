@@ -6,8 +6,6 @@ step: before which function of a rank's entry, "read_job" before it meets the ot
 while it is there. As a program this is ``hpc-mp`` with such ranks.
 """
 
-from __future__ import annotations
-
 import builtins
 import ctypes
 import dataclasses
@@ -54,9 +52,10 @@ def strike(trainer: Any, number: int) -> None:
 
 
 def plant_at(name: str) -> None:
-    import hpc_mp.train.rank.main as entry
+    from hpc_mp.train.rank import bootstrap, main
 
-    original = getattr(entry, name)
+    owner = main if hasattr(main, name) else bootstrap
+    original = getattr(owner, name)
 
     def planted(*given: Any) -> Any:
         if os.environ["SLURM_PROCID"] == os.environ["FAULT_RANK"]:
@@ -64,7 +63,7 @@ def plant_at(name: str) -> None:
             FAULTS[os.environ["FAULT"]](None)
         return original(*given)
 
-    setattr(entry, name, planted)
+    setattr(owner, name, planted)
 
 
 def raises(error: Callable[[], Exception]) -> Callable[..., None]:

@@ -1,7 +1,5 @@
 """Runs on the lab's Slurm: how tests start and disturb them, and what they read of their ends."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -42,8 +40,7 @@ def program(here: Path, text: str) -> list[str]:
 
 def run_words(command: Sequence[str], *options: str, nodes: int = 2, per_node: int = 2) -> list[str]:
     """Return the words of ``hpc-mp run`` for a command."""
-    size = ("--nodes", str(nodes), "--ranks-per-node", str(per_node))
-    return ["run", *ON_SLURM, *size, *options, "--", *command]
+    return ["run", *ON_SLURM, *("--nodes", str(nodes), "--ranks-per-node", str(per_node)), *options, "--", *command]
 
 
 def submitted(lab: Cluster, here: Path, command: Sequence[str], *options: str, per_node: int = 2) -> RunDirectory:

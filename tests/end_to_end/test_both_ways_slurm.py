@@ -1,7 +1,5 @@
 """Job scripts by sbatch and adopted: their programs get the same. `both_ways.py` does so with any directory of scripts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,34 +10,16 @@ from both_ways_run import Case, lab_for, run_all
 from both_ways_sandbox import programs, scaled
 from both_ways_scripts import drawn_script
 from slurm_lab.why_not import why_not
+from tables import table
 
 CELLS, LIMIT = 8, 300.0
 DRAWN = tuple(drawn_cases(30, seed=1))
 HEAD = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --time=5\n"
-STEP = "srun --exact -N1 -n1 -w $SLURMD_NODENAME --mem=100"  # otherwise which of two steps gets which node is a race
-WRITTEN = tuple(Case(name, "job one.sbatch", f"{HEAD}#SBATCH {text}\n", 0) for name, text in {
-    "sizes that differ": "-n 3\nsimulate first\nsrun simulate --lr $LR \"a b\" '$HOME' é $SLURM_NTASKS",
-    "loop and function": "--ntasks-per-node=2\nf() { srun -l simulate \"$@\"; }\nfor i in 1 2; do f $i; done",
-    "parallel": f"-n 4\n{STEP} simulate a &\n{STEP} simulate b &\nwait",
-    "branch": "-n 2\nmkdir -p sub; cd sub\nif srun false; then :; else srun simulate no; fi",
-    "components": "-n 2\nsrun -n1 simulate server : -n1 simulate client",
-    "two inputs": "--ntasks=2\nsrun -n1 simulate <<EOF\n$USER line\nEOF\necho a file >seen.txt\nsrun --input=seen.txt simulate",
-    "directory and program": "--ntasks=2\nmkdir -p sub\nsrun --chdir=sub simulate x && simulate post",
-    "multi-prog": "--ntasks=2\nsimulate first\nprintf '0 /usr/bin/env simulate zero\\n1 /usr/bin/env simulate one\\n' >conf\n"
-                  "srun --multi-prog conf",
-    "bash -c": "--ntasks-per-node=2\nsrun bash -c 'simulate of $SLURM_PROCID'",
-    "torchrun": "--ntasks-per-node=1\nsrun python -m torch.distributed.run --nnodes 1 --nproc_per_node 1 train.py x",
-    "an array of one": "--array=4-4:2\nsimulate $SLURM_ARRAY_TASK_ID",
-    "uneven GPUs, which Slurm 22.05 refuses to a step of all nodes": "--gpus=4\nsimulate first\nsrun --gpus=0 simulate x",
-    "exit code 7": "--ntasks=2\nsrun simulate x\nexit 7",
-    "set -e": "--ntasks=2\nset -e\nsrun simulate x\nsrun bash -c 'exit $SLURM_PROCID'\nsrun simulate never"}.items())
+WRITTEN = tuple(Case(name, "job one.sbatch", f"{HEAD}#SBATCH {text}\n", 0)
+               for name, text in table(__file__, "both_ways_slurm.toml", "written").items())
 IMPOSSIBLE = Case("more tasks than fit", "job.sbatch", "#!/bin/bash\n#SBATCH -N 1 -n 3 --ntasks-per-node=2\nsimulate\n", 0)
-# A script that tells both ways apart: what it starts with differs, or how it ends.
-CONTROLS = tuple(Case(name, "job.sbatch", f"#!/bin/bash\n{text}\n", 0) for name, text in {
-    "argument": "srun -n1 simulate ${HPC_MP_RUN:+ours}", "variable": "export TOLD=${HPC_MP_RUN:+ours}; simulate",
-    "directory": "[ -z \"$HPC_MP_RUN\" ] || cd /; simulate", "input": "echo ${HPC_MP_RUN:+ours} | simulate",
-    "exit code": "[ -z \"$HPC_MP_RUN\" ]", "more ranks": "srun -n${HPC_MP_RUN:+1}1 --overcommit simulate",
-    "file": "echo ${HPC_MP_RUN:+ours} >made.txt", "elsewhere": "[ -z \"$HPC_MP_RUN\" ] || touch /tmp/left ~/left"}.items())
+CONTROLS = tuple(Case(name, "job.sbatch", f"#!/bin/bash\n{text}\n", 0)
+                for name, text in table(__file__, "both_ways_slurm.toml", "controls").items())
 
 EXPECTED = ((DRAWN, "equal"), (WRITTEN, "equal"), ((IMPOSSIBLE,), "refused"), (CONTROLS, "differs"))
 
@@ -95,12 +75,7 @@ def test_what_differs_from_job_to_job_is_taken_away() -> None:
     assert without_witness(["-n", "1", *witness, "./a", ":", *witness, "./b"]) == ["-n", "1", "./a", ":", "./b"]
 
 
-@pytest.mark.parametrize(("line", "expected"), [
-    ("--nodes=16 --ntasks-per-node 8", "--nodes=2 --ntasks-per-node=2"), ("-N 1-4", "--nodes=1-2"), ("-p gpu", ""),
-    ("--gres=gpu:a100:8", "--gres=gpu:4"), ("--gres=tmp:10G", ""), ("--mem=2T", "--mem=64000M"), ("--mem=0", "--mem=0"),
-    ("--array=3-9%2", "--array=3"), ("--chdir=/scratch/x", ""), ("--chdir=sub", "--chdir=sub"),
-    ("-A acc --exclusive", "--exclusive"), ("--gpus-per-node=h100:8", "--gpus-per-node=4"),
-    ("--comment=\"a b\"", "--comment=\"a b\""), ("--time=3-0", "--time=3-0")])
+@pytest.mark.parametrize(("line", "expected"), table(__file__, "both_ways_slurm.toml", "scaled"))
 def test_directives_are_scaled(line: str, expected: str) -> None:
     text = f"#!/bin/bash\n#SBATCH {line}  # why\necho\n#SBATCH {line}\n"
     lines = scaled(text, "c0").split("\n")

@@ -1,9 +1,8 @@
 """Random faults on six hosts: runs that end by themselves with the numbers of an undisturbed one (see `campaign`)."""
 
-from __future__ import annotations
-
 import pytest
 from campaign import Planted, campaign, summary, wrong_end
+from tables import table
 
 Capture = pytest.CaptureFixture[str]
 
@@ -19,17 +18,9 @@ def test_runs_complete_with_the_same_bits_after_random_faults(kind: str, faults:
     assert sum(len(trial.planted) for trial in trials) >= 0.7 * faults
 
 
-@pytest.mark.parametrize(("end", "words"), [
-    ({"kind": "stopped", "node": None, "nodes": [], "message": "stopped"}, "nobody asked"),
-    ({"attempt": 3, "kind": "stopped", "node": None, "nodes": [], "message": "stopped"}, ""),
-    ({"attempt": 4, "kind": "lost", "node": "n2", "nodes": ["n2"], "message": "n2 lost contact"}, "misnamed"),  # long ago
-    ({"attempt": 4, "time": 100.0, "kind": "signal", "node": "n2", "nodes": [], "message": "n2 killed"}, ""),  # by Slurm, late
-    ({"kind": "lost", "node": "n2", "nodes": ["n2"], "message": "n2 lost contact"}, ""),
-    ({"kind": "lost", "node": "n3", "nodes": ["n3"], "message": "n3 lost contact"}, "misnamed"),
-    ({"kind": "vanished", "node": None, "nodes": [], "message": "the ranks have vanished"}, "unnamed"),
-    ({"kind": "unknown", "node": None, "nodes": [], "message": "something about n2"}, ""),
-])
+@pytest.mark.parametrize(("end", "words"), table(__file__, "campaign_slurm.toml", "ends"))
 def test_an_end_must_name_a_host_that_was_hit(end: dict[str, object], words: str) -> None:
-    hit = [Planted("host dies", "step", ("n2",), 0.0, 12, 1), Planted("requeued", "step", (), 300.0, 12, 3)]
-    wrong = wrong_end({"attempt": 1, "time": 600.0, **end}, hit)
+    hit = [Planted("host dies", "step", ("n2",), 0.0, 12, 1), Planted("requeued", "step", (), 300.0, 12, 3),
+           Planted("slurmctld killed", "step", (), 900.0, 12, 5)]
+    wrong = wrong_end({"attempt": 1, "time": 600.0, "node": None, **end}, hit)
     assert words in "".join(wrong) and bool(words) == bool(wrong)

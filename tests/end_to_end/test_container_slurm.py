@@ -1,7 +1,5 @@
 """Programs in a container of apptainer, and of pyxis, on a real Slurm. The image has a shell alone, and this machine's /usr."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -12,6 +10,7 @@ import tomli_w
 from lab_runs import HARD, check_cause, ended, hpc_mp, newest
 from slurm_lab.lab import Lab
 from slurm_lab.pyxis import lab_with_pyxis, why_not_pyxis
+from tables import table
 
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.history import history
@@ -23,22 +22,7 @@ RUNTIMES = {"img": "apptainer", "sqsh": "auto"}  # by an image's name; hpc-mp fi
 USRMERGED = ("bin", "lib", "lib64", "sbin")
 EMPTY = ("usr", "etc", "proc", "sys", "dev", "tmp", "var/tmp", "root", "run")
 # Every rank writes its words, each ended by a zero byte, and what it finds; then it ends as its rank is told to.
-PROGRAM = r"""
-[ -e /of-the-image ] || exit 9
-printf '%s\0' "$@" >"said-$RANK.$HPC_MP_ATTEMPT"
-copied=$(cat "$HPC_MP_STAGED$PWD/staged")
-echo "$RANK $WORLD_SIZE $LOCAL_RANK $NODE_RANK $MASTER_ADDR $OWN ${HPC_MP_RESUME-no} $copied" >"found-$RANK.$HPC_MP_ATTEMPT"
-trap 'echo asked; exit 75' TERM
-case "$RANK $1" in
-"3 exit") sleep 1; exit 3 ;;
-"3 segv") sleep 1; kill -SEGV $$ ;;
-"3 kill") sleep 1; [ "$HPC_MP_ATTEMPT" != 1 ] || kill -KILL $$ ;;
-esac
-case "$1" in
-exit | segv | kill) sleep 4 ;;
-silent) [ "$HPC_MP_ATTEMPT" != 1 ] || { sleep 300 & wait; } ;;
-esac
-"""
+PROGRAM = table(__file__, "container_slurm.toml", "program")
 
 
 @pytest.fixture(scope="module", params=[

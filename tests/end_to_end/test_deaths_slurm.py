@@ -1,7 +1,5 @@
 """What dies on a real Slurm without a word, and the run goes on by itself: supervisors, daemons, ranks before they have met."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -12,23 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import lab_runs
 import pytest
-from lab_runs import (
-    command_line,
-    completes,
-    ended,
-    first_end,
-    job_ends,
-    kill_supervisor,
-    logs_of,
-    program,
-    running,
-    saving,
-    send,
-    submitted,
-    until_ended,
-    with_fault,
-)
+from lab_runs import completes, first_end, job_ends, kill_supervisor, logs_of, running, submitted, until_ended, with_fault
 from slurm_jobs import TWO, command, steps, submit, until
 from slurm_lab.cluster import Cluster
 from slurm_lab.lab import Lab
@@ -56,7 +40,7 @@ MOMENTS: dict[str, Callable[[Cluster, RunDirectory], object]] = {
     "at once": lambda lab, run: running(lab, run, "hpc_mp.supervisor"),
     "before the ranks": lambda lab, run: run.attempt_record.exists(),
     "training": lambda lab, run: steps(run) >= 13,
-    "saving": lambda lab, run: saving(run),
+    "saving": lambda lab, run: lab_runs.saving(run),
     "after the ranks": lambda lab, run: running(lab, run, "node-end.sh"),
 }
 
@@ -69,7 +53,7 @@ def test_a_supervisor_that_is_killed_loses_nothing(lab: Cluster, job: Path, mome
     until(lambda: MOMENTS[moment](lab, run), moment)
     kill_supervisor(lab, run)
     completes(lab, job_id, run, job, PACED)
-    assert ended(run).state == "completed"
+    assert lab_runs.ended(run).state == "completed"
     *before, last = history(run)
     assert (last.kind, last.action) == ("completed", "done")
     if moment == "after the ranks":
@@ -93,8 +77,7 @@ saving.write_shard = refused
 
 
 def refused(lab: Cluster, job: Path, error: str) -> tuple[RunDirectory, str]:
-    fault = f"exec({REFUSES.format(error=error)!r})"
-    return submit(lab, job, (*PACED, *with_fault(job, fault, step=15)))
+    return submit(lab, job, (*PACED, *with_fault(job, f"exec({REFUSES.format(error=error)!r})", step=15)))
 
 
 @pytest.mark.parametrize("error", ["EROFS", *(pytest.param(each, marks=pytest.mark.prove) for each in ("EACCES", "EIO"))])
@@ -197,7 +180,7 @@ def test_a_node_that_freezes_before_its_rank_has_come_is_named(lab: Cluster, job
     run, job_id = submit(lab, job, (*PACED, absent(job, SLEEPS, 1, "train"), "job.meet_timeout=15"))
     until((job.parent / "once").exists, "the rank on the second node", 100)
     node = (job.parent / "once").read_text()
-    send(signal.SIGSTOP, lab.processes(node))  # not its network
+    lab_runs.send(signal.SIGSTOP, lab.processes(node))  # not its network
     try:
         first = first_end(run, 200)
         assert (first.node, first.action) == (node, "requeue") and first.kind in ("silent", "lost", "node"), first
@@ -222,7 +205,7 @@ def test_a_suspended_run_has_not_lost_its_nodes(lab: Cluster, job: Path) -> None
 
 def kill_stepd(lab: Cluster, node: str, step: str = "[1-9]") -> None:
     """The slurmstepd of the ranks of a node, which live on: step 0 prepares the nodes."""
-    [pid] = [pid for pid in lab.processes(node) if re.match(rf"slurmstepd: \[\d+\.{step}", command_line(pid))]
+    [pid] = [pid for pid in lab.processes(node) if re.match(rf"slurmstepd: \[\d+\.{step}", lab_runs.command_line(pid))]
     os.kill(pid, signal.SIGKILL)
 
 
@@ -271,7 +254,7 @@ def stepped(here: Path, least: int) -> bool:
 
 def program_of(here: Path, kind: str) -> tuple[list[str], tuple[str, ...]]:
     start, say = PROGRAMS[kind]
-    command = program(here, RESUMES.format(per_node=start == "node", say=say))
+    command = lab_runs.program(here, RESUMES.format(per_node=start == "node", say=say))
     text = (here / "program.py").read_text()  # the command of a node has no rank
     (here / "program.py").write_text(text.replace("'RANK'", "'NODE_RANK'") if start == "node" else text)
     return command, ("--set", f"program.start={start}", "--set", 'program.signal="TERM"')
@@ -301,7 +284,7 @@ def test_ranks_that_lose_their_slurmstepd_are_a_fault_of_their_node(lab: Lab, jo
     run, check_end = started(lab, job, kind)
     kill_stepd(lab, node)
     check_orphaned(run, node, 60)
-    assert kind == "engine" or not [pid for pid in lab.processes(node) if "program.py" in command_line(pid)]
+    assert kind == "engine" or not [pid for pid in lab.processes(node) if "program.py" in lab_runs.command_line(pid)]
     check_end()
     assert left_out(run, node)
 
@@ -319,7 +302,7 @@ WAITS = """
 def test_a_programs_rank_that_never_begins_is_named(lab: Lab, here: Path, deed: str, place: int) -> None:
     """It was silent for an hour, with all others."""
     fault = absent(here / "job.toml", deed, place, "hpc_mp.program")
-    run = submitted(lab, here, program(here, WAITS), "--set", fault, "--set", "job.meet_timeout=5")
+    run = submitted(lab, here, lab_runs.program(here, WAITS), "--set", fault, "--set", "job.meet_timeout=5")
     first = first_end(run, 150)
     node = (here / "once").read_text()
     assert (first.kind, first.rank, first.node, first.action) == ("silent", 2 * place, node, "requeue"), first

@@ -1,7 +1,5 @@
 """Every example on emulated nodes: as it is, and killed and gone on with."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The examples on a real Slurm: each by an ordinary user, and with a host that dies; one through every other disturbance."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -59,14 +57,10 @@ def test_a_node_dies_and_the_job_goes_on_without_it(lab: Lab, here: Path, name: 
     until(lambda: (run.path / example.first).exists() or verdict(run) is not None, "a checkpoint", 240)
     victim = second_host(run)
     lab.kill(victim)
-    end = until_ended(run, 300)
-    assert end.state == "completed" and run.attempt() == 2, run.main_log.read_text()
+    assert until_ended(run, 300).state == "completed" and run.attempt() == 2, run.main_log.read_text()
     assert victim not in read_json(run.attempt_record)["hosts"]
     assert steps(run)[-1] == example.steps[-1] and steps(run)[0] > example.steps[0]
     assert_same(example, newest(whole), run)
-
-
-# --- torch-ddp, disturbed -----------------------------------------------------------------------------------------------
 
 
 def sent(lab: Lab, run: RunDirectory, number: str) -> None:

@@ -4,8 +4,6 @@ Every sequence prints how long after the moment when enough nodes were up Slurm 
 trained.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import time
@@ -144,16 +142,12 @@ def test_two_nodes_are_lost_and_come_back_in_turn(lab: Cluster, job: Path) -> No
         time.sleep(10)
         lab.boot("n2")
     assert {*hosts(run)} == {"n1", "n2", "n4"}
-    with starts_again(lab, run, job_id, "n3 comes back, n4 is lost"):
-        lab.boot("n3")
-        until(lambda: lab.idle() == 1, "n3 back")
-        lab.kill("n4")
-    assert {*hosts(run)} == {"n1", "n2", "n3"}
-    with starts_again(lab, run, job_id, "n4 comes back, n2 is lost again"):
-        lab.boot("n4")
-        until(lambda: lab.idle() == 1, "n4 back")
-        lab.kill("n2")
-    assert {*hosts(run)} == {"n1", "n3", "n4"}
+    for back, lost, left in (("n3", "n4", {"n1", "n2", "n3"}), ("n4", "n2", {"n1", "n3", "n4"})):
+        with starts_again(lab, run, job_id, f"{back} comes back, {lost} is lost"):
+            lab.boot(back)
+            until(lambda: lab.idle() == 1, f"{back} back")
+            lab.kill(lost)
+        assert {*hosts(run)} == left
 
 
 def test_all_nodes_are_in_the_ledger(lab: Cluster, job: Path) -> None:

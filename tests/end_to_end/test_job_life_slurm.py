@@ -1,7 +1,5 @@
 """Sweeps, dependencies and the mail at a run's end on a real Slurm, whose mail program writes into a file."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

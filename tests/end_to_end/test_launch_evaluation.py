@@ -1,7 +1,5 @@
 """Held-out text from the job file to what a user sees: prepared before the run, then in the log, the status and the report."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

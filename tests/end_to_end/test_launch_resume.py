@@ -1,7 +1,5 @@
 """The real command from launch to resume: killed ranks, other layouts, and file systems that fill up."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -18,6 +16,7 @@ import warm
 from launching import command, environment, mark, until  # noqa: F401  (mark is a fixture)
 from layouts import write_job
 from slurm_jobs import losses
+from tables import table
 
 from hpc_mp.rundir import RunDirectory, read_lines
 from hpc_mp.rundir.checkpoints import complete_steps
@@ -90,25 +89,7 @@ def test_a_run_whose_directory_is_removed_has_failed(job: Path, mark: str) -> No
 
 # In a mount name space of its own a small file system takes the place of $1, with what lies in $2; it is full from one moment
 # to another, and $3 gets the lines of metrics then. In the end its names and its metrics are printed.
-FULL = """
-mount -t tmpfs -o size=$4,mode=700 none "$1"
-cp -a "$2"/. "$1"/
-lines() { wc -l < "$1/metrics.jsonl"; }
-( until BEGINS; do sleep 0.02; done
-  dd if=/dev/zero of="$1/ballast" bs=1k || true
-  until ENDS; do sleep 0.05; done
-  lines "$1" > "$3" || true
-  rm -f "$1/ballast" ) 2>/dev/null &
-mounted=$1
-shift 4
-set +e
-"$@"
-code=$?
-kill $! 2>/dev/null
-ls -A "$mounted" >&2
-cat "$mounted/metrics.jsonl" >&2
-exit $code
-"""
+FULL = table(__file__, "launch_resume.toml", "full")
 
 
 def on_a_full_disk(directory: Path, saved: Path, begins: str, ends: str, words: list[str], environ: dict[str, str],

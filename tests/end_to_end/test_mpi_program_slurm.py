@@ -1,7 +1,5 @@
 """Programs whose ranks meet through MPI, on a real Slurm: by PMIx, by PMI2, and by an mpirun inside of the job."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -14,6 +12,7 @@ import pytest
 from lab_runs import HARD, check_cause, ended, hpc_mp, newest, run_words
 from slurm_jobs import until
 from slurm_lab.lab import Lab
+from tables import table
 
 from hpc_mp.rundir import RunDirectory, read_attempt
 from hpc_mp.rundir.history import history
@@ -156,12 +155,7 @@ def test_ranks_meet_across_nodes(lab: Lab, here: Path, starter: Starter) -> None
 
 
 # How rank 2 ends -> the kind of it, and words of the cause. Of a kill under PMIx or PMI2 srun does not tell of which rank.
-WAYS = {
-    "die": ("crash", "rank 2 on n2"),
-    "raise": ("error", "rank 2 on n2 failed: ValueError: boom (program.py:"),
-    "abort": ("exit", "rank 2 on n2 ended with exit code 7"),
-    "kill": ("signal", "was killed by SIGKILL"),
-}
+WAYS = table(__file__, "mpi_program_slurm.toml", "ways")
 
 
 @every_starter

@@ -1,7 +1,5 @@
 """Whoever asks why a run failed, by whatever door, hears of the same rank and the same cause: with a verdict and without one."""
 
-from __future__ import annotations
-
 import html
 import json
 import os
@@ -17,6 +15,7 @@ from click.testing import CliRunner
 from lab_runs import before_steps
 from slurm_lab.cluster import Cluster
 from slurm_lab.lab import Lab
+from tables import table
 
 from hpc_mp.cli.main import cli
 from hpc_mp.rundir import RunDirectory, find_run, read_json
@@ -54,23 +53,7 @@ retries = 0
 set = {{ OMP_NUM_THREADS = "1" }}
 """
 # What each fault is called, and what is said of it, whatever the rank.
-KINDS: dict[str, tuple[str, str]] = {
-    "user": ("user", "data.files = x: is empty"),
-    "memory": ("memory", "ran out of memory: MemoryError"),
-    "error": ("error", "failed: ValueError: boom in two lines"),
-    "space": ("space", "ran out of disk space: OSError: [Errno 28]"),
-    "exit": ("exit", "ended with exit code 3"),
-    "killed": ("signal", "was killed by SIGKILL"),
-    "crashed": ("signal", "was killed by SIGSEGV"),
-    "aborted": ("signal", "was killed by SIGABRT"),
-    "stopped": ("silent", "gave no sign of life: it was stopped"),
-    "stopped anywhere": ("silent", "gave no sign of life: it was stopped"),
-    "loader": ("hang", "made no progress: "),
-    "forward": ("hang", "made no progress: "),
-    "saving": ("hang", "made no progress: "),
-    "asleep": ("hang", "made no progress: "),
-    "native": ("silent", "gave no sign of life: "),
-}
+KINDS: dict[str, tuple[str, str]] = table(__file__, "one_cause.toml", "kinds")
 # Each way in which a rank can end or stand, and each rank; `make prove` takes the product.
 COVER = [("stopped", 1), ("killed", 3), ("crashed", 0), ("loader", 2), ("forward", 2), ("native", 0), ("error", 2), ("user", 1)]
 PRODUCT = [(fault, rank) for fault in KINDS for rank in range(4)]
@@ -182,11 +165,7 @@ def test_also_between_the_meeting_and_the_first_message(
     assert kind == "lost" or cause["rank"] == rank
 
 
-@pytest.mark.parametrize(("error", "ranks", "kind"), [
-    ("EACCES", "2,3", "unwritable"), ("EIO", "2", "unwritable"), ("EROFS", "0", "unwritable"), ("EIO", "0,1,2,3", "storage"),
-    ("EACCES", "0,1,2,3", "error"), ("EROFS", "1,3", "storage"), ("ENOSPC", "3", "space"), ("EDQUOT", "0,1,2,3", "space"),
-    ("RuntimeError", "3", "error"), ("ValueError", "0,1,2,3", "error"), ("TypeError", "0,2", "error"),
-    ("MemoryError", "1", "memory")])
+@pytest.mark.parametrize(("error", "ranks", "kind"), table(__file__, "one_cause.toml", "failed_saves"))
 def test_saves_that_fail_are_the_fault_of_a_node_where_others_can_write(
         tmp_path: Path, error: str, ranks: str, kind: str) -> None:
     """From step 2 on: the saves after steps 2 and 4 fail, and ``checkpoint.failures`` is 2."""

@@ -1,7 +1,5 @@
 """Measured rates and the order of hosts: from the doctor's file to the ranks of a job on a real Slurm, as an ordinary user."""
 
-from __future__ import annotations
-
 import time
 from itertools import combinations
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Preemption on a real Slurm, with and without a grace time, where it queues jobs again and where it cancels them: nothing that
 ranks have saved is lost, nothing is called complete that is not, and the end is that of an undisturbed run."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -16,6 +14,7 @@ from lab_runs import hpc_mp, logs_of, submitted, until_ended
 from slurm_jobs import emulated, losses, steps, submit, until, write_job
 from slurm_lab.lab import Lab
 from slurm_lab.why_not import why_not
+from tables import table
 
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.history import known_history
@@ -68,12 +67,7 @@ sys.exit(max(abs(rank.wait()) for rank in ranks))
 """
 HOWS = ("0", "1", "75", "dies", "ignores")
 SAVES = ("0", "1", "75")  # at SIGTERM, and end with that code
-FORMS: dict[str, tuple[str, ...]] = {
-    "rank": (),
-    "node": ("--set", "program.start=node"),
-    "mpi": ("--set", "program.start=mpi"),
-    "mpirun": ("--set", "program.start=mpi", "--set", "slurm.mpi=mpirun"),
-}
+FORMS: dict[str, tuple[str, ...]] = table(__file__, "preemption_slurm.toml", "forms")
 KINDS = {"r0": ("REQUEUE", 0), "r20": ("REQUEUE", 20), "c0": ("CANCEL", 0), "c20": ("CANCEL", 20)}
 
 

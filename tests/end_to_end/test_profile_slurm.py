@@ -1,7 +1,5 @@
 """``environment.profile`` on a real Slurm: what only a node can tell reaches the ranks, or is left out with the reason."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

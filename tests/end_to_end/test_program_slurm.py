@@ -1,7 +1,5 @@
 """Programs on a real Slurm: what reaches them, which rank, host and cause the verdict names, and what is queued again."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -14,6 +12,7 @@ from lab_runs import GLOO, HARD, check_cause, ended, hpc_mp, logs_of, newest, pr
 from slurm_jobs import until
 from slurm_lab.lab import Lab
 from slurm_lab.why_not import why_not
+from tables import table
 from watchdog_words import SAYS
 
 from hpc_mp.launch.program.launchers import MEET
@@ -58,31 +57,7 @@ def test_an_ordinary_users_program_gets_its_arguments_byte_for_byte(lab: Lab, he
 
 # (what rank 2 of 4 does, what the others do, kind, rank, words of the cause, attempts): ends in which Slurm or a real
 # process has a part. How words alone are read is for tests/diagnosis/test_ends.py and test_diagnose.py.
-ENDS = {
-    "traceback": ("raise ValueError('boom')", "time.sleep(60)", "error", 2,
-                  "rank 2 on n2 failed: ValueError: boom (program.py:6)", 1),
-    "SIGSEGV": ("os.kill(os.getpid(), signal.SIGSEGV)", "time.sleep(60)", "crash", 2, "rank 2 on n2 was killed by SIGSEGV", 1),
-    "SIGKILL": ("os.kill(os.getpid(), signal.SIGKILL)", "time.sleep(60)", "signal", 2, "rank 2 on n2 was killed by SIGKILL", 2),
-    "SIGBUS": ("os.kill(os.getpid(), signal.SIGBUS)", "time.sleep(60)", "signal", 2, "rank 2 on n2 was killed by SIGBUS", 2),
-    "a limit on memory": ("import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 29, 1 << 29)); bytearray(1 << 33)",
-                          "time.sleep(60)", "memory", 2, "rank 2 on n2 ran out of memory: MemoryError", 1),
-    "C++'s": ("print(\"terminate called after throwing an instance of 'std::bad_alloc'\\n  what():  std::bad_alloc\"); "
-              "os.abort()", "time.sleep(60)", "memory", 2, "bad_alloc", 1),
-    "NCCL's watchdog": ("time.sleep(60)", "print(WATCHDOG.format(rank=rank, number=12, operation='ALLREDUCE')); time.sleep(2); "
-                        "os.abort()", "hang", 2, "ranks 0, 1, 3 waited for it 600 s in ALLREDUCE (12) (NCCL's watchdog)", 2),
-    "alone": ("sys.exit(0)", "time.sleep(2); raise ConnectionResetError('Connection reset by peer')", "early", 2,
-              "rank 2 on n2 ended before the others: with exit code 0", 1),
-    "alone, and they hang": ("sys.exit(0)", "time.sleep(90)", "early", 2, "rank 2 on n2 ended before the others", 1),
-    "drowned": ("time.sleep(2); raise ValueError('boom')", "while rank == 3: print('x' * 1000)\ntime.sleep(60)", "error", 2,
-                "ValueError: boom", 1),
-    "a shell's child": ("sys.exit(137)", "time.sleep(60)", "signal", 2, "its child process was killed by SIGKILL", 2),
-    "where it crashed": ("import ctypes; ctypes.string_at(0)", "time.sleep(60)", "crash", 2,
-                         "it was in program.py:6, calling string_at", 1),
-    "a thread's, and they hang": ("import threading; t = threading.Thread(target=lambda: 1 / 0); t.start(); t.join(); "
-                                  "time.sleep(90)", "time.sleep(90)", "error", 2,
-                                  "ZeroDivisionError: division by zero (program.py:6); it was still running", 1),
-    "hang": ("time.sleep(90)", "time.sleep(5); print('step'); time.sleep(90)", "hang", 2, "it was the first to fall silent", 2),
-}
+ENDS = table(__file__, "program_slurm.toml", "ends")
 
 
 def test_what_a_rank_leaves_behind_is_no_hang(lab: Lab, here: Path) -> None:
@@ -239,37 +214,9 @@ while done < 80:
 """
 
 
-def kill_srun(*numbers: int) -> str:
-    """Of the ranks' step: srun, and the child of it that waits for its end."""
-    return "; ".join(f"kill -9 $(pgrep -f '^srun .*hpc_mp.program' | sort -n | sed -n {number}p)" for number in numbers)
-
-
 CONTROLLER = "a restart of the controller"
 # (what is done to the job, kind of the first end, whether the ranks have saved by then)
-ASKED: dict[str, tuple[str, str, bool]] = {
-    "SIGTERM to the step": ("scancel --signal=TERM JOB", "stopped", True),
-    "SIGTERM to the script": ("scancel --batch --signal=TERM JOB", "stopped", True),
-    "SIGTERM to all": ("scancel --full --signal=TERM JOB", "stopped", True),
-    "SIGUSR2 to the script": ("scancel --batch --signal=USR2 JOB", "stopped", True),
-    "a requeue": ("scontrol requeue JOB", "stopped", False),  # Slurm kills them KillWait later
-    "the end of the step": ("scancel JOB.1", "cancelled", False),
-    "SIGINT to the step": ("scancel --signal=INT JOB", "ended", False),
-    "SIGKILL to srun": (kill_srun(1), "signal", False),
-    "SIGKILL to srun and its child": (kill_srun(2, 1), "signal", True),
-    "SIGUSR2 to the step": ("scancel --signal=USR2 JOB", "stopped", False),  # of these three the ranks know nothing
-    "SIGUSR1 to all": ("scancel --full --signal=USR1 JOB", "stopped", False),
-    "SIGHUP to the step": ("scancel --signal=HUP JOB", "stopped", False),
-    "SIGUSR1 to the script": ("scancel --batch --signal=USR1 JOB", "stopped", True),
-    "SIGHUP to the script": ("scancel --batch --signal=HUP JOB", "stopped", True),
-    "a drain": ("scontrol update NodeName=HOST State=DRAIN Reason=x", "completed", True),
-    "the end of a node": ("scontrol update NodeName=HOST State=DOWN Reason=x", "node", False),
-    "maintenance": ("scontrol create reservation=care StartTime=now Duration=2 Users=nobody Flags=MAINT,IGNORE_JOBS Nodes=ALL; "
-                    "sleep 3; scontrol delete reservation=care", "completed", True),
-    "a new time limit": ("scontrol update JobId=JOB TimeLimit=1; until scontrol show job JOB | grep -q Restarts=1; do sleep 1; "
-                         "done; scontrol update JobId=JOB TimeLimit=60", "stopped", True),
-    CONTROLLER: ("scontrol requeue JOB; scontrol shutdown slurmctld; sleep 4", "stopped", False),
-    "suspension": ("scontrol suspend JOB; sleep 25; scontrol resume JOB", "completed", False),
-}
+ASKED: dict[str, tuple[str, str, bool]] = table(__file__, "program_slurm.toml", "asked")
 
 
 @pytest.mark.timeout(1200)

@@ -1,7 +1,5 @@
 """Two commands that are asked the same question give the same answer."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -65,8 +63,7 @@ def test_a_run_is_placed_as_placement_says(cluster: Cluster, job: Path, mark: st
     cluster.launch(mark, job, "--on", "slurm", *LAYOUT)
     placed = read_json(the_run(job).placement)
     degrees = ("--tp", "2", "--pp", "1", "--dp", "2", "--ranks-per-node", "2")
-    alone = said("placement", *degrees, "--order", "PTD")
-    assert alone["ranks"] == placed["ranks"]
+    assert said("placement", *degrees, "--order", "PTD")["ranks"] == placed["ranks"]
     assert said("placement", *degrees, "--order", "DPT")["ranks"] != placed["ranks"], "another order would be seen"
 
 

@@ -1,7 +1,5 @@
 """Job scripts as programs on a real Slurm: what the verdict names when one of them ends, and what is queued again."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -10,6 +8,7 @@ import tomli_w
 from lab_runs import ended, hpc_mp, kill_supervisor, newest, until_ended
 from slurm_jobs import until
 from slurm_lab.lab import Lab
+from tables import table
 
 from hpc_mp.rundir import RunDirectory, history
 from hpc_mp.rundir.outcome import verdict
@@ -50,13 +49,8 @@ def launched(lab: Lab, here: Path, body: str, *options: str, wait: bool = True) 
     return newest(here)
 
 
-@pytest.mark.parametrize(("body", "words"), [
-    ("set -e\nsrun TASK raise 2\nsrun TASK never\n", ["rank 2", "ValueError", "no such layer"]),
-    ("srun TASK exit 1 9 || exit 9\n", ["rank 1", "exit code 9"]),
-    ("srun bash -c 'exec TASK raise 3'\n", ["rank 3", "no such layer"]),
-    ("for i in 1 2; do srun TASK raise $i; done; exit 4\n", ["rank 2", "no such layer"]),
-    ("srun TASK\necho 'the table is empty' >&2\nexit 6\n", ["exit code 6", "the table is empty"]),
-    ("srun --no-such-option TASK\n", ["no-such-option"])], ids=["raise", "exit", "shell", "last of several", "script", "option"])
+@pytest.mark.parametrize(("body", "words"), table(__file__, "script_slurm.toml", "causes"),
+                         ids=["raise", "exit", "shell", "last of several", "script", "option"])
 def test_the_cause_is_named(lab: Lab, here: Path, body: str, words: list[str]) -> None:
     outcome = ended(launched(lab, here, body))
     assert outcome.state == "failed" and outcome.cause is not None
@@ -114,6 +108,5 @@ def test_signals_of_slurm_reach_the_script_and_not_its_ranks(lab: Lab, here: Pat
 
 
 def test_the_time_limit_has_a_verdict(lab: Lab, here: Path) -> None:
-    run = launched(lab, here, "srun TASK wait\n", "--set", "job.time_limit=00:01:00")
-    outcome = ended(run)
+    outcome = ended(launched(lab, here, "srun TASK wait\n", "--set", "job.time_limit=00:01:00"))
     assert outcome.state in ("failed", "stopped") and "time limit" in str(outcome.cause and outcome.cause.message)

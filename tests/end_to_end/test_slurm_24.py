@@ -1,7 +1,5 @@
 """The core of the Slurm tests on Slurm 24.11: the same tests as on 22.05, in a lab that lives in a newer Debian."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -93,8 +91,7 @@ def test_golden_scripts_are_accepted(big24: Lab, name: str) -> None:
 
 @pytest.mark.parametrize(("right", "wrong", "words"), [
     ("h100:8", "h200:8", "Requested node configuration is not available"),
-    ("--nodes=", "--knots=", "unrecognized option"),
-])
+    ("--nodes=", "--knots=", "unrecognized option")])
 def test_a_wrong_script_is_not(big24: Lab, right: str, wrong: str, words: str) -> None:
     script = golden("gpus-per-node", NEW).read_text(encoding="utf-8")
     assert right in script
@@ -111,8 +108,7 @@ def test_eight_ranks_on_four_hosts_are_the_emulator(lab: Cluster, job: Path) -> 
     script = (Path(ended["run"]) / "job.sbatch").read_text(encoding="utf-8")
     assert "--oom-kill-step=1" in script, "it is not the script for this release"
     assert close(losses(ended["run"]), emulated(job, EIGHT))
-    said = lab.run(hpc_mp("status", ended["run"], "--json"), timeout=120, check=True).stdout
-    status = json.loads(said)
+    status = json.loads(lab.run(hpc_mp("status", ended["run"], "--json"), timeout=120, check=True).stdout)
     assert (status["state"], status["job"]["state"], status["job"]["exit_code"]) == ("completed", "COMPLETED", 0)
 
 

@@ -1,7 +1,5 @@
 """Training on a real multi-host Slurm: the same numbers as one process, through signals, failures and dead nodes."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil
@@ -17,6 +15,7 @@ from plain import run_plain
 from slurm_jobs import EIGHT, TWO, close, command, emulated, hpc_mp, launch, logs, losses, steps, submit, until, write_job
 from slurm_lab.cluster import Cluster
 from slurm_lab.lab import USER, Lab
+from tables import table
 
 from hpc_mp.job import load_job
 from hpc_mp.rundir import RunDirectory, read_json, read_lines
@@ -34,17 +33,11 @@ def test_ranks_on_four_hosts_are_one_process(lab: Cluster, job: Path, per_node: 
     ended = launch(lab, job, layout)
     assert ended["state"] == "completed"
     assert close(losses(ended["run"]), run_plain(load_job(job, layout)).losses)
-    ranks = read_lines(Path(ended["run"]) / "ranks.jsonl")
-    found = {(line["rank"], line["node"]) for line in ranks}
+    found = {(line["rank"], line["node"]) for line in read_lines(Path(ended["run"]) / "ranks.jsonl")}
     assert found == {(rank, f"n{1 + rank // per_node}") for rank in range(4 * per_node)}
 
 
-FORMS: dict[str, tuple[str, ...]] = {
-    "cyclic": ('parallel.rank_map="cyclic"',),
-    "rank 0 on the last node": ("parallel.rank_map=[3,3,1,2,2,1,0,0]",),
-    "heterogeneous": ("slurm.components=[{nodes=1}, {nodes=3}]",),
-    "pmix": ('slurm.mpi="pmix"',),
-}
+FORMS: dict[str, tuple[str, ...]] = table(__file__, "slurm_training.toml", "forms")
 
 
 @pytest.mark.prove
@@ -53,14 +46,12 @@ def test_every_form_of_start_gives_the_same_numbers(lab: Cluster, job: Path, for
     # Slurm lists the plugin also where the library that it loads is not there.
     if form == "pmix" and lab.run(["srun", "--mpi=pmix", "--ntasks=1", "true"]).returncode:
         pytest.skip("this Slurm cannot load PMIx: install libpmix-dev")
-    ended = launch(lab, job, (*EIGHT, *FORMS[form]))
-    assert close(losses(ended["run"]), emulated(job, EIGHT)), form
+    assert close(losses(launch(lab, job, (*EIGHT, *FORMS[form]))["run"]), emulated(job, EIGHT)), form
 
 
 @pytest.mark.prove
 def test_an_ordinary_user_gets_the_same_numbers(lab: Cluster, job: Path) -> None:
-    ended = launch(lab, job, EIGHT, user=USER)
-    assert Path(ended["run"]).owner() == USER
+    assert Path(launch(lab, job, EIGHT, user=USER)["run"]).owner() == USER
     shutil.rmtree(job.parent / "runs")
     assert close(losses(launch(lab, job, EIGHT)["run"]), emulated(job, EIGHT))
 
@@ -74,12 +65,7 @@ def test_a_sweep_is_three_jobs(lab: Cluster, job: Path) -> None:
     assert first == third and close(first, emulated(job, TWO)) and not close(first, second)
 
 
-POLLUTION = {
-    "PYTHONPATH": "/nonexistent", "PYTHONHOME": "/nonexistent", "NCCL_SOCKET_IFNAME": "nowhere", "GLOO_SOCKET_IFNAME": "nowhere",
-    "CUDA_VISIBLE_DEVICES": "7", "SLURM_NTASKS": "3", "SLURM_PROCID": "2", "SBATCH_PARTITION": "nowhere", "RANK": "5",
-    "WORLD_SIZE": "99", "MASTER_ADDR": "nowhere", "MASTER_PORT": "1", "SRUN_CPUS_PER_TASK": "9", "SLURM_EXPORT_ENV": "NONE",
-    "OMP_NUM_THREADS": "64", "SLURM_DISTRIBUTION": "cyclic", "HPC_MP_TOKEN": "old", "HF_HOME": "/nonexistent",
-}
+POLLUTION = table(__file__, "slurm_training.toml", "pollution")
 
 
 @pytest.mark.prove
@@ -163,8 +149,7 @@ def test_usr2_requeues_cancel_saves_resume_goes_on_and_no_number_changes(lab: Cl
     assert (second.kind, second.action, second.step) == ("stopped", "done", done)
     assert status(lab, run)["state"] == "stopped" and done < 80
     (job.parent / "fault" / "sitecustomize.py").unlink()
-    ended = launch(lab, job, (*longer, *slow), "--resume")
-    assert ended["run"] == str(run.path) and losses(run.path) == emulated(job, longer)
+    assert launch(lab, job, (*longer, *slow), "--resume")["run"] == str(run.path) and losses(run.path) == emulated(job, longer)
     begun = [next(line["step"] for line in read_lines(run.metrics) if line["attempt"] == attempt) for attempt in (1, 2, 3)]
     assert begun == [1, first.step + 1, done + 1], "a step was lost or done twice"
     assert not saving(run)
@@ -192,11 +177,8 @@ def test_a_rank_that_raises_ends_the_job_soon_and_says_so_last(lab: Cluster, job
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize(("rank", "local", "coordinates", "overrides"), [
-    (1, 0, "dp 1, pp 0, tp 0", LONG),
-    (2, 0, "dp 1, pp 0, tp 0", SHARED),  # two ranks on each node
-    (3, 1, "dp 1, pp 0, tp 1", SHARED),
-])
+@pytest.mark.parametrize(
+    ("rank", "local", "coordinates", "overrides"), table(__file__, "slurm_training.toml", "memory_eaters", globals()))
 def test_a_rank_that_eats_all_memory_is_named(rank: int, local: int, coordinates: str, overrides: tuple[str, ...]) -> None:
     with Lab(2, overrides={"JobAcctGatherParams": "OverMemoryKill"}) as lab:
         job = write_job(lab.share / "job")
@@ -267,8 +249,7 @@ print("refused:", refused, "without", node, flush=True)
                       f"#SBATCH --output={log}\ntrap '' TERM USR2\n"
                       "echo start ${SLURM_RESTART_COUNT:-0} on $SLURM_JOB_NODELIST\n"
                       f'[ "${{SLURM_RESTART_COUNT:-0}}" -ge 20 ] || {sys.executable} {run}/again.py\n')
-    done = lab.run(["sbatch", "--parsable", str(script)], user=USER, check=True)
-    job_id = done.stdout.strip()
+    job_id = lab.run(["sbatch", "--parsable", str(script)], user=USER, check=True).stdout.strip()
     until(lambda: state(lab, job_id) in ENDS, "20 requeues", 900)
     said = log.read_text()
     assert state(lab, job_id) == "COMPLETED" and said.count("refused: None") == 20, said

@@ -1,7 +1,5 @@
 """The tutorials, typed as they stand: every command ends well, and prints what the page says, but for figures and times."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -16,6 +14,7 @@ from pathlib import Path
 import pytest
 from rendering import executable
 from slurm_lab.lab import Lab
+from tables import table
 
 TUTORIALS = Path(__file__).resolve().parents[2] / "docs" / "tutorials"
 WATCHING = ("hpc-mp status", "hpc-mp logs", "hpc-mp cluster nodes")  # what they print changes until it is what the page shows
@@ -23,15 +22,7 @@ PATIENCE_S = 150.0
 ALIKE = 0.7  # of the letters of a line: rows such as "used" name what there is, and here there may be less of it
 Shell = Callable[[str], subprocess.CompletedProcess[str]]
 
-VARIABLE: tuple[tuple[str, str], ...] = (
-    (r"\S*/(?=runs/|job\.toml|rows\.jsonl|my-model|tuned|__future__)", ""),
-    (r"“.*?”", "“”"),
-    (r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d)?|\d\d-\d\d \d\d:\d\d|\d\d:\d\d:\d\d", "TIME"),
-    (r"just now|(\d[\d,.]* (d|h|min|s|ms)\b ?)+(ago)?", "SPAN "),
-    (r"\d[\d,.]*", "#"),
-    (r"# ([kMGT]i?)?B\b", "SIZE"),
-    (r"\s+", " "),
-)
+VARIABLE: tuple[tuple[str, str], ...] = table(__file__, "tutorials.toml", "variable")
 
 
 @dataclass(frozen=True)

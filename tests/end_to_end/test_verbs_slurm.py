@@ -1,7 +1,5 @@
 """``status``, ``logs``, ``cancel`` and the queue on a real Slurm, with tiny jobs, without accounting and with it."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -18,6 +16,7 @@ from click.testing import CliRunner, Result
 from launching import executable, until, write_job
 from slurm_lab.lab import Lab
 from slurm_lab.why_not import why_not
+from tables import table
 
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.cli.main import cli
@@ -28,15 +27,7 @@ from hpc_mp.job import dump_job, load_job
 from hpc_mp.rundir import RunDirectory, write_json
 
 # Ranks played by bash: they go on until they are asked to stop, save, and say so.
-RANKS = """#!/bin/bash
-#SBATCH --open-mode=append
-cd {run}
-trap '' TERM
-srun --ntasks=2 --overlap bash -c 'trap : USR2; echo "task $SLURM_PROCID runs"; {deed}'
-code=$?
-[ -e stop ] && printf '{{"attempt": 1, "state": "stopped", "cause": null}}' > outcome.new && mv outcome.new outcome.json
-exit $code
-"""
+RANKS = table(__file__, "verbs_slurm.toml", "ranks")
 OBEY = "until [ -e {run}/stop ]; do sleep 0.2; done; mkdir -p {run}/checkpoints/step-00000003; exit 75"
 
 
@@ -117,8 +108,7 @@ def test_a_failed_job_ends_its_logs_with_the_cause(cluster: Lab, run: RunDirecto
     record = {"attempt": 1, "rank": 1, "node": "n1", "host": "n1", "time": 1.0, "kind": "error", "pid": 1, "dp": 0, "pp": 1,
               "cp": 0, "tp": 0, "message": "ValueError: boom", "traceback": "Traceback: boom\n"}
     (run.path / "ready.json").write_text(json.dumps(record))
-    job_id = submitted(cluster, run, "cp {run}/ready.json {run}/failures/attempt-1-rank-00001.json; exit 1")
-    cluster.wait_job(int(job_id))
+    cluster.wait_job(int(submitted(cluster, run, "cp {run}/ready.json {run}/failures/attempt-1-rank-00001.json; exit 1")))
     lines = call("logs", run.path, "--follow").output.splitlines()
     assert "task 1 runs" in lines and any("srun: error" in line for line in lines)
     assert lines[-1] == "rank 1 (dp 0, pp 1, tp 0) on n1 failed: ValueError: boom"
@@ -217,8 +207,7 @@ def test_waiting_for_several_jobs(cluster: Lab, run: RunDirectory) -> None:
         pauses.append(seconds)
         time.sleep(seconds)
 
-    ids = [str(cluster.sbatch(f"--wrap=sleep {seconds}")) for seconds in (0, 3)]
-    ends = queue.wait(ids, pause, ask)
+    ends = queue.wait([str(cluster.sbatch(f"--wrap=sleep {seconds}")) for seconds in (0, 3)], pause, ask)
     assert {job.state for job in ends.values()} == {"COMPLETED"}
     rarely = itertools.chain(queue.DELAYS_S, itertools.repeat(queue.DELAYS_S[-1]))
     assert pauses == list(itertools.islice(rarely, len(pauses))) != [], "ever more rarely"
@@ -240,8 +229,7 @@ def test_the_words_of_a_submit_plugin(cluster: Lab, run: RunDirectory, tmp_path:
 def test_following_from_the_queue(cluster: Lab, run: RunDirectory) -> None:
     """``logs --follow`` begins while the job waits, and ends with it."""
     job_id = submitted(cluster, run, "exit 3", "--hold")
-    timer = threading.Timer(1.0, lambda: cluster.run(["scontrol", "release", job_id]))
-    timer.start()
+    threading.Timer(1.0, lambda: cluster.run(["scontrol", "release", job_id])).start()
     lines = call("logs", run.path, "--follow").output.splitlines()
     assert "task 0 runs" in lines and lines[-1].startswith(f"Slurm job {job_id} ended as FAILED")
 

@@ -1,7 +1,5 @@
 """Machines that show the files of a table and nothing else, and run no program."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """The command ``hpc-mp env``: the sources end to end, its table, its JSON, copies of other machines, what it refuses."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -30,9 +28,6 @@ def document(*options: str, **environ: str) -> dict[str, Any]:
     return tree
 
 
-# --- who wins ---------------------------------------------------------------------------------------------------------
-
-
 def test_what_counts_is_shown_with_what_it_hides(tmp_path: Path) -> None:
     """All combinations are in ``test_environment_conf.py``."""
     machine(tmp_path, {"home/ann/.nccl.conf": "NCCL_IB_TC=user\n", "site": "NCCL_NET=named\n",
@@ -57,9 +52,6 @@ def test_a_profile_is_shown_with_what_it_leaves_out(tmp_path: Path) -> None:
     assert shown["profile"]["variables"][0].keys() >= {"name", "value", "reason", "source", "needs", "use"}
 
 
-# --- forms ------------------------------------------------------------------------------------------------------------
-
-
 def test_the_document_has_every_variable_of_nccl() -> None:
     shown = document("--profile", "none")
     assert {each["name"] for each in shown["variables"]} >= facts().names
@@ -68,8 +60,7 @@ def test_the_document_has_every_variable_of_nccl() -> None:
 
 @pytest.mark.parametrize(("kind", "platform", "words"), [
     ("ndh200v5", "azure-ndh200v5", ["^mlx5_an0", "profile azure-ndh200v5", "issues 142 and 143", "8 × nvidia 0x2335"]),
-    ("p5", "aws-efa", ["left out: needs ofi-nccl", "EFA: 32"]),
-])
+    ("p5", "aws-efa", ["left out: needs ofi-nccl", "EFA: 32"])])
 def test_a_copy_of_another_machine(kind: str, platform: str, words: list[str]) -> None:
     done = env("--root", str(tree(kind).root), HOME="/nowhere")
     assert done.exit_code == 0 and f"Platform {platform}" in done.stdout
@@ -85,13 +76,10 @@ def test_the_table_says_how_many_it_leaves_out_and_all_has_them(tmp_path: Path) 
     assert "NCCL_IB_TIMEOUT" in everything and "(NCCL decides)" in everything
 
 
-def test_what_cannot_be_printed_breaks_no_table(tmp_path: Path) -> None:
+def test_what_cannot_be_printed_breaks_no_table_and_faults_do_not_fail_the_command(tmp_path: Path) -> None:
     done = env("--profile", "none", "--root", str(tmp_path), NCCL_NET="\x1b[31m[red]\n", NCCL_IB_HCA="\udcff")
     assert done.exit_code == 0 and "?[31m[red]?" in done.stdout and "\x1b[31m[" not in done.stdout
-
-
-def test_faults_are_named_but_do_not_fail_the_command(tmp_path: Path) -> None:
-    """What hurts depends on the site: only an error makes exit 1, and no rule about variables is one on a machine."""
+    # What hurts depends on the site: only an error makes exit 1, and no rule about variables is one on a machine
     done = env("--profile", "none", "--root", str(tmp_path), NCCL_TIMEOUT="3", NCCL_SOCKET_IFNAME="lo")
     assert done.exit_code == 0 and "HM603" in done.stdout and "warning HM611" in done.stdout
 

@@ -1,7 +1,5 @@
 """The conda file, the container definition and the module file: what can be told of them without conda, apptainer and Lmod."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
@@ -10,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tables import table
 
 ROOT = Path(__file__).resolve().parents[2]
 ENV = ROOT / "env"
@@ -22,8 +21,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 def test_conda_brings_python_and_pip_brings_this_checkout() -> None:
     file = yaml.safe_load((ENV / "environment.yml").read_text(encoding="utf-8"))
     assert file["name"] == "hpc-mp"
-    plain = [each for each in file["dependencies"] if isinstance(each, str)]
-    assert plain == [f"python{PROJECT['requires-python']}", "pip"]
+    assert [each for each in file["dependencies"] if isinstance(each, str)] == [f"python{PROJECT['requires-python']}", "pip"]
     (pip,) = (each["pip"] for each in file["dependencies"] if isinstance(each, dict))
     assert [(ENV / path).resolve() for path in pip] == [ROOT], "pip reads paths from the file's own folder on"
 
@@ -49,8 +47,7 @@ def test_its_scripts_are_shell(section: str) -> None:
     text = sections()[section]
     assert subprocess.run(["sh", "-n"], input=text, text=True, capture_output=True).stderr == ""
     if shutil.which("shellcheck"):
-        found = subprocess.run(["shellcheck", "--shell=sh", "-"], input=text, text=True, capture_output=True)
-        assert found.stdout == ""
+        assert subprocess.run(["shellcheck", "--shell=sh", "-"], input=text, text=True, capture_output=True).stdout == ""
 
 
 def test_it_installs_the_wheel_that_it_takes_along() -> None:
@@ -62,14 +59,7 @@ def test_it_installs_the_wheel_that_it_takes_along() -> None:
 
 # --- the module -------------------------------------------------------------------------------------------------------
 
-STAND_INS = """
-proc module-whatis {text} {}
-proc module-info {what {which ""}} { return [expr {$which eq "load"}] }
-proc conflict {name} { puts "conflict $name" }
-proc prepend-path {name value} { puts "$name $value" }
-set ModulesCurrentModulefile [lindex $argv 0]
-if {[catch {source [lindex $argv 0]} said] == 3} { puts refused }
-"""
+STAND_INS = table(__file__, "environment_files.toml", "stand_ins")
 
 
 @pytest.mark.skipif(shutil.which("tclsh") is None, reason="needs tclsh, which Environment Modules bring")

@@ -1,7 +1,5 @@
 """``environment.profile`` in a job: what its ranks get and why, who goes before whom, which profile it is, what is refused."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable
@@ -13,6 +11,7 @@ from bare import machine
 from click.testing import CliRunner, Result
 from machines.tree import KINDS, tree
 from rendering import GPUS, job
+from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.main import cli
@@ -171,14 +170,7 @@ def test_releases_are_those_of_a_programs_own_interpreter(tmp_path: Path, monkey
 # --- which profile ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("wanted", "platform", "name", "words"), [
-    (None, "azure-ndv5", None, None),
-    ("none", "azure-ndv5", None, "none"),
-    ("auto", "azure-ncv4", "azure-ncv4",
-     "azure-ncv4 (Azure NC A100 v4: 4 A100 on PCIe, no fast network, as the doctor saw it on the nodes)."),
-    ("auto", None, None, "none (auto: the doctor has noted no platform of this cluster's nodes)"),
-    ("roce", "azure-ndv5", "roce", "roce (RoCE, any machine with GPUs)."),
-])
+@pytest.mark.parametrize(("wanted", "platform", "name", "words"), table(__file__, "environment_job.toml", "profiles"))
 def test_which_profile_a_job_gets(wanted: str | None, platform: str | None, name: str | None, words: str | None) -> None:
     chosen = choose_profile(with_profile(wanted), platform)
     applied = " The job's first node applies it, and log/profile.log says what it set and why." if name else ""

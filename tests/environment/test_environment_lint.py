@@ -1,7 +1,5 @@
 """The lint of variables on a machine: a table of faults, each with a twin that must not be named."""
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,11 +7,11 @@ from pathlib import Path
 import pytest
 from bare import machine
 from machines.tree import tree
+from tables import table
 
 from hpc_mp.base.findings import Finding
 from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.environment.facts import facts
-from hpc_mp.environment.file_rules import RULES as OF_LINES
 from hpc_mp.environment.findings import ANYWHERE
 from hpc_mp.environment.machine_rules import RULES as ON_MACHINE
 from hpc_mp.environment.nccl_values import taken
@@ -30,8 +28,6 @@ class Case:
     code: str
     bad: dict[str, str] = field(default_factory=dict)
     good: dict[str, str] = field(default_factory=dict)
-    bad_lines: str = ""
-    good_lines: str = ""
     environ: dict[str, str] = field(default_factory=dict)
     kind: str = "plain"
     profile: str = "none"
@@ -61,17 +57,17 @@ def seen(case: Case, folder: Path, environ: dict[str, str], text: str = "") -> V
 
 @pytest.mark.parametrize("case", CASES, ids=[f"{case.code}-{at}" for at, case in enumerate(CASES)])
 def test_a_fault_is_named_and_its_twin_is_not(case: Case, tmp_path: Path) -> None:
-    bad = seen(case, tmp_path / "bad", case.bad, case.bad_lines).findings
+    bad = seen(case, tmp_path / "bad", case.bad).findings
     assert case.code in {each.code for each in bad}, bad
     for finding in bad:
         assert "{" not in finding.message and finding.message[-1] in ".?" and finding.fix
         assert finding.subject or finding.file or finding.code == "HM657"
-    good = seen(case, tmp_path / "good", case.good, case.good_lines).findings
+    good = seen(case, tmp_path / "good", case.good).findings
     assert case.code not in {each.code for each in good} and "error" not in {each.severity for each in good}, good
 
 
 def test_every_rule_has_a_case() -> None:
-    codes = [rule.code for rule in (*ANYWHERE, *ON_MACHINE, *OF_LINES)]
+    codes = [rule.code for rule in (*ANYWHERE, *ON_MACHINE)]
     assert len(codes) == len(set(codes))
     # HM657, releases that a platform asks for, has a test of its own
     assert {case.code for case in CASES} | {"HM657"} == {*codes}
@@ -113,9 +109,6 @@ def test_no_profile_is_at_odds_with_the_tables(name: str) -> None:
         assert each.use == "leave" or each.name not in {*known.removed, *known.foreign, *known.legacy}
 
 
-@pytest.mark.parametrize(("pattern", "names"), [
-    ("", ["lo", "eth0", "eth1", "eth10"]), ("eth", ["eth0", "eth1", "eth10"]), ("eth1", ["eth1", "eth10"]), ("=eth1", ["eth1"]),
-    ("^eth", ["lo"]), ("^=eth1,lo", ["eth0", "eth10"]), ("eth0:1,lo", ["lo", "eth0"]), ("^", []),
-    ("=", ["lo", "eth0", "eth1", "eth10"]), ("=eth0,=eth1", ["eth0"])])
+@pytest.mark.parametrize(("pattern", "names"), table(__file__, "environment_lint.toml", "lists"))
 def test_lists_take_what_nccl_takes(pattern: str, names: list[str]) -> None:
     assert taken(pattern, ["lo", "eth0", "eth1", "eth10"]) == names

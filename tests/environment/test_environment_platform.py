@@ -1,7 +1,5 @@
 """Which platform a machine is: recorded and rebuilt trees, small machines made here, and marks that are missing or misleading."""
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import replace
 from pathlib import Path

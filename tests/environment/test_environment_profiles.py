@@ -1,13 +1,12 @@
 """Every profile against a table typed from section C of the study (and, where the sources say otherwise, from these)."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 from machines.tree import KINDS, tree
+from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.environment.apply import apply
@@ -38,25 +37,19 @@ def test_a_profile_says_what_the_study_says(name: str) -> None:
 
 @pytest.mark.parametrize("profile", load_profiles(), ids=lambda profile: profile.name)
 def test_every_variable_has_a_name_that_somebody_reads(profile: Profile) -> None:
-    unread = [each.name for each in profile.variable if each.name.startswith("NCCL_") and not facts().explains(each.name)]
-    assert unread == []
+    assert [each.name for each in profile.variable if each.name.startswith("NCCL_") and not facts().explains(each.name)] == []
     assert all(len(each.reason) > 10 and len(each.source) > 5 for each in profile.variable)
 
 
 # --- guards -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("plugin", "said", "left"), [
-    ("1.5.0", {"FI_EFA_USE_DEVICE_RDMA": "1", "FI_PROVIDER": "efa"}, []),
-    ("1.6.2", {"FI_EFA_USE_DEVICE_RDMA": "1"}, [("FI_PROVIDER", False)]),
-    ("1.7.0", {}, [("FI_EFA_USE_DEVICE_RDMA", False), ("FI_PROVIDER", False)]),
-    ("", {}, [("FI_EFA_USE_DEVICE_RDMA", True), ("FI_PROVIDER", True)]),
-])
+@pytest.mark.parametrize(("plugin", "said", "left"), table(__file__, "environment_profiles.toml", "guards"))
 def test_a_guard_decides_by_the_release_and_says_when_it_cannot(plugin: str, said: dict[str, str],
-                                                                left: list[tuple[str, bool]]) -> None:
+                                                                left: list[list[object]]) -> None:
     applied = apply(load_profile("aws-efa"), NOTHING, {"ofi-nccl": release(plugin)}, {})
     assert {each.name: each.value for each in applied.settings} == {"NCCL_SOCKET_IFNAME": "^docker,lo,veth"} | said
-    assert [(each.variable.name, each.unknown) for each in applied.left_out] == left
+    assert [[each.variable.name, each.unknown] for each in applied.left_out] == left
     assert all(("is unknown" in each.why) is each.unknown for each in applied.left_out)
 
 
@@ -66,10 +59,7 @@ def test_releases_that_a_platform_asks_for() -> None:
     assert apply(load_profile("aws-efa"), NOTHING, {}, {}).unmet == (), "what is not known is not held against it"
 
 
-@pytest.mark.parametrize(("guard", "have", "answer"), [
-    (">=2.21", (2, 21, 5), True), (">=2.21", (2, 20, 9), False), ("<1.7", (1, 7), False), ("<1.7", (1, 6, 9), True),
-    (">=1.6,<1.7", (1, 6), True), (">=1.6,<1.7", (1, 7), False), ("<=1.5", (1, 5, 0), True), (">2", (2, 0, 0), False),
-    (">=2.21", (), None), (">=2.21", None, None)])
+@pytest.mark.parametrize(("guard", "have", "answer"), table(__file__, "environment_profiles.toml", "decisions"))
 def test_guards(guard: str, have: tuple[int, ...] | None, answer: bool | None) -> None:
     assert holds(guard, have) is answer
 
@@ -97,17 +87,7 @@ def test_a_slip_of_a_name_is_answered() -> None:
         load_profile("azure-nvd4")
 
 
-@pytest.mark.parametrize(("tree", "problem"), [
-    ({"variable": [{"name": "A", "value": "1", "reason": "r", "source": "s", "uses": "job"}]}, "uses"),
-    ({"variable": [{"name": "A", "value": "1", "reason": "r"}]}, "source"),
-    ({"variable": [{"name": "A B", "value": "1", "reason": "r", "source": "s"}]}, "name"),
-    ({"variable": [{"name": "A", "value": "1\n", "reason": "r", "source": "s"}]}, "value"),
-    ({"variable": [{"name": "A", "value": 1, "reason": "r", "source": "s"}]}, "value"),
-    ({"variable": [{"name": "A", "value": "1", "reason": "r", "source": "s", "needs": {"nccl": "2.21"}}]}, "needs"),
-    ({"variable": [{"name": "A", "value": "1", "reason": "r", "source": "s", "use": "leave"}]}, "must not have a value"),
-    ({"variable": [{"name": "A", "value": value, "reason": "r", "source": "s"} for value in "12"]}, "several values"),
-    ({"cloud": "Azur"}, "Azur is not one of"),
-])
+@pytest.mark.parametrize(("tree", "problem"), table(__file__, "environment_profiles.toml", "wrong"))
 def test_a_wrong_profile_is_refused(tree: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         Profile.model_validate({"name": "x", "title": "t"} | tree)

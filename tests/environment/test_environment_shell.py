@@ -1,7 +1,5 @@
 """``hpc-mp env --shell``, read by real shells under ``set -eu``: any value comes through, and nothing else happens."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -23,8 +21,7 @@ EVIL = "'\"`$(touch {folder}/evil)\\ $HOME ${{X:?}} !! ~ * ;&|<>#\t\r\n\x01\x7f\
 
 
 def lines(environ: dict[str, str], folder: Path, profile: str = "none") -> bytes:
-    view = view_of(machine(folder), environ, profile, lambda name: None)
-    return os.fsencode("\n".join(shell_lines(view)) + "\n")
+    return os.fsencode("\n".join(shell_lines(view_of(machine(folder), environ, profile, lambda name: None))) + "\n")
 
 
 def sourced(shell: str, script: bytes, before: dict[str, str], folder: Path) -> dict[str, str]:
@@ -110,8 +107,7 @@ def test_twice_is_the_same_as_once(tmp_path: Path) -> None:
     """Also for a list that the profile extends."""
     environ = {"SLURM_JOB_ID": "7"}
     first = sourced("bash", lines(environ, tmp_path, "gcp-a3-high"), environ, tmp_path)
-    second = sourced("bash", lines(first, tmp_path, "gcp-a3-high"), first, tmp_path)
-    assert {**first, "_": ""} == {**second, "_": ""}
+    assert {**first, "_": ""} == {**sourced("bash", lines(first, tmp_path, "gcp-a3-high"), first, tmp_path), "_": ""}
 
 
 def test_the_command_writes_bytes_as_they_are(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """What tests of the engine on a GPU share. They run with `make gpu`."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

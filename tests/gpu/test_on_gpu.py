@@ -1,7 +1,5 @@
 """The engine on a GPU beside the engine and plain transformers on the CPU."""
 
-from __future__ import annotations
-
 import traceback
 from pathlib import Path
 from typing import Any

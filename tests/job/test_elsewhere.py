@@ -1,7 +1,5 @@
 """What people bring from other trainers: every name and value of the tables is answered with ours, which a job file takes."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib
@@ -12,13 +10,14 @@ from typing import Any
 import pytest
 from small_job import JOB
 
+import hpc_mp.job.elsewhere
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, resolve
-from hpc_mp.job.elsewhere import NAMES, OPTIONS, VALUES, WORDS
+from hpc_mp.job.elsewhere import elsewhere
 
 TABLES = {name: set(field.annotation.model_fields) for name, field in JobSpec.model_fields.items()}
-ALIAS = [(ours, name) for ours, names in NAMES.items() for name in names.split()]
-VALUE = [(key, theirs, ours) for key, row in VALUES.items() for theirs, ours in row.items()]
+NAMES, OPTIONS, WORDS = elsewhere().names, elsewhere().options, elsewhere().instead
+VALUE = [(key, theirs, ours) for key, row in elsewhere().values.items() for theirs, ours in row.items()]
 
 
 def refusal(table: str, key: str, value: Any) -> HpcMpError:
@@ -35,12 +34,12 @@ def exists(key: str) -> bool:
     return name in TABLES[table]
 
 
-@pytest.mark.parametrize("ours", NAMES)
+@pytest.mark.parametrize("ours", dict.fromkeys(NAMES.values()))
 def test_a_name_from_elsewhere_is_answered_with_our_key(ours: str) -> None:
     """In the table where ours stands, in another one, and in none."""
     home, _, key = ours.partition(".")
     assert exists(ours)
-    for name in NAMES[ours].split():
+    for name in (name for name, key_here in NAMES.items() if key_here == ours):
         for table in (home, "notify", ""):
             said = refusal(table, name, 1)
             assert said.value == (f"{table}.{name} = 1" if table else f"{name} = 1") and said.rule == f"is {ours} here"
@@ -77,7 +76,8 @@ def test_a_value_from_elsewhere_is_answered_with_ours(key: str, theirs: str, our
 
 def test_no_name_stands_twice_or_is_one_of_ours() -> None:
     """A second row would never be read, nor would one for a name that one of our tables has."""
-    counted = Counter([*(name for _, name in ALIAS), *WORDS])
+    table = tomllib.loads((Path(hpc_mp.job.elsewhere.__file__).with_suffix(".toml")).read_text(encoding="utf-8"))
+    counted = Counter(" ".join([*table["names"].values(), *(row["names"] for row in table["words"])]).split())
     assert max(counted.values()) == 1 and not counted.keys() & {*TABLES, *(key for keys in TABLES.values() for key in keys)}
 
 

@@ -1,7 +1,5 @@
 """Files whose first bytes or rows are not what a job would train on, and tokenizers that do not fit: refused at launch."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import tomllib
@@ -92,8 +90,7 @@ BPE = {"model": {"type": "BPE", "vocab": {"a": 0, "b": 7}}, "added_tokens": []}
 @pytest.mark.parametrize(("content", "size"), [
     (BPE, 8),
     (BPE | {"added_tokens": [{"id": 9, "content": "<end>"}]}, 10),
-    ({"model": {"type": "Unigram", "vocab": [["a", 0.0], ["b", -1.0], ["c", -2.0]]}}, 3),
-])
+    ({"model": {"type": "Unigram", "vocab": [["a", 0.0], ["b", -1.0], ["c", -2.0]]}}, 3)])
 def test_the_vocabulary_must_hold_all_ids(tmp_path: Path, content: object, size: int) -> None:
     given = tokenizer(tmp_path / "given", content)
     check_tokenizer(given, size)

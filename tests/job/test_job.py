@@ -1,7 +1,5 @@
 """The job file: what is wrong with it is said in one paragraph, what is right survives being written and a launch's choices."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -84,8 +82,7 @@ def test_a_mistake_is_answered_with_value_rule_and_remedy(here: Path, answer: An
 @pytest.mark.parametrize(("content", "rule"), [
     (b"\xff\xfej\x00o\x00b\x00", "is not UTF-8 text"),
     (JOB.encode() + b"\x00", "is not valid TOML"),
-    (b"\x7fELF\x01\x02", "is not valid TOML"),
-])
+    (b"\x7fELF\x01\x02", "is not valid TOML")])
 def test_a_file_that_is_no_job(here: Path, answer: Answer, content: bytes, rule: str) -> None:
     (here / "job.toml").write_bytes(content)
     check_message(*answer(), rule)
@@ -96,8 +93,7 @@ def test_a_file_that_is_no_job(here: Path, answer: Answer, content: bytes, rule:
     ("[" * 100_000, "its config.json is not JSON"),
     ("[]", "its config.json names no model_type"),
     ('{"model_type": 5}', "its config.json names no model_type"),
-    ('{"model_type": "gpt2"}', "holds no *.safetensors file"),
-])
+    ('{"model_type": "gpt2"}', "holds no *.safetensors file")])
 def test_a_checkpoint_that_is_none(here: Path, answer: Answer, config: str, rule: str) -> None:
     (here / "job.toml").write_text(JOB.replace("config = {", 'pretrained = "model"\n#'))
     (here / "model").mkdir()
@@ -194,8 +190,7 @@ def test_a_job_written_in_python_can_be_shown_before_its_arithmetic_is_checked(
     spec = JobSpec.model_validate({
         "job": {"ranks_per_node": ranks}, "model": {"config": {"model_type": "gpt2"}},
         "data": {"files": ["a"], "sequence_length": 1}, "parallel": {"pipeline": pipeline},
-        "train": {"steps": 1, "global_batch": batch},
-    })
+        "train": {"steps": 1, "global_batch": batch}})
     assert f"microbatches = {microbatches if pipeline > 1 else 1}" in dump_job(spec)
 
 
@@ -206,8 +201,7 @@ def test_a_large_batch_takes_no_time(here: Path) -> None:
 @pytest.mark.parametrize("value", ["1", "two words", '"1"', "1.5"])
 def test_variables_of_the_command_line_need_no_quotes(here: Path, value: str) -> None:
     """A shell takes them away."""
-    spec = load_job(here / "job.toml", [f"environment.set.X={value}"])
-    assert spec.environment.set["X"] == value.strip('"')
+    assert load_job(here / "job.toml", [f"environment.set.X={value}"]).environment.set["X"] == value.strip('"')
 
 
 # --- the choices of a launch are applied to the job once, and nothing else of it changes -----------------------------
@@ -242,11 +236,8 @@ def test_every_choice_reaches_its_key_and_nothing_else_changes(tmp_path: Path) -
     assert load_job(tmp_path / "job.toml").parallel.partition == (1, 3), "another release cuts the layers alike"
 
 
-def test_an_option_that_is_not_chosen_is_not_there() -> None:
+def test_the_document_holds_what_was_chosen_with_its_reason_and_a_job_no_more() -> None:
     assert resolved(spec_of(), [ResolvedKey("slurm.extra.exclude", None)]).slurm.extra == {}
-
-
-def test_the_document_holds_what_was_chosen_with_its_reason() -> None:
     document = RESOLUTION.document()
     assert [each["key"] for each in document] == ["job.device", "slurm.extra.exclude", "parallel.partition", "parallel.order"]
     assert document[0] == {"key": "job.device", "value": "cuda", "why": "as the partition has it"}

@@ -1,7 +1,5 @@
 """Any job file: what is right survives being written, what is wrong is refused in our own words."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Job files with [sweep] and with [program]: which runs they mean, what they say, and what they refuse."""
 
-from __future__ import annotations
-
 import itertools
 import tomllib
 from pathlib import Path
@@ -11,21 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from small_job import JOB
+from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, ProgramSpec, dump_job, load_any, load_job, load_sweep, resolve_any
 from hpc_mp.job.sweep import MOST_RUNS, Sweep, runs_of, summary_of, words_of
 
-PLAIN = """
-[model]
-config = { model_type = "gpt2", n_layer = 2, n_embd = 64, n_head = 4, vocab_size = 512, n_positions = 64 }
-[data]
-files = ["text.txt"]
-sequence_length = 32
-[train]
-steps = 5
-global_batch = 8
-"""
+PLAIN = table(__file__, "sweep.toml", "plain")
 KEYS = ("train.seed", "train.learning_rate", "train.clip", "model.config.n_layer")
 
 
@@ -44,14 +34,7 @@ def test_a_grid_is_every_combination_once_the_last_key_fastest(grid: dict[str, l
     assert runs_of(Sweep(runs=found)) == found, "a grid is the runs that it lists"
 
 
-@pytest.mark.parametrize("sweep", [
-    '[sweep]\ngrid = { "train.seed" = [1, 2], "train.learning_rate" = [1e-3, 3e-4] }',
-    "[sweep.grid]\ntrain.seed = [1, 2]\ntrain.learning_rate = [1e-3, 3e-4]",
-    "[sweep.grid.train]\nseed = [1, 2]\nlearning_rate = [1e-3, 3e-4]",
-    "[[sweep.runs]]\ntrain = { seed = 1, learning_rate = 1e-3 }\n[[sweep.runs]]\ntrain.seed = 1\ntrain.learning_rate = 3e-4\n"
-    '[[sweep.runs]]\n"train.seed" = 2\n"train.learning_rate" = 1e-3\n'
-    "[[sweep.runs]]\ntrain.seed = 2\ntrain.learning_rate = 3e-4\n",
-])
+@pytest.mark.parametrize("sweep", table(__file__, "sweep.toml", "ways"))
 def test_every_way_to_write_it_means_the_same_runs(tmp_path: Path, sweep: str) -> None:
     specs = load_sweep(written(tmp_path, sweep))
     assert [(spec.train.seed, spec.train.learning_rate) for spec in specs] == [(1, 1e-3), (1, 3e-4), (2, 1e-3), (2, 3e-4)]
@@ -100,8 +83,7 @@ def test_what_it_refuses(tmp_path: Path, mistake: str) -> None:
 
 
 @pytest.mark.parametrize(("override", "words"), [
-    ("train.seed=3", "has no effect: each run of the sweep has its own train.seed"), ("train.steps=7", ""),
-])
+    ("train.seed=3", "has no effect: each run of the sweep has its own train.seed"), ("train.steps=7", "")])
 def test_overrides_beside_a_sweep(tmp_path: Path, override: str, words: str) -> None:
     path = written(tmp_path, "[sweep]\ngrid = { train.seed = [1, 2] }")
     if words:
@@ -121,9 +103,6 @@ def test_too_many_runs_are_refused_before_they_are_made(keys: int, values: int, 
     huge: dict[str, Any] = {f"train.k{number}": list(range(values)) for number in range(keys)}
     with pytest.raises(HpcMpError, match=f"makes {runs} runs, but {MOST_RUNS:,} are the maximum"):
         runs_of(Sweep(grid=huge))
-
-
-# --- [program] -------------------------------------------------------------------------------------------------------
 
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=30)

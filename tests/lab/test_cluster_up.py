@@ -1,7 +1,5 @@
 """A cluster on a laptop, by its commands: up, used by anybody, broken, down; and nothing left, however it ends."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -22,6 +20,7 @@ from click.testing import CliRunner
 from rendering import executable
 from slurm_lab.cluster import wait_until
 from slurm_lab.why_not import why_not
+from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.lab import SBIN, command
@@ -59,7 +58,7 @@ class Traces:
     directory: str
 
     @classmethod
-    def of(cls, directory: Path) -> Traces:
+    def of(cls, directory: Path) -> "Traces":
         number = (directory / "etc" / "name").read_text().strip().removeprefix("lab")
         first = first_process(directory)
         own = {os.readlink(space) for space in Path(f"/proc/{first}/ns").iterdir()}
@@ -146,8 +145,7 @@ def test_nodes_share_the_cores_and_ranks_have_no_more_threads(running: Path) -> 
 
 
 @pytest.mark.parametrize(("cores", "nodes", "shares"), [
-    ([0, 1, 2, 3], "ab", [(0, 1), (2, 3)]), ([0, 2, 3], "ab", [(0,), (2,)]), ([4, 5], "abcd", [(4,), (5,), (4,), (5,)]),
-])
+    ([0, 1, 2, 3], "ab", [(0, 1), (2, 3)]), ([0, 2, 3], "ab", [(0,), (2,)]), ([4, 5], "abcd", [(4,), (5,), (4,), (5,)])])
 def test_cores_are_shared_out(cores: list[int], nodes: str, shares: list[tuple[int, ...]]) -> None:
     assert shared_out(cores, nodes) == dict(zip(nodes, shares, strict=True))
     assert shared_out([], nodes) == {}
@@ -209,15 +207,8 @@ def test_what_was_killed_is_gone(running: Path) -> None:
     wait_until(lambda: status()["n3"]["state"] == "idle", "n3 idle again")
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (("kill", "n9"), "node n9: must be one of n1, n2, n3. Pass one of these."),
-    (("shape", "1gbit", "n1", "n0"), "node n0: must be one of n1, n2, n3."),
-    (("shape", "200"), "rate 200: must be a number above 0 with bit, kbit, mbit or gbit (per second). Write for example 200mbit"),
-    (("shape", "0mbit"), "rate 0mbit: must be a number above 0"),
-    (("shape", "fast", "n1"), "rate fast: must be"),
-    (("shape", "9999999999999gbit"), "rate 9999999999999gbit: was refused: "),
-    (("link", "n1", "sideways"), "'sideways' is not one of 'up', 'down'"),
-], ids=lambda value: "-".join(value) if isinstance(value, tuple) else "")
+@pytest.mark.parametrize(("words", "said"), table(__file__, "cluster_up.toml", "refused"),
+                         ids=lambda value: "-".join(value) if isinstance(value, list) else "")
 def test_what_it_does_not_take(running: Path, words: tuple[str, ...], said: str) -> None:
     assert said in act(*words, code=2)
     assert all(node["cable"] == {"up": True, "rate": None} for node in status().values())

@@ -1,13 +1,12 @@
 """What ``hpc-mp lab`` refuses and says without a cluster that is up."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.lab import _say, chosen, command, down, forget, up
@@ -53,14 +52,9 @@ def several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("conf", "name", "meant"), [
-    ("{}/hpc-mp-two/etc/slurm.conf", None, "two"), ("{}/hpc-mp-lab/etc/slurm.conf", None, "lab"),
-    ("{}//hpc-mp-lab/../hpc-mp-two/etc/slurm.conf", None, "two"), ("hpc-mp-two/etc/slurm.conf", None, "two"),
-    ("{}/site.conf", None, "two"), ("{}/hpc-mp-two/etc/slurm.conf", "lab", "lab"), (None, "two", "two"),
-    (None, None, None), ("", None, None), ("/etc/slurm/slurm.conf", None, None), ("{}/hpc-mp-old/etc/slurm.conf", None, None)])
-def test_of_several_clusters_that_of_slurm_conf_is_meant(
-    several: Path, monkeypatch: pytest.MonkeyPatch, conf: str | None, name: str | None, meant: str | None,
-) -> None:
+@pytest.mark.parametrize(("conf", "name", "meant"), table(__file__, "lab_refusals.toml", "several_clusters"))
+def test_of_several_clusters_that_of_slurm_conf_is_meant(several: Path, monkeypatch: pytest.MonkeyPatch, conf: str | None,
+                                                         name: str | None, meant: str | None) -> None:
     if conf is not None:
         monkeypatch.setenv("SLURM_CONF", conf.format(several))
     if meant is not None:
@@ -71,9 +65,8 @@ def test_of_several_clusters_that_of_slurm_conf_is_meant(
 
 
 @pytest.mark.parametrize(("name", "words"), [("two", "lab down --name two"), ("lab", "lab down")])
-def test_the_end_of_a_cluster_that_is_up_is_said_with_its_name(
-    several: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, words: str,
-) -> None:
+def test_the_end_of_a_cluster_that_is_up_is_said_with_its_name(several: Path, monkeypatch: pytest.MonkeyPatch,
+                                                               capsys: pytest.CaptureFixture[str], name: str, words: str) -> None:
     """At its start, and where it is up already."""
     monkeypatch.setattr(sys, "argv", ["/bin/hpc-mp"])
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
@@ -107,12 +100,7 @@ def test_no_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     assert f"`apt-get install --no-install-recommends {packages}`" in said and "systemctl mask munge" in said
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (("--nodes", "17"), "17 is not in the range 1<=x<=16"), (("--nodes", "two"), "'two' is not a valid integer"),
-    (("--show", "/nowhere"), "'/nowhere' does not exist"),
-    (("--name", "../etc"), "--name ../etc: must be at most 31 lower-case letters"),
-    (("--nodes", "2", "--switches", "3"), "--switches 3: must be at most --nodes, 2"),
-])
+@pytest.mark.parametrize(("words", "said"), table(__file__, "lab_refusals.toml", "options"))
 def test_options_that_cannot_be(words: tuple[str, ...], said: str) -> None:
     done = CliRunner().invoke(up, list(words))
     assert said in (str(done.exception) if isinstance(done.exception, HpcMpError) else done.output)

@@ -1,7 +1,5 @@
 """The test cluster itself: hosts that are hosts, faults that are faults, and nothing left behind."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal
@@ -192,8 +190,7 @@ def test_why_not_names_the_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setenv("PATH", str(tmp_path))
     assert why_not(accounting=True) == (
         "a Slurm lab needs these Debian packages: apt-get install slurm-wlm slurm-client munge iproute2 util-linux nftables "
-        "slurmdbd mariadb-server-core mariadb-client-core"
-    )
+        "slurmdbd mariadb-server-core mariadb-client-core")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert "needs root" in str(why_not())
 

@@ -1,7 +1,5 @@
 """Nodes in the ledger are left out of new jobs, where that leaves enough."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 
@@ -9,6 +7,7 @@ import pytest
 from launching import make_run, the_run, write_job
 from played_slurm import Cluster
 from rendering import job as resolved_job
+from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.bad_nodes import BadNode, ledger, record
@@ -33,29 +32,17 @@ def training(nodes: int, **extra: str) -> AnySpec:
     return resolved_job(job={"nodes": nodes}, slurm={"extra": extra})
 
 
-@pytest.mark.parametrize(("nodes", "extra", "found", "down", "excluded", "words"), [
-    (2, {}, (), (), None, None), (2, {}, ("n3",), (), "n3", "avoided: n3 (lost: n3 vanished)"),
-    (2, {"exclude": "n4"}, ("n3",), (), "n[4,3]", "avoided: n3"), (2, {"exclude": "n3"}, ("n3",), (), "n3", None),
-    (2, {}, ("x9",), (), None, None),
-    (4, {}, ("n3",), (), None, "not avoided, as only 3 other nodes are there: n3"),
-    (3, {}, ("n2", "n3"), (), "n3", "avoided: n3 (lost: n3 vanished); not avoided, as only 2 other nodes are there: n2"),
-    (3, {"exclude": "n1"}, ("n2",), (), "n1", "not avoided, as only 2 other"),
-    (2, {"nodelist": "n[3-4]"}, ("n2", "n3"), (), "n2", "avoided: n2 (lost: n2 vanished)"),
-    (3, {}, ("n2", "n3"), ("n2",), "n2", "avoided: n2 (lost: n2 vanished); not avoided, as only 2 other nodes are there: n3"),
-    (2, {}, ("n3",), ("n1", "n2"), None, "not avoided, as only 1 other nodes are there: n3"),
-])
-def test_bad_nodes(nodes: int, extra: dict[str, str], found: tuple[str, ...], down: tuple[str, ...], excluded: str | None,
-                   words: str | None) -> None:
+@pytest.mark.parametrize(("nodes", "extra", "found", "down", "excluded", "words"), table(__file__, "avoid.toml", "bad_nodes"))
+def test_bad_nodes(nodes: int, extra: dict[str, str], found: tuple[str, ...], down: tuple[str, ...], excluded: str,
+                   words: str) -> None:
     """Nodes that are down are not among those that are enough."""
     spec = training(nodes, **extra)
     chosen = avoid(spec, ClusterFacts(partition=PARTITION, out_of_service=frozenset(down)), bad(*found))
     assert resolved(spec, [chosen]).slurm.extra == {**extra, **({"exclude": excluded} if excluded else {})}
-    assert chosen.why.startswith(words or "") and bool(chosen.why) == (words is not None)
+    assert chosen.why.startswith(words) and bool(chosen.why) == bool(words)
 
 
-@pytest.mark.parametrize(("found", "words"), [
-    (("n3",), "not avoided, as this allocation has them: n3"), (("n4",), ""), ((), ""),
-    (("n2", "n3", "n4"), "not avoided, as this allocation has them: n2 (lost: n2 vanished); n3")])
+@pytest.mark.parametrize(("found", "words"), table(__file__, "avoid.toml", "of_the_allocation"))
 def test_nodes_of_the_allocation_around_a_job_are_not_avoided(found: tuple[str, ...], words: str) -> None:
     chosen = avoid(training(2), ClusterFacts(partition=PARTITION, allocation=("n1", "n2", "n3")), bad(*found))
     assert chosen.value is None and chosen.why.startswith(words) and bool(chosen.why) == bool(words) and "n4" not in chosen.why
@@ -92,11 +79,9 @@ def play(folder: Path, nodes: str, sbatch: str) -> Cluster:
     pytest.param("alike", "100G", "echo 4242", ("n1",), id="the others suffice"),
     pytest.param("alike", "100G", REFUSES, (), id="Slurm refuses"),
     pytest.param("two with memory", "100G", "echo 4242", (), id="memory"),
-    pytest.param("two with memory", "1G", "echo 4242", ("n1",), id="memory suffices"),
-])
-def test_a_job_that_could_not_start_on_the_others_gets_them(
-    tmp_path: Path, job: Path, overrides: tuple[str, ...], nodes: str, mem: str, sbatch: str, kept_off: tuple[str, ...]
-) -> None:
+    pytest.param("two with memory", "1G", "echo 4242", ("n1",), id="memory suffices")])
+def test_a_job_that_could_not_start_on_the_others_gets_them(tmp_path: Path, job: Path, overrides: tuple[str, ...], nodes: str,
+                                                            mem: str, sbatch: str, kept_off: tuple[str, ...]) -> None:
     play(tmp_path, nodes, sbatch)
     plans = plan_job(LaunchRequest(job, "slurm", (f'slurm.extra.mem="{mem}"', *overrides)))
     rehearsal = rehearse(plans, [tmp_path / str(number) for number, _ in enumerate(plans)])
@@ -109,18 +94,14 @@ def test_a_job_that_could_not_start_on_the_others_gets_them(
 
 
 @pytest.mark.parametrize("program", [False, True], ids=["training", "program"])
-@pytest.mark.parametrize(("sufferer", "resume", "kept_off"), [
-    ("runs/t/0001", True, "n3"), ("link/t/0001", True, "n3"), ("runs/t/0001", False, "n2"), ("runs/t/0002", True, "n2"),
-    ("runs/t", True, "n2")])
-def test_a_run_that_goes_on_is_kept_off_the_node_that_it_has_suffered_from(
-    tmp_path: Path, job: Path, program: bool, sufferer: str, resume: bool, kept_off: str,
-) -> None:
+@pytest.mark.parametrize(("sufferer", "resume", "kept_off"), table(__file__, "avoid.toml", "sufferers"))
+def test_a_run_that_goes_on_is_kept_off_the_node_that_it_has_suffered_from(tmp_path: Path, job: Path, program: bool,
+                                                                           sufferer: str, resume: bool, kept_off: str) -> None:
     """Of four nodes three are needed, and others remember newer faults of n1 and n2. Run 1 is the one to go on with."""
     if program:
         job.write_text('[job]\nname = "t"\nnodes = 3\n[program]\ncommand = ["true"]\nresumes = true\n')
     play(tmp_path, "alike", "echo 4242")
-    overrides = () if program else ("job.nodes=3", "job.ranks_per_node=1", "train.global_batch=6")
-    run = make_run(load_any(job, overrides))
+    run = make_run(load_any(job, () if program else ("job.nodes=3", "job.ranks_per_node=1", "train.global_batch=6")))
     (tmp_path / "link").symlink_to(tmp_path / "runs")
     now, by = time.time(), str(tmp_path / sufferer)
     record(ledger("lab"), [BadNode("n3", "unwritable", "n3 could not write", by, now - 9, now + 3600),

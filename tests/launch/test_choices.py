@@ -1,7 +1,5 @@
 """What the cluster decides for a job, what it is asked, and jobs that no node of their partition could ever run."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,6 +9,7 @@ from typing import Any
 import pytest
 from launching import answers, executable, silent, write_job
 from rendering import job
+from tables import table
 
 from hpc_mp.base.command import CommandFailed, TimedOut
 from hpc_mp.base.errors import HpcMpError
@@ -40,19 +39,9 @@ def settled(facts: ClusterFacts, device: str = "auto", **slurm: Any) -> tuple[st
 H100, A100, PLAIN, NONE, SLICES = (("h100", 8),), (("a100", 4),), ((None, 4),), (), (("1g.10gb", 7),)
 
 
-@pytest.mark.parametrize(("kinds", "device", "slurm", "expected"), [
-    ((NONE,), "auto", {}, ("cpu", "none", None)), ((NONE,), "cuda", {}, ("cuda", "none", None)),
-    ((PLAIN,), "auto", {}, ("cuda", "gpus-per-node", None)), ((PLAIN,), "cpu", {}, ("cpu", "gpus-per-node", None)),
-    ((H100,), "auto", {}, ("cuda", "gpus-per-node", "h100")),
-    ((H100, NONE), "auto", {"gpu_request": "gres"}, ("cuda", "gres", "h100")),
-    ((H100, A100), "auto", {"gpu_type": "a100"}, ("cuda", "gpus-per-node", "a100")),
-    ((H100, A100), "auto", {"constraint": "ib"}, ("cuda", "gpus-per-node", None)),
-    ((H100, A100), "auto", {"extra": {"nodelist": "n0"}}, ("cuda", "gpus-per-node", None)),
-    ((H100, SLICES), "auto", {}, ("cuda", "gpus-per-node", "h100")), ((SLICES,), "cpu", {}, ("cpu", "gpus-per-node", None)),
-    ((H100,), "auto", {"gpu_request": "none"}, ("cuda", "none", None)),
-])
-def test_settle(kinds: tuple[Gpus, ...], device: str, slurm: dict[str, Any], expected: tuple[str, str, str | None]) -> None:
-    assert settled(cluster(*kinds), device, **slurm) == expected
+@pytest.mark.parametrize(("kinds", "device", "slurm", "expected"), table(__file__, "choices.toml", "gpus", globals()))
+def test_settle(kinds: tuple[Gpus, ...], device: str, slurm: dict[str, Any], expected: list[str | None]) -> None:
+    assert [*settled(cluster(*kinds), device, **slurm)] == expected
 
 
 def test_an_older_selection_plugin_knows_gres_only_and_an_unknown_partition_decides_nothing() -> None:
@@ -60,13 +49,7 @@ def test_an_older_selection_plugin_knows_gres_only_and_an_unknown_partition_deci
     assert settled(ClusterFacts()) == ("auto", "auto", None)
 
 
-@pytest.mark.parametrize(("kinds", "slurm", "words"), [
-    ((H100, A100), {}, r"partition gpu: has GPUs of several types: h100 \(8 per node\), a100 \(4 per node\)"),
-    ((H100,), {"gpu_type": "h10"}, "Did you mean 'h100'?"),
-    ((SLICES,), {}, r"partition gpu with GPUs 1g.10gb \(7 per node\): is a slice of a GPU \(MIG\)"),
-    ((H100, SLICES), {"gpu_type": "1g.10gb"}, "gpu_type = '1g.10gb': is a slice"),
-    (((("t4", 2),),), {}, "job.ranks_per_node = 4: needs as many GPUs on each node.*Use 2 or fewer"),
-])
+@pytest.mark.parametrize(("kinds", "slurm", "words"), table(__file__, "choices.toml", "refused_gpus", globals()))
 def test_gpus_that_cannot_be_had(kinds: tuple[Gpus, ...], slurm: dict[str, Any], words: str) -> None:
     with pytest.raises(HpcMpError, match=words):
         settled(cluster(*kinds), **slurm)
@@ -77,20 +60,12 @@ def test_slices_are_known_by_name() -> None:
     assert [name for name in names.split() if MIG.search(name)] == names.split()[:6]
 
 
-ANSWERS = {
-    ("sinfo", "--noheader", "--all"): "cpu\ngpu\nhidden\n",
-    ("sinfo",): "cpu*|up|1-00:00:00|64|512000|(null)|n[1-2]\ngpu|up|infinite|128|1024000|gpu:h100:8|g[1-4]\n",
-    ("scontrol", "show", "node"): "NodeName=g1 CoresPerSocket=32 CPUAlloc=0 CPUEfctv=124 CPUTot=128 ThreadsPerCore=2 OS=Linux 6",
-    ("scontrol", "show", "partition"): "PartitionName=gpu MaxCPUsPerNode=96 Nodes=g[1-4]",
-    ("scontrol", "show", "config"): "SelectType              = select/cons_tres\nTopologyPlugin          = topology/block\n",
-    ("scontrol", "--version"): "slurm-wlm 24.05.3",
-    ("srun", "--help"): "  -n, --ntasks=ntasks  number\n      --container-image=[USER@]\n",
-}
+ANSWERS = table(__file__, "choices.toml", "answers")
 
 
 def answer(argv: Sequence[str]) -> str:
     for question, said in ANSWERS.items():
-        if tuple(argv[:len(question)]) == question:
+        if " ".join(argv).startswith(question):
             return said
     raise CommandFailed("no")
 
@@ -128,21 +103,14 @@ def test_what_the_cluster_says() -> None:
     assert ask_cluster(job(slurm={"partition": "none"}), ask=answer).partition is None
 
 
-@pytest.mark.parametrize(("slurm", "words"), [
-    ({"partition": "gpus"}, r"'gpus': is no partition of this cluster, which shows cpu, gpu. Did you mean 'gpu'\?"),
-    ({"partition": "gpu,none,cpu"}, r"slurm.partition = 'none': .* Choose one of these"),
-    ({"components": [{"nodes": 1, "partition": "GPU"}]}, "slurm.components: partition = 'GPU'"),
-])
+@pytest.mark.parametrize(("slurm", "words"), table(__file__, "choices.toml", "absent_partitions"))
 def test_a_partition_that_is_not_there(slurm: dict[str, Any], words: str) -> None:
     spec = job(slurm=slurm)
     with pytest.raises(HpcMpError, match=words):
         slurm_gpus(spec, ask_cluster(spec, ask=answer))
 
 
-@pytest.mark.parametrize("slurm", [
-    {"partition": "gpu,cpu"}, {"partition": "hidden"}, {"partition": "cpu,hidden"},
-    {"partition": "elsewhere", "extra": {"clusters": "other"}}, {},
-])
+@pytest.mark.parametrize("slurm", table(__file__, "choices.toml", "possible_partitions"))
 def test_a_partition_that_may_be_there(slurm: dict[str, Any]) -> None:
     spec = job(job={"device": "cpu"}, slurm=slurm)
     assert slurm_gpus(spec, ask_cluster(spec, ask=answer)).device.kind == "cpu"
@@ -181,15 +149,10 @@ def refusal(given: dict[str, Any], facts: ClusterFacts = FACTS, **slurm: Any) ->
 FIT = tomllib.loads(Path(__file__).with_name("fit.toml").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("words", FIT["refused"])
-def test_a_job_that_would_never_start_is_refused(words: str) -> None:
-    sections = FIT["refused"][words]
-    assert words in refusal(sections.get("job", {}), **sections.get("slurm", {}))
-
-
-@pytest.mark.parametrize("sections", FIT["fits"], ids=str)
-def test_a_job_that_may_start_is_not(sections: dict[str, Any]) -> None:
-    assert refusal(sections.get("job", {}), **sections.get("slurm", {})) == ""
+@pytest.mark.parametrize(("words", "sections"), [*FIT["refused"].items(), *(("", sections) for sections in FIT["fits"])], ids=str)
+def test_a_job_that_would_never_start_is_refused_and_no_other(words: str, sections: dict[str, Any]) -> None:
+    said = refusal(sections.get("job", {}), **sections.get("slurm", {}))
+    assert words in said and bool(said) == bool(words)
 
 
 def test_what_slurm_does_not_tell_is_no_limit() -> None:
@@ -216,27 +179,21 @@ def test_the_memory_of_nodes_holds_the_state() -> None:
     found = with_node_memory(Device("cpu", "x"), given, FACTS, [0, 1, 0, 1])
     assert [(pool.name, pool.size, pool.ranks) for pool in found.pools] == [
         ("a node of partition lab", 4 * GIB, (0, 2)), ("a node of partition lab", 4 * GIB, (1, 3))]
-    less = with_node_memory(Device("cpu", "x"), job(slurm={"extra": {"mem": "1G"}}), FACTS, [0])
-    assert less.pools[0].size == GIB
+    assert with_node_memory(Device("cpu", "x"), job(slurm={"extra": {"mem": "1G"}}), FACTS, [0]).pools[0].size == GIB
     assert with_node_memory(Device("cuda", "x"), given, FACTS, [0]).pools == ()
 
 
 # --- GPUs of a partition that lists none --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("slurm", "elsewhere", "words"), [
-    ({"gpu_request": "gres"}, (), "slurm.gpu_request = 'gres': asks Slurm for GPUs, and partition lab lists no GPU"),
-    ({"gpu_type": "h100"}, (), "slurm.gpu_type = 'h100': asks Slurm for GPUs"),
-    ({}, ("gpu",), "job.device = 'cuda': partition lab lists no GPU, and Slurm counts those of gpu. Choose slurm.partition"),
-])
+@pytest.mark.parametrize(("slurm", "elsewhere", "words"), table(__file__, "choices.toml", "uncounted_gpus"))
 def test_gpus_that_slurm_would_never_give(slurm: dict[str, Any], elsewhere: tuple[str, ...], words: str) -> None:
     with pytest.raises(HpcMpError, match=words):
         slurm_gpus(job(job={"device": "cuda"}, slurm=slurm), replace(FACTS, gpu_partitions=elsewhere))
 
 
 def test_cuda_as_asked() -> None:
-    asked = job(job={"device": "cuda"})
-    assert slurm_gpus(asked, FACTS).device.why == "as asked; the partition lists no GPU"
+    assert slurm_gpus(job(job={"device": "cuda"}), FACTS).device.why == "as asked; the partition lists no GPU"
     uncounted = job(job={"device": "cuda"}, slurm={"gpu_request": "none"})
     assert slurm_gpus(uncounted, replace(FACTS, gpu_partitions=("gpu",))).device.kind == "cuda"
     assert slurm_gpus(job(), FACTS).device.why == "as the partition has it"
@@ -273,10 +230,7 @@ def test_the_cluster_is_asked_once(slurm: Path, tmp_path: Path) -> None:
         plan_job(LaunchRequest(slurm, "slurm", ("model.config.n_embd=4096", "model.config.n_layer=12")))
 
 
-@pytest.mark.parametrize(("reason", "meaning", "remedy"), [
-    ("PartitionConfig", "9 nodes asked, the partition has 4", "cancel it and launch again with another job.nodes: use 4"),
-    ("Priority", "", ""),
-])
+@pytest.mark.parametrize(("reason", "meaning", "remedy"), table(__file__, "choices.toml", "waiting_for_ever"))
 def test_a_job_that_waits_for_ever(reason: str, meaning: str, remedy: str) -> None:
     ask = answers({"sinfo": "lab*|up|infinite|4|4000|(null)|n[1-4]\n"})
     found = never_starts(SlurmJob("7", "PENDING", reason), spec({"nodes": 9}), ask)

@@ -1,7 +1,5 @@
 """``slurm.depends``: what runs and jobs become ``--dependency``, and which are refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -9,6 +7,7 @@ from launching import held, make_run, record, the_run, write_job
 from played_slurm import Cluster
 from rendering import CPU, PYTHON, RUN, facts
 from rendering import job as resolved
+from tables import table
 
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError
@@ -68,22 +67,14 @@ def test_what_has_come_already_needs_no_wait(tmp_path: Path, state: str, word: s
     assert said[1] == "7: job 7 has ended as COMPLETED, nothing to wait for"
 
 
-@pytest.mark.parametrize(("state", "word", "words"), [
-    ("failed", "runs/t", r"never be satisfied: the run has failed\. .*hpc-mp launch '/.*/a directory/runs/t/0001/job\.toml' "
-     r"--resume, or write \"afterany:"),  # it can be pasted
-    ("completed", "afternotok:runs/t", r"can never be satisfied: the run has completed\. Leave it out"),
-    (None, "runs/x", "does not exist"), (None, "99", "is a job that Slurm does not know"),
-    (None, "8", "can never be satisfied: job 8 has ended as FAILED"),
-    (None, "singleton", "must be a run or the id of a Slurm job"),
-    (None, "aftercorr:8", "must be a run or the id of a Slurm job"), (None, "-x", "must be a run or the id of a Slurm job"),
-])
-def test_what_is_refused(tmp_path: Path, state: str | None, word: str, words: str) -> None:
+@pytest.mark.parametrize(("state", "word", "words"), table(__file__, "depends.toml", "refused"))
+def test_what_is_refused(tmp_path: Path, state: str, word: str, words: str) -> None:
     directory = tmp_path / "a directory"
     directory.mkdir()
-    if state is not None:
+    if state:
         made(directory, "7", state)
     with pytest.raises(HpcMpError, match=words):
-        asked(directory, word, j8="FAILED", **({} if state is None else {"j7": "COMPLETED"}))
+        asked(directory, word, j8="FAILED", **({"j7": "COMPLETED"} if state else {}))
 
 
 def test_emulated_nodes_are_unknown_to_slurm(tmp_path: Path) -> None:
@@ -91,9 +82,7 @@ def test_emulated_nodes_are_unknown_to_slurm(tmp_path: Path) -> None:
         asked(tmp_path, "runs/t")
 
 
-@pytest.mark.parametrize(("dependency", "lines"), [
-    (None, []), ("afterok:7", ["#SBATCH --dependency=afterok:7"]),
-    ("afterok:7?afterok:8", ["#SBATCH --dependency='afterok:7?afterok:8'"])])
+@pytest.mark.parametrize(("dependency", "lines"), table(__file__, "depends.toml", "directives"))
 def test_the_script_says_it(dependency: str | None, lines: list[str]) -> None:
     text = render(resolved(job=CPU), RUN, facts(), python=PYTHON, dependency=dependency).text
     assert [line for line in text.splitlines() if "--dependency" in line] == lines

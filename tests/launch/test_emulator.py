@@ -1,7 +1,5 @@
 """Emulated ranks: started right, ended together, nothing left behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty
@@ -10,12 +8,14 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import emulated
 import psutil
 import pytest
 from emulated import ENTRY
 from launching import environment, marked, until
+from tables import table
 
 from hpc_mp.base.errors import HpcMpError, RunFailed
 from hpc_mp.launch.backends.interrupts import Interrupts
@@ -115,23 +115,16 @@ def test_a_module_that_cannot_be_imported_is_named(run: RunDirectory, mark: str,
 # --- a rank that ends badly ends the others ---------------------------------------------------------------------------
 
 
-TERMINATED, KILLED = (-signal.SIGTERM, True), (-signal.SIGKILL, True)  # by us
+TERMINATED, KILLED = [-signal.SIGTERM, True], [-signal.SIGKILL, True]  # by us
+ENDS = table(__file__, "emulator.toml", "ends", globals())
 
 
-@pytest.mark.parametrize(("deeds", "ends", "first", "least"), [
-    pytest.param({"DEED": "hang", "DEED_3": "fail"}, [TERMINATED] * 3 + [(1, False)] + [TERMINATED] * 4, 3, 2, id="one fails"),
-    pytest.param({"DEED": "hang", "DEED_1": "segfault"}, [TERMINATED, (-11, False), TERMINATED], 1, 2, id="one crashes"),
-    pytest.param({"DEED": "hang_deaf", "DEED_1": "killed"}, [KILLED, (-9, False), KILLED], 1, 2, id="deaf to SIGTERM"),
-    pytest.param({"DEED_1": "hang", "LAG": "0.5"}, [(0, False), TERMINATED, (0, False)], None, 0.5, id="one does not end"),
-    pytest.param({"DEED": "echo", "DEED_2": "killed"}, [(1, False), (1, False), (-9, False), (1, False)], 2, 0, id="echoes"),
-    pytest.param({"DEED": "echo", "DEED_0": "leave"}, [(7, False), (1, False)], 0, 0, id="an exit code is passed on"),
-])
-def test_a_rank_that_ends_badly_ends_the_others(
-    run: RunDirectory, mark: str, deeds: dict[str, str], ends: list[tuple[int, bool]], first: int | None, least: float,
-) -> None:
+@pytest.mark.parametrize(("deeds", "ends", "first", "least"), ENDS.values(), ids=ENDS)
+def test_a_rank_that_ends_badly_ends_the_others(run: RunDirectory, mark: str, deeds: dict[str, str], ends: list[list[Any]],
+                                                first: int | None, least: float) -> None:
     """Echoes are collected before anything is killed."""
     ended = emulate(run, len(ends), mark, **deeds)
-    assert [(end.code, end.ours) for _, end in sorted(by_rank(ended).items())] == ends
+    assert [[end.code, end.ours] for _, end in sorted(by_rank(ended).items())] == ends
     assert first in (None, min(ended.exits, key=lambda end: end.time).rank)
     assert least < seconds(ended) < 30 and not ended.interrupted and ended.broken is None
     logs = "".join(run.rank_log(rank).read_text() for rank in range(len(ends)))
@@ -186,9 +179,8 @@ SELDOM = pytest.mark.prove  # another way into the same path
       for how, marks in (("SIGTERM", ()), ("Ctrl-C", ()), ("SIGINT", SELDOM), ("SIGHUP", SELDOM))),
     *(pytest.param(how, "hang_deaf", ["saving", "killed"], marks=marks)
       for how, marks in (("Ctrl-C", ()), ("SIGTERM", SELDOM), ("SIGINT", SELDOM)))])
-def test_the_first_interrupt_saves_and_stops_and_the_second_kills(
-    run: RunDirectory, mark: str, how: str, deed: str, said: list[str],
-) -> None:
+def test_the_first_interrupt_saves_and_stops_and_the_second_kills(run: RunDirectory, mark: str, how: str, deed: str,
+                                                                  said: list[str]) -> None:
     launcher = Launcher(run, 4, mark, terminal=how == "Ctrl-C", DEED=deed)
     launcher.wait_for("ready")
     for words in said:

@@ -1,15 +1,15 @@
 """``hpc-mp init``: what it writes loads, fits what was found, and nothing is overwritten."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 from launching import answers, executable, silent
+from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.main import cli
@@ -45,29 +45,19 @@ def layout(spec: JobSpec) -> tuple[int, int, int, int, int]:
     return spec.job.nodes, spec.job.ranks_per_node, spec.parallel.tensor, spec.parallel.pipeline, spec.data_degree
 
 
-@pytest.mark.parametrize(("machine", "expected"), [
-    (LAPTOP, (2, 2, 2, 2, 1)), (ThisMachine(64, 256 * GIB, ()), (2, 2, 2, 2, 1)), (ThisMachine(1, 8 * GIB, ()), (2, 1, 1, 2, 1)),
-    (ThisMachine(2, 3 * GIB, ()), (2, 1, 1, 2, 1)), (ThisMachine(1, GIB, ()), (1, 1, 1, 1, 1)),
-    (ThisMachine(16, 64 * GIB, (Gpu(0, "H200", 141 * GIB),)), (1, 1, 1, 1, 1)),
-    (ThisMachine(16, 64 * GIB, (Gpu(0, "A", None), Gpu(1, "A", None), Gpu(2, "A", None))), (1, 3, 1, 1, 3)),
-    (ThisMachine(96, 512 * GIB, tuple(Gpu(n, "H100", 80 * GIB) for n in range(8))), (1, 8, 2, 2, 2)),
-])
-def test_without_slurm(tmp_path: Path, machine: ThisMachine, expected: tuple[int, ...]) -> None:
-    spec = load(tmp_path, machine)
-    assert layout(spec) == expected and find_files(spec.data.files)
+@pytest.mark.parametrize(("cores", "gib", "gpus", "gib_each", "expected"), table(__file__, "init.toml", "machines"))
+def test_without_slurm(tmp_path: Path, cores: int, gib: int, gpus: list[str], gib_each: int | None, expected: list[int]) -> None:
+    memory = gib_each and gib_each * GIB
+    spec = load(tmp_path, ThisMachine(cores, gib * GIB, tuple(Gpu(index, name, memory) for index, name in enumerate(gpus))))
+    assert [*layout(spec)] == expected and find_files(spec.data.files)
     assert (spec.job.device, spec.slurm.partition) == ("auto", None)
 
 
-@pytest.mark.parametrize(("found", "expected"), [
-    (site(), (2, 8, 2, 2, 4)), (site(nodes=1), (1, 8, 2, 2, 2)), (site(gpus=((None, 1),)), (2, 1, 1, 2, 1)),
-    (site(gpus=((None, 3),), nodes=1), (1, 3, 1, 1, 3)), (site(gpus=()), (2, 2, 2, 2, 1)),
-    (site(per_user={"gres/gpu": 8}), (1, 8, 2, 2, 2)), (site(per_user={"gres/gpu": 12}), (1, 8, 2, 2, 2)),
-    (site(per_user={"gres/gpu": 4}), (1, 4, 2, 2, 1)), (site(per_user={"node": 1}), (1, 8, 2, 2, 2)),
-    (site(gpus=(), per_user={"gres/gpu": 0}), (2, 2, 2, 2, 1)),
-])
-def test_with_slurm(tmp_path: Path, found: SlurmSite, expected: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("changes", "expected"), table(__file__, "init.toml", "sites"))
+def test_with_slurm(tmp_path: Path, changes: dict[str, Any], expected: list[int]) -> None:
+    found = site(**changes)
     spec = load(tmp_path, LAPTOP, found)
-    assert layout(spec) == expected
+    assert [*layout(spec)] == expected
     assert spec.slurm.partition == "gpu"
     assert spec.slurm.account == "proj"
     render(spec, tmp_path, ClusterFacts(found.version), python="/usr/bin/python3")

@@ -1,14 +1,14 @@
 """How ``hpc-mp launch`` judges the end of a run on emulated nodes, and which figures it reads."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from launching import record, said
+from tables import table
 
 from hpc_mp.base.exit_codes import ending
 from hpc_mp.base.line_file import NewLines
@@ -30,29 +30,13 @@ def end(rank: int, code: int, time: float = 0.0, ours: bool = False) -> Exit:
 PLACED = place(Degrees(data=4), "DPT", 2)
 
 
-@pytest.mark.parametrize(("words", "exits", "state", "kind", "rank"), [
-    ({}, [end(0, 0), end(1, 0)], "completed", None, None), ({}, [end(0, 75), end(1, 75)], "stopped", None, None),
-    ({1: ("error", 5.0)}, [end(1, 1, 6.0), end(0, -15, 7.0, ours=True)], "failed", "error", 1),
-    # the earliest wins, whatever the order in which ends were noticed, and an exception counts when it was raised
-    ({1: ("error", 5.0), 2: ("error", 4.0)}, [end(1, 1, 5.1), end(2, 1, 5.2)], "failed", "error", 2),
-    ({1: ("error", 5.0)}, [end(1, 1, 5.1), end(3, -9, 4.9)], "failed", "signal", 3),
-    ({1: ("error", 4.8)}, [end(1, 1, 5.1), end(3, -9, 4.9)], "failed", "error", 1),
-    # a peer's complaint is never the cause when anybody else has one, even if it was noticed first
-    ({0: ("peer", 1.0), 1: ("error", 5.0)}, [end(0, 1, 1.1), end(1, 1, 5.1)], "failed", "error", 1),
-    ({0: ("peer", 1.0)}, [end(0, 1, 1.1), end(3, -11, 5.1)], "failed", "signal", 3),
-    ({0: ("peer", 2.0), 1: ("peer", 1.0)}, [end(0, 1, 2.1), end(1, 1, 1.1)], "failed", "peer", 1),
-    # wrong input comes before all
-    ({0: ("error", 1.0), 1: ("user", 5.0)}, [end(0, 1, 1.1), end(1, 2, 5.1)], "failed", "user", 1),
-    ({}, [end(2, 1, 3.0)], "failed", "exit", 2),
-    ({}, [end(0, 0, 1.0), end(2, -15, 61.0, ours=True)], "failed", "straggled", 2),
-])
-def test_the_first_cause(
-    tmp_path: Path, words: dict[int, tuple[str, float]], exits: list[Exit], state: str, kind: str | None, rank: int | None,
-) -> None:
+@pytest.mark.parametrize(("words", "exits", "state", "kind", "rank"), table(__file__, "judge.toml", "causes"))
+def test_the_first_cause(tmp_path: Path, words: dict[str, tuple[str, float]], exits: list[list[Any]], state: str,
+                         kind: str | None, rank: int | None) -> None:
     run = create_run(tmp_path, "job")
     for who, (what, when) in words.items():
-        said(run, who, what, when)
-    found, cause = judge(RanksEnd(tuple(exits)), AttemptReader(run, 1), PLACED)
+        said(run, int(who), what, when)
+    found, cause = judge(RanksEnd(tuple(end(*row) for row in exits)), AttemptReader(run, 1), PLACED)
     assert found == state
     assert (cause and cause.kind, cause and cause.rank) == (kind, rank)
 

@@ -1,7 +1,5 @@
 """``hpc-mp launch`` on emulated nodes: what it refuses, writes, starts and says; ranks are fake."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -20,6 +18,7 @@ import pytest
 import warm
 from launching import answers, environment, held, make_run, marked, record, silent, the_run, until, write_job
 from played_slurm import FAKE_CLI
+from tables import table
 
 import hpc_mp.launch.launch
 from hpc_mp.base.errors import HpcMpError
@@ -191,11 +190,7 @@ def previewed(job: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str, resum
     return "\n".join(said)
 
 
-@pytest.mark.parametrize(("limit", "words"), [
-    ("24", 'is 24 min, as Slurm counts; hours are written "24:00:00"'), ("1", 'is 1 min, .*"01:00:00"'),
-    ("90", 'is 1 h 30 min, as Slurm counts; hours are written "90:00:00"'), ("024", 'is 24 min, .*"24:00:00"'),
-    ("12:00", 'is 12 min, as Slurm counts; hours are written "12:00:00"'), ("1:30", 'is 1 min 30 s, .*"01:30:00"'),
-    ("24:00:00", ""), ("00:24:00", ""), ("1-12", ""), ("1-00:00", ""), ("1440", ""), ("0", "")])
+@pytest.mark.parametrize(("limit", "words"), table(__file__, "launch.toml", "limits"))
 def test_a_limit_in_minutes_that_looks_like_hours_is_remarked_on(job: Path, monkeypatch: pytest.MonkeyPatch, limit: str,
                                                                   words: str) -> None:
     said = previewed(job, monkeypatch, f"job.time_limit='{limit}'")
@@ -205,17 +200,14 @@ def test_a_limit_in_minutes_that_looks_like_hours_is_remarked_on(job: Path, monk
 STOP = {"attempt": 1, "state": "stopped", "cause": None}
 
 
-@pytest.mark.parametrize(("verdicts", "saved", "words"), [
-    ([STOP], 3, "0001 of this job stopped at step 4/5"), ([STOP | {"state": "failed"}], 3, "0001 of this job failed at step 4/5"),
-    ([STOP | {"state": "completed"}, STOP], 3, "0002 of this job stopped at step 4/5"), ([STOP], 0, ""),
-    ([STOP | {"state": "completed"}], 3, ""), ([STOP, STOP | {"state": "completed"}], 3, ""), ([{}], 3, ""), ([], 0, "")])
-def test_a_forgotten_resume_is_noted(job: Path, monkeypatch: pytest.MonkeyPatch, verdicts: list[dict[str, Any]], saved: int,
+@pytest.mark.parametrize(("verdicts", "saved", "words"), table(__file__, "launch.toml", "forgotten"))
+def test_a_forgotten_resume_is_noted(job: Path, monkeypatch: pytest.MonkeyPatch, verdicts: list[str], saved: int,
                                      words: str) -> None:
     for verdict in verdicts:
         run = make_run(load_any(job), *([saved] if saved else []))
         run.metrics.write_text("".join(record(step) + "\n" for step in range(1, 5)) if saved else "")
         if verdict:  # else it goes on still
-            run.outcome.write_text(json.dumps(verdict))
+            run.outcome.write_text(json.dumps(STOP | {"state": verdict}))
     said = previewed(job, monkeypatch, "train.eps=1e-8")
     how = f"to resume that run: hpc-mp launch {job} --on local --set=train.eps=1e-8 --resume"
     assert f"note: run {words}, and this is a new one from the beginning; {how}" in said if words else "note:" not in said
@@ -248,24 +240,15 @@ def left(job: Path, *overrides: str, ask: Any = silent) -> bool:
         return resumed.left
 
 
-@pytest.mark.parametrize(("override", "said", "way"), [
-    ("model.config.n_layer=3", r"model\.config\.n_layer = 3: was 2 when", False),
-    ("model.config.n_inner=3", r"model\.config\.n_inner = 3: was left out when", None),
-    ("data.files=['job.toml']", r"data\.files = .*job\.toml.*: was .*text\.txt.* when", None),
-    ("data.sequence_length=16", r"data\.sequence_length = 16: was 32", True), ("train.seed=1", r"train\.seed = 1: was 0", True),
-    ("train.global_batch=16", r"train\.global_batch = 16: was 8", True),
-    ("train.optimizer=sgd", r"train\.optimizer = \"sgd\": was \"adamw\"", False),
-    ("train.eps=1e-3", r"train\.eps = 0\.001: was 1e-08", True),
-    ("train.steps=4", r"train\.steps = 4: is less than the 5 steps that .* has done", None),
-])
-def test_what_must_not_change(finished: Path, override: str, said: str, way: bool | None) -> None:
+@pytest.mark.parametrize(("override", "said", "way"), table(__file__, "launch.toml", "fixed"))
+def test_what_must_not_change(finished: Path, override: str, said: str, way: str) -> None:
     """The key that begins with a run's state is named if it may change that, and if there is a state."""
     run = the_run(finished)
     words = f'without --resume that begins with its state: checkpoint.resume = "{run.path}"'
     with pytest.raises(HpcMpError, match=said) as refused:
         left(finished, override)
-    if way is not None:
-        assert (words in str(refused.value)) == way
+    if way:
+        assert (words in str(refused.value)) == (way == "begins")
         assert "ut the old value back, or launch a new run without --resume" in str(refused.value)
         run.checkpoints.rename(run.path / "gone")
         with pytest.raises(HpcMpError, match=said) as refused:

@@ -1,7 +1,5 @@
 """What ``hpc-mp launch`` decides before the start, and how it judges the end: its pure parts."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib
@@ -12,6 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 from launching import answers, executable, make_run, silent, write_job
+from tables import table
 
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError
@@ -50,7 +49,6 @@ def spec_of(directory: Path, nodes: int = 2, ranks: int = 2, more: str = "", *ov
 
 
 def planned(spec: JobSpec, **more: Any) -> TrainingPlan:
-    """Return the plan on emulated nodes."""
     return compose(spec, Where("local", "so"), BACKENDS["local"].target, **more)
 
 
@@ -92,20 +90,7 @@ def test_ranks_share_what_libraries_read_when_imported(tmp_path: Path) -> None:
 # --- where (what a controller answers, or does not: tests/cluster/test_site.py) -------------------------------
 
 
-@pytest.mark.parametrize(("on", "environ", "table", "found", "why"), [
-    ("local", {"SLURM_JOB_ID": "7"}, {"squeue": "RUNNING\n"}, "local", "--on local"),
-    ("slurm", {}, {}, "slurm", "--on slurm"),
-    ("slurm", {"SLURM_JOB_ID": "7"}, {"squeue": "RUNNING\n"}, "step", "inside the live allocation 7"),
-    ("auto", {"SLURM_JOB_ID": "7"}, {"squeue": "RUNNING\n"}, "step", "inside the live allocation 7"),
-    ("auto", {"SLURM_JOB_ID": "7"}, {"squeue": "", "scontrol": "Slurmctld(primary) at x is UP"}, "slurm", "7 is gone"),
-    ("auto", {"SLURM_JOB_ID": "7"}, {"squeue": "COMPLETING\n"}, "local", "the allocation 7 is COMPLETING"),
-    ("auto", {"SLURM_JOB_ID": "7"}, {}, "local", "SLURM_JOB_ID=7 is not a live allocation (squeue is not on PATH)"),
-    ("auto", {}, {"scontrol": "Slurmctld(primary) at x is UP"}, "slurm", "scontrol ping answers"),
-    ("auto", {}, {"scontrol": "Slurmctld(primary) at a is DOWN\nSlurmctld(backup) at b is UP"}, "slurm", "answers"),
-    ("auto", {}, {"scontrol": "Slurmctld(primary) at x is DOWN"}, "local", "is DOWN"),
-    ("auto", {}, {"sbatch": "slurm 23.11"}, "local", "scontrol is not on PATH"),
-    ("mpi", {}, {}, "mpi", ""),
-])
+@pytest.mark.parametrize(("on", "environ", "table", "found", "why"), table(__file__, "launch_plan.toml", "places"))
 def test_where(on: str, environ: dict[str, str], table: dict[str, str], found: str, why: str) -> None:
     where = decide(on, environ, answers(table))
     assert where.place == found and why in where.why
@@ -132,12 +117,8 @@ def test_slurms_programs_without_a_slurm(tmp_path: Path) -> None:
 GPUS = (Gpu(0, "H200", 100 * GIB), Gpu(1, "H200", 100 * GIB))
 
 
-@pytest.mark.parametrize(("asked", "ranks", "gpus", "built", "kind", "why"), [
-    ("auto", 2, GPUS, True, "cuda", "a GPU for every rank"), ("auto", 3, GPUS, True, "cpu", "2 GPUs are fewer than 3 ranks"),
-    ("auto", 2, (), True, "cpu", "nvidia-smi finds no GPU"),
-    ("auto", 2, GPUS, False, "cpu", "the installed torch is built without CUDA"),
-    ("cpu", 2, GPUS, True, "cpu", "job.device = cpu"), ("cuda", 5, GPUS, True, "cuda", "5 ranks share 2 GPUs"),
-])
+@pytest.mark.parametrize(
+    ("asked", "ranks", "gpus", "built", "kind", "why"), table(__file__, "launch_plan.toml", "devices", globals()))
 def test_device(asked: Any, ranks: int, gpus: tuple[Gpu, ...], built: bool, kind: str, why: str) -> None:
     device = choose(asked, ranks, gpus, built, 8 * GIB)
     assert (device.kind, device.why) == (kind, why)
@@ -185,12 +166,7 @@ def test_who_shares_experts_and_what_tensor_ranks_hold_is_said(tmp_path: Path, k
     assert words in text and absent not in text
 
 
-@pytest.mark.parametrize(("keys", "value", "words"), [
-    ("zero = 2\nmicrobatches = 4", "microbatch", "summed after each of 4 microbatches, the default of ZeRO-2: a rank sends"),
-    ('zero = 3\nmicrobatches = 4\nreduce = "step"', "step", "summed once per step, as requested: a rank sends"),
-    ('zero = 3\nmicrobatches = 1\nreduce = "step"', "microbatch", "gradients summed once: a step has one microbatch"),
-    ("zero = 1\nmicrobatches = 4", "step", ""), ("zero = 2\nmicrobatches = 4\nshard_degree = 1", "microbatch", ""),
-])
+@pytest.mark.parametrize(("keys", "value", "words"), table(__file__, "launch_plan.toml", "sums"))
 def test_when_gradients_are_summed_is_said_with_what_it_sends(tmp_path: Path, keys: str, value: str, words: str) -> None:
     plan = planned(spec_of(tmp_path, 1, 2, f"[parallel]\n{keys}\n", "train.global_batch=8"))
     assert plan.spec.parallel.reduce == plan.spec.reduce == value
@@ -229,29 +205,20 @@ def test_a_script_is_rendered_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert [path.name for call in render.call_args_list for path in call.args[1]] == ["0001", *["0002"] * overtaken]
 
 
-@pytest.mark.parametrize(("partition", "layers", "why"), [
-    ("uniform", (1, 1), "the most even cut in numbers of layers: 1.00, 1.00 of the mean"),
-    ("parameters", (1, 1), "the most even cut in numbers of parameters"),
-    ("cost", (1, 1), "the most even cut in cost: 0.76, 1.24 of the mean"),
-    ("auto", (1, 1), "the most even cut in cost"),
-    ("profile", (2, 0), "the most even cut in measured time: 0.67, 1.33 of the mean"),
-    ("at:transformer.h.0", (0, 2), "stages begin where the pattern matches"), ([0, 2], (0, 2), "as given"),
-])
-def test_every_way_to_cut_reaches_the_plan_and_the_ranks(
-    tmp_path: Path, partition: object, layers: tuple[int, ...], why: str,
-) -> None:
+@pytest.mark.parametrize(("partition", "layers", "why"), table(__file__, "launch_plan.toml", "cuts"))
+def test_every_way_to_cut_reaches_the_plan_and_the_ranks(tmp_path: Path, partition: object, layers: list[int], why: str) -> None:
     more = '\nprofile = "p.json"\nmemory_weight = 0' if partition == "profile" else ""
     given = spec_of(tmp_path, 2, 2, f"[parallel]\npipeline = 2\npartition = {json.dumps(partition)}{more}\n")
     units = [UnitProfile(seconds, 1, 1) for seconds in (0.0, 1.0, 4.0)]
     write_profile(tmp_path / "p.json", ModelProfile("cpu", 1, conditions(given, read_shape(given)), *units))
     plan = planned(given)
-    assert plan.record.layers == layers and plan.resolution.layers.why.startswith(why), plan.resolution.layers
+    assert plan.record.layers == (cut := tuple(layers)) and plan.resolution.layers.why.startswith(why), plan.resolution.layers
     assert f"stages    {layers[0]}+{layers[1]} layers ({why}" in describe(plan, "here")
     (tmp_path / "p.json").unlink()
     with begin(plan, None) as begun:
         ranks = load_job(begun.run.job)
-    assert (ranks.parallel.partition, ranks.parallel.profile, ranks.parallel.memory_weight) == (layers, None, None)
-    assert stage_layers(ranks, read_shape(ranks)) == layers
+    assert (ranks.parallel.partition, ranks.parallel.profile, ranks.parallel.memory_weight) == (cut, None, None)
+    assert stage_layers(ranks, read_shape(ranks)) == cut
 
 
 def test_a_resumed_run_keeps_its_cut_where_it_has_as_many_stages(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """``hpc-mp launch`` on Slurm, played by scripts on PATH."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal
@@ -12,12 +10,12 @@ from typing import Any
 import pytest
 from launching import record, said, the_run, until
 from played_slurm import Cluster
+from tables import table
 
 from hpc_mp.cluster.bandwidth import LinkRates, read_measured, where, write_measured
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.runs.status import overview
 
-UNAVAILABLE = "allocation failure: Requested node configuration is not available"
 STEP = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "host[7-8]"}
 
 
@@ -60,12 +58,7 @@ def test_a_refused_job(cluster: Cluster, job: Path, mark: str) -> None:
     assert not (job.parent / "runs").exists()
 
 
-@pytest.mark.parametrize(("answer", "node", "code", "words"), [
-    ("allocation failure: Invalid account", "drained", 2, "is refused by Slurm (sbatch --test-only): allocation failure:"),
-    (UNAVAILABLE, "drained", 0, "it will wait until nodes are back"),
-    (UNAVAILABLE, "allocated", 2, f"is refused by Slurm (sbatch --test-only): {UNAVAILABLE}"),
-    ("sbatch: unrecognized option '--test-only'", "idle", 0, "slurm has not tested the script: sbatch: unrecognized option"),
-])
+@pytest.mark.parametrize(("answer", "node", "code", "words"), table(__file__, "launch_slurm.toml", "tested"))
 def test_slurm_tests_the_script(cluster: Cluster, job: Path, mark: str, answer: str, node: str, code: int, words: str) -> None:
     """Before anything is written, and at a dry run; with a node that is drained a job may wait for it."""
     cluster.says("sinfo", 'case "$*" in *--Node*) echo "n1|' + node + '|x"; echo "n2|idle|none";; '
@@ -96,12 +89,7 @@ def test_a_run_gets_the_rates_of_its_cluster(cluster: Cluster, job: Path, mark: 
     assert the_run(job).attempt() == 2 and not the_run(job).measured.exists()
 
 
-@pytest.mark.parametrize(("left", "state", "code", "figures", "words"), [
-    ("metrics.jsonl", "COMPLETED", 0, {"state": "completed", "first_loss": 8.0, "loss": 4.0, "steps": 5}, ""),
-    ("failures", "FAILED", 1, {"state": "failed"}, "rank 1 on node0 failed: ValueError: boom"),
-    ("", "NODE_FAIL", 1, {"state": "failed"}, "Slurm job 4242 ended as NODE_FAIL"),
-    ("", "CANCELLED", 1, {"state": "stopped"}, "Continue with: hpc-mp launch"),
-])
+@pytest.mark.parametrize(("left", "state", "code", "figures", "words"), table(__file__, "launch_slurm.toml", "ends"))
 def test_waiting_for_the_end_of_a_job(cluster: Cluster, job: Path, mark: str, tmp_path: Path, left: str, state: str, code: int,
                                       figures: dict[str, Any], words: str) -> None:
     """The job copies what its ranks would leave."""
@@ -126,14 +114,7 @@ def test_an_interrupt_ends_the_waiting_not_the_job(cluster: Cluster, job: Path, 
     assert "job 4242 goes on, `hpc-mp cancel" in err
 
 
-# --- a step of an allocation --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("line", "code", "state", "words"), [
-    ("exit 0", 0, "completed", ""), ("exit 75", 1, "stopped", "Continue with"),
-    ("echo srun: error: a >&2; exit 3", 1, "failed", "the job ended with exit code 3, and the only message is 'srun: error: a'"),
-    ("exit 3", 1, "failed", "the job ended with exit code 3, and no message gives a reason"),
-])
+@pytest.mark.parametrize(("line", "code", "state", "words"), table(__file__, "launch_slurm.toml", "steps"))
 def test_a_step(cluster: Cluster, job: Path, mark: str, line: str, code: int, state: str, words: str) -> None:
     cluster.runs(line)
     found, out, err = cluster.launch(mark, job, "--json", **STEP)
@@ -145,9 +126,8 @@ def test_a_step(cluster: Cluster, job: Path, mark: str, line: str, code: int, st
 
 @pytest.mark.parametrize(("answer", "signals", "words"), [
     ("exit 75", (signal.SIGTERM,), "saving at the next step"), ("", (signal.SIGTERM, signal.SIGINT), "killed")])
-def test_an_interrupted_step_saves_and_the_second_interrupt_kills(
-    cluster: Cluster, job: Path, mark: str, answer: str, signals: tuple[signal.Signals, ...], words: str,
-) -> None:
+def test_an_interrupted_step_saves_and_the_second_interrupt_kills(cluster: Cluster, job: Path, mark: str, answer: str,
+                                                                  signals: tuple[signal.Signals, ...], words: str) -> None:
     ready = cluster.folder / "ready"
     cluster.runs(f"trap '{answer}' USR2; touch {ready}; while :; do sleep 0.1; done")
     program = cluster.start(mark, job, "--json", **STEP)

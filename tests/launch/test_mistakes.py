@@ -1,8 +1,6 @@
 """Mistakes that people make in job files and commands: each is answered at launch with the value, the rule and the remedy, before
 anything is written, started or submitted."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import json

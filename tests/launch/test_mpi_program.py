@@ -1,7 +1,5 @@
 """Programs whose ranks meet through MPI, under a real mpirun on emulated nodes, and ``launch --on mpi``."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -14,6 +12,7 @@ import pytest
 import warm
 from launching import call, executable, silent, until
 from layouts import write_job as write_training
+from tables import table
 from test_run import HARD, here
 
 from hpc_mp.base.errors import HpcMpError
@@ -76,14 +75,7 @@ def test_ranks_meet_and_arguments_arrive_byte_for_byte(here: Path) -> None:
 
 
 # (what rank 2 of 4 does, kind, words of the cause)
-ENDS = {
-    "SIGKILL": ("os.kill(os.getpid(), signal.SIGKILL)", "signal", "rank 2 on node1 was killed by SIGKILL"),
-    "SIGSEGV": ("os.kill(os.getpid(), signal.SIGSEGV)", "crash", "rank 2 on node1 was killed by SIGSEGV"),
-    "exit code": ("print('no such option', flush=True); os._exit(4)", "exit", "exit code 4; its last words: no such option"),
-    "alone": ("os._exit(0)", "early", "rank 2 on node1 ended before the others"),
-    "a traceback that MPI keeps from ending": ("raise ValueError('boom')", "error",
-                                               "rank 2 on node1 failed: ValueError: boom (program.py:6); it was still running"),
-}
+ENDS = table(__file__, "mpi_program.toml", "ends")
 
 
 @needs_mpirun
@@ -150,9 +142,8 @@ BLIND = "exec sleep 1000"  # which waits for no child
 @pytest.mark.parametrize("hosts", ["h1,h1,h1,h2", "a,b,a,b", "one,one,one,one"])
 @pytest.mark.parametrize(("own", "kind"), [("os._exit(4)", "exit"), ("os.kill(os.getpid(), 9)", "signal"),
                                            ("raise OSError(30, 'Read-only file system')", "storage"), ("pass", None)])
-def test_on_hosts_that_mpirun_alone_knows_each_rank_is_named_with_its_own(
-    here: Path, hosts: str, own: str, kind: str | None,
-) -> None:
+def test_on_hosts_that_mpirun_alone_knows_each_rank_is_named_with_its_own(here: Path, hosts: str, own: str,
+                                                                          kind: str | None) -> None:
     named = hosts.split(",")
     executable(here / "bin", "mpirun", MPIRUN.replace("HOSTS", " ".join(f"SLURMD_NODENAME={host}" for host in named)) + WAITS)
     (here / "program.py").write_text(f"import os, sys\nif os.environ['OMPI_COMM_WORLD_RANK'] == '2':\n    {own}\n")
@@ -212,11 +203,7 @@ def test_ranks_under_mpirun_are_those_of_the_emulator(job: Path) -> None:
     assert all("training from step 1" in run.rank_log(rank).read_text() for rank in range(2))
 
 
-@pytest.mark.parametrize(("says", "words"), [
-    ("mpirun (Open MPI) 4.1.4", ["--map-by", "slot:OVERSUBSCRIBE", "-x", "HPC_MP_TOKEN", "-x", "OMP_NUM_THREADS"]),
-    ("HYDRA build details:\n    Version: 4.0.2", ["-ppn", "2", "-genvlist"]),
-    ("Intel(R) MPI Library for Linux* OS, Version 2021.9", ["-ppn", "2"]),
-])
+@pytest.mark.parametrize(("says", "words"), table(__file__, "mpi_program.toml", "families"))
 def test_each_family_is_told_in_its_own_words(job: Path, says: str, words: list[str]) -> None:
     options = mpirun(load_job(job, FOUR), lambda argv: says)
     assert options[:2] == ["-n", "4"] and all(word in options for word in words)
@@ -231,45 +218,29 @@ def test_an_unknown_mpirun_is_refused(job: Path) -> None:
 
 # --- which of srun's plug-ins ---------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("said", "listed"), [
-    ("MPI plugin types are...\n\tpmix\n\tpmi2\n\tnone\nspecific pmix plugin versions available: pmix_v4\n",
-     ("pmix", "pmi2", "none")),
-    ("srun: MPI types are...\nsrun: none\nsrun: pmi2\n", ("none", "pmi2")),
-    ("MPI plugin types are...\n\tcray_shasta\n\tnone\n", ("cray_shasta", "none"))])
-def test_what_srun_lists(said: str, listed: tuple[str, ...]) -> None:
-    assert mpi_plugins(lambda argv: said) == listed
+@pytest.mark.parametrize(("said", "listed"), table(__file__, "mpi_program.toml", "listed"))
+def test_what_srun_lists(said: str, listed: list[str]) -> None:
+    assert mpi_plugins(lambda argv: said) == tuple(listed)
 
 
 def planned(here: Path, known: tuple[str, ...] | None, mpi: str = "none", start: str = "mpi", place: str = "slurm",
             modules: tuple[str, ...] = ()) -> str:
-    tree = {"program": {"command": ["solve"], "start": start}, "slurm": {"mpi": mpi, "modules": modules}}
-    spec = resolve_any(tree, here)
+    spec = resolve_any({"program": {"command": ["solve"], "start": start}, "slurm": {"mpi": mpi, "modules": modules}}, here)
     assert isinstance(spec, ProgramSpec)
     own = BACKENDS[place].target
     target = Target(own.title, lambda *_: ClusterFacts(mpi_plugins=known), own.gpus, in_script=own.in_script)
     return compose_program(spec, Where(place, ""), target).spec.slurm.mpi  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("known", "mpi", "start", "place", "chosen"), [
-    (("pmi2", "pmix"), "none", "mpi", "slurm", "pmix"), (("pmi2", "none"), "none", "mpi", "slurm", "pmi2"),
-    (None, "none", "mpi", "slurm", "pmix"), (("pmix", "pmi2"), "pmi2", "mpi", "slurm", "pmi2"),
-    (("none", "cray_shasta"), "none", "mpi", "slurm", "mpirun"), (("pmix",), "mpirun", "mpi", "slurm", "mpirun"),
-    (("pmix",), "none", "rank", "slurm", "none"), (("pmix",), "pmix", "rank", "slurm", "pmix"),
-    (None, "none", "mpi", "local", "none"), (None, "none", "mpi", "mpi", "none"),
-    # without an mpirun here
-    (("none", "pmi2"), "pmix", "mpi", "slurm", "is none of what this site's srun has: none, pmi2"),
-    (("none", "cray_shasta"), "none", "mpi", "slurm", "this site's srun has none of pmix, pmi2 (it has none, cray_shasta), and "
-     "mpirun: is not on PATH here"),
-    (("pmix",), "mpirun", "mpi", "slurm", 'slurm.mpi = "mpirun": is not on PATH here, which the job keeps'),
-    (None, "none", "rank", "mpi", 'set program.start = "mpi"')])
-def test_the_plug_in_that_is_taken(here: Path, known: tuple[str, ...] | None, mpi: str, start: str, place: str, chosen: str,
+@pytest.mark.parametrize(("known", "mpi", "start", "place", "chosen"), table(__file__, "mpi_program.toml", "plug_ins"))
+def test_the_plug_in_that_is_taken(here: Path, known: list[str], mpi: str, start: str, place: str, chosen: str,
                                    monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(here))
     if " " not in chosen:
         executable(here, "mpirun", "")
-        assert planned(here, known, mpi, start, place) == chosen
+        assert planned(here, tuple(known) or None, mpi, start, place) == chosen
         return
     with pytest.raises(HpcMpError) as refused:
-        planned(here, known, mpi, start, place)
+        planned(here, tuple(known) or None, mpi, start, place)
     assert chosen.lower() in str(refused.value).lower()
     assert planned(here, ("none",), modules=("openmpi",)) == "mpirun", "a module may bring the one that is not here"

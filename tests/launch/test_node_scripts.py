@@ -1,7 +1,5 @@
 """slurm/node-start.sh and node-end.sh, run as srun would, and the copies that Python makes and finds."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import shutil

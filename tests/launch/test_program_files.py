@@ -1,7 +1,5 @@
 """What is looked at before a program is started: its files, commands that start ranks by themselves, sizes that nobody gave."""
 
-from __future__ import annotations
-
 import shlex
 import tomllib
 from collections.abc import Callable
@@ -9,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from launching import executable
+from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.run import name_of
@@ -43,10 +42,7 @@ def test_what_may_be_there(here: Path) -> None:
         check_files(spec(here, *words.split()), in_script=True)
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    ("python nothere.py", "nothere.py: is not in"), ("python -u -O sub/train.py", "sub/train.py: is not in"),
-    ("./nothere", "program.command[0] = './nothere': is not in"), ("./run.sh", "is not executable"),
-    ("sub/run.sh", "is not in")])
+@pytest.mark.parametrize(("words", "said"), table(__file__, "program_files.toml", "absent"))
 def test_what_is_not_there(here: Path, words: str, said: str) -> None:
     with pytest.raises(HpcMpError) as refused:
         check_files(spec(here, *words.split()), in_script=False)
@@ -84,11 +80,7 @@ def refusal(spec: ProgramSpec) -> HpcMpError | None:
     return None
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    ("torchrun --nproc-per-node 2 t.py", "--nodes 1 --ranks-per-node 2 -- python t.py"),
-    ("torchrun --nnodes=3 --nproc_per_node=4 t.py --lr 1", "--nodes 3 --ranks-per-node 4 -- python t.py --lr 1"),
-    ("deepspeed --num_gpus 8 t.py", "--nodes 1 --ranks-per-node 8"), ("torchrun --nproc-per-node gpu t.py", "--ranks-per-node 1"),
-    ("accelerate launch t.py", "--nodes 1 --ranks-per-node 1")])
+@pytest.mark.parametrize(("words", "said"), table(__file__, "program_files.toml", "launchers"))
 def test_the_numbers_of_the_launcher_are_those_of_the_remedy(here: Path, words: str, said: str) -> None:
     refused = refusal(spec(here, *words.split()))
     assert refused is not None and said in refused.remedy
@@ -119,21 +111,13 @@ def test_a_command_that_is_started_on_every_node(here: Path, command: str, nodes
 SALLOC = {"SLURM_JOB_NUM_NODES": "3", "SLURM_TASKS_PER_NODE": "4(x3)"}
 
 
-@pytest.mark.parametrize(("given", "place", "environ", "gpus", "nodes", "each", "why"), [
-    ((2, 4), "local", {}, 8, 2, 4, ""), ((None, None), "local", {}, 8, 1, 8, "a rank per GPU of this machine"),
-    ((None, None), "local", {}, 0, 1, 1, "no GPU is known"), ((2, None), "local", {}, 4, 2, 4, "a rank per GPU"),
-    ((None, 3), "local", {}, 8, 1, 3, "1 node"),
-    ((None, None), "step", SALLOC, 8, 3, 1, "3 nodes of the allocation, one rank per node"),
-    ((None, None), "step", SALLOC | {"SLURM_GPUS_ON_NODE": "4"}, 8, 3, 4, "a rank per GPU"),
-    ((None, None), "step", SALLOC | {"SLURM_NTASKS_PER_NODE": "2", "SLURM_GPUS_ON_NODE": "4"}, 8, 3, 2, "as it has tasks"),
-    ((None, None), "step", SALLOC | {"SLURM_NTASKS": "6"}, 8, 3, 2, "as it has tasks"),
-    ((None, None), "step", SALLOC | {"SLURM_NTASKS": "7"}, 8, 3, 1, "one rank per node"),
-    ((1, None), "step", SALLOC | {"SLURM_NTASKS": "6"}, 8, 1, 2, "as it has tasks"),
-])
-def test_sizes_that_nobody_has_given(given: tuple[int | None, int | None], place: str, environ: dict[str, str], gpus: int,
+@pytest.mark.parametrize(
+    ("given", "place", "environ", "gpus", "nodes", "each", "why"), table(__file__, "program_files.toml", "sizes"))
+def test_sizes_that_nobody_has_given(given: list[int | None], place: str, environ: dict[str, str], gpus: int,
                                      nodes: int, each: int, why: str) -> None:
     decided: Callable[[str], Where] = lambda _: Where(place, "")  # noqa: E731
-    found = size_of(spec(Path("/"), "x"), *given, "auto", environ, decided, lambda _: ClusterFacts(), lambda: gpus)
+    around = SALLOC | environ if place == "step" else environ
+    found = size_of(spec(Path("/"), "x"), *given, "auto", around, decided, lambda _: ClusterFacts(), lambda: gpus)
     assert (found.nodes, found.ranks_per_node) == (nodes, each) and why in found.why
     nothing = allocated_tasks({})
     assert (nothing.nodes, nothing.tasks_per_node, nothing.gpus_per_node) == (1, 0, 0)

@@ -1,7 +1,5 @@
 """The job script: golden files, every line explained, what is derived, forms that contradict each other, a site's own files."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -13,6 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from rendering import CPU, FORMS, GOLDEN, GPUS, PYTHON, RUN, directives, executable, facts, form, golden, job, text
+from tables import table
 
 from hpc_mp.base import site_files
 from hpc_mp.base.assets import asset
@@ -86,12 +85,9 @@ def test_the_page_can_be_too_long() -> None:
 # --- releases ---------------------------------------------------------------------------------------------------------
 
 
-def test_each_release_says_why_cpus_are_said_again() -> None:
+def test_options_and_words_follow_the_release() -> None:
     why = [differences(version)["cpus-per-task"] for version in ((21, 8), (22, 5), (23, 2), (23, 11), (26, 5), None)]
     assert why[1] == why[2] and why[3] == why[4] and len(set(why)) == 4
-
-
-def test_an_option_of_srun_is_given_to_releases_that_have_it() -> None:
     have = ["--oom-kill-step=1" in form("cpu", version) for version in ((24, 5), (24, 11), (27, 5), None)]
     assert have == [False, True, True, False]
     assert form("gpus-per-node", (20, 11)) == form("gpus-per-node", (22, 5)), "an older one than any gets the text of the first"
@@ -118,21 +114,13 @@ def test_launch_writes_for_the_release_that_it_is_told(tmp_path: Path) -> None:
 # --- what is derived --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("slurm", "device", "expected"), [
-    ({}, "auto", "gpus-per-node=4"), ({"gpu_request": "gres"}, "auto", "gres=gpu:4"), ({"gpu_type": "h100"}, "cpu", None)])
+@pytest.mark.parametrize(("slurm", "device", "expected"), table(__file__, "render.toml", "gpu_requests"))
 def test_gpu_request(slurm: dict[str, Any], device: str, expected: str | None) -> None:
     """What the golden files do not ask for."""
     assert gpu_request(job(job={"ranks_per_node": 4, "device": device}, slurm=slurm)) == expected
 
 
-@pytest.mark.parametrize(("extra", "cpus", "per_core", "request_", "threads"), [
-    ({}, 128, 2, 32, 16),
-    ({}, 126, 2, 30, 15),  # whole cores: 4 x 31 CPUs of two threads would need 64 cores, and 63 are there
-    ({}, 3, 1, 1, 1), ({"hint": "nomultithread"}, 128, 2, 16, 16), ({"threads-per-core": 1}, 128, 2, 16, 16),
-    ({"cpus-per-task": False}, 128, 2, None, None), ({"cpus-per-task": 6}, 128, 2, 6, 3), ({"cpus-per-task": "6"}, None, 1, 6, 6),
-    ({}, None, 1, None, None),
-    ({"exclusive": False}, 128, 2, None, None),  # without a GPU nothing tells a rank's share of a shared node
-])
+@pytest.mark.parametrize(("extra", "cpus", "per_core", "request_", "threads"), table(__file__, "render.toml", "cpus"))
 def test_cpus_of_a_rank(extra: dict[str, Any], cpus: int | None, per_core: int, request_: int | None,
                         threads: int | None) -> None:
     spec = job(job=CPU | {"ranks_per_node": 4}, slurm={"extra": extra})
@@ -148,9 +136,7 @@ def test_time_limits() -> None:
     assert {written: seconds_of(written) for written in seconds} == seconds
 
 
-@pytest.mark.parametrize(("limit", "wanted", "expected", "warned"), [
-    ("1:00:00", 120, 120, True), ("1:00:00", 1200, 900, True), ("8", 120, 120, True), ("4", 120, 60, True),
-    ("2", 120, 30, False), ("1", 120, 15, False), ("0", 7200, 7200, True)])
+@pytest.mark.parametrize(("limit", "wanted", "expected", "warned"), table(__file__, "render.toml", "grace"))
 def test_grace(limit: str, wanted: int, expected: int, warned: bool) -> None:
     """Never so long that Slurm, a minute early, warns ranks that are only starting."""
     spec = job(job=CPU | {"time_limit": limit}, slurm={"grace": wanted})
@@ -158,9 +144,7 @@ def test_grace(limit: str, wanted: int, expected: int, warned: bool) -> None:
     assert (f"--signal=USR2@{expected}" in directives(text(spec))) is warned
 
 
-@pytest.mark.parametrize(("slurm", "expected"), [
-    ({"python": "/usr/bin/python3.12"}, "/usr/bin/python3.12"), ({"conda": "/c/envs/x"}, "/c/envs/x/bin/python"),
-    ({"venv": "/v", "python": "/p"}, "/p"), ({"container": "a", "python": "/opt/bin/python"}, "/opt/bin/python")])
+@pytest.mark.parametrize(("slurm", "expected"), table(__file__, "render.toml", "interpreters"))
 def test_the_interpreter_of_a_rank(slurm: dict[str, Any], expected: str) -> None:
     """Other than those of the golden files."""
     script = text(job(slurm=slurm))
@@ -292,10 +276,7 @@ def test_a_sites_values_stand_under_the_jobs(tmp_path: Path, monkeypatch: pytest
     assert spec.slurm.extra == {"nice": 1, "comment": "mine"} and spec.environment.set == {"A": "1"}
 
 
-@pytest.mark.parametrize(("content", "words"), [
-    ("[train]\nsteps = 1\n", "train in .*site.toml: is not a site's to decide"),
-    ("slurm = 1\n", "slurm in .*is not a site's"), ("[slurm\n", "cannot be read"),
-])
+@pytest.mark.parametrize(("content", "words"), table(__file__, "render.toml", "broken_site_files"))
 def test_a_broken_site_file_is_refused(tmp_path: Path, content: str, words: str) -> None:
     executable(tmp_path / "hpc-mp/site.toml", content)
     with pytest.raises(HpcMpError, match=words):

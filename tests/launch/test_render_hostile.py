@@ -1,7 +1,5 @@
 """Text in a job file is data: hostile values through real bash, and as sbatch reads its directives."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil
@@ -16,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from rendering import CPU, FAKE_HOST, FAKE_RANK, PYTHON, RUN, directives, executable, execute, job, read_by_sbatch, text
+from tables import table
 
 from hpc_mp.base.assets import asset
 from hpc_mp.base.errors import HpcMpError
@@ -156,15 +155,7 @@ def test_what_srun_and_a_rank_are_told(tmp_path: Path) -> None:
     assert seen["env"]["HPC_MP_MPI"] == "1"
 
 
-NAMES = """
-    PYTHONPATH PYTHONHOME LD_PRELOAD BASH_ENV NCCL_DEBUG NCCL_P2P_DISABLE TORCH_LOGS TORCHELASTIC_RUN_ID
-    CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES OMP_NUM_THREADS MKL_NUM_THREADS HF_HOME TRITON_CACHE_DIR XDG_CACHE_HOME
-    RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT HPC_MP_TOKEN HPC_MP_EMULATED PMI_RANK PMIX_RANK
-    OMPI_COMM_WORLD_RANK GLOO_SOCKET_IFNAME UCX_TLS FI_PROVIDER SLURM_MEM_PER_CPU SLURM_CPUS_PER_TASK
-    SLURM_TRES_PER_TASK SRUN_CPUS_PER_TASK SLURM_NTASKS_PER_NODE SLURM_HINT SLURM_EXPORT_ENV SLURM_HOSTFILE
-    SLURM_DISTRIBUTION SLURM_CPU_BIND SLURM_GPUS_PER_TASK SLURM_MPI_TYPE SLURM_PROCID SLURM_STEP_ID SLURM_HET_SIZE
-    SLURM_JOB_NODELIST_HET_GROUP_0 SLURM_ARRAY_TASK_ID SBATCH_EXCLUSIVE
-"""
+NAMES = table(__file__, "render_hostile.toml", "names")
 POLLUTION = dict.fromkeys(NAMES.split(), "polluted")
 
 
@@ -265,13 +256,7 @@ def test_the_directives_of_a_hostile_job(value: str) -> None:
 
 
 @pytest.mark.parametrize(("sections", "run", "value"), [
-    ({}, "/runs/a\nb", "job.directory"), ({}, "/runs/a\\b", "job.directory"), ({}, "/runs/\udcff", "job.directory"),
-    ({}, "runs", "job.directory"),
-    ({"slurm": {"extra": {"comment": "a\nb"}}}, "/runs", "slurm.extra.comment"),
-    ({"slurm": {"components": [{"nodes": 1, "extra": {"nodelist": "a\nb"}}]}}, "/runs", "slurm.components[0].extra.nodelist"),
-    ({"slurm": {"setup": ["a\0b"]}}, "/runs", "slurm.setup"),
-    ({"environment": {"set": {"A": "a\0b"}}}, "/runs", "environment.set.A"),
-])
+    *table(__file__, "render_hostile.toml", "carried"), ({}, "/runs/\udcff", "job.directory")])
 def test_what_no_script_can_carry_is_refused(sections: dict[str, Any], run: str, value: str) -> None:
     with pytest.raises(HpcMpError, match=re.escape(value)):
         text(job(**sections), Path(run))

@@ -1,7 +1,5 @@
 """``slurm.extra``: which options of sbatch a job file may add, in which release."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

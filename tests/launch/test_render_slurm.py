@@ -1,7 +1,5 @@
 """Rendered scripts and a real Slurm 22.05: golden scripts are accepted, and what ranks get from each form is what it says."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Iterator, Sequence
@@ -46,8 +44,7 @@ def test_golden_scripts_are_accepted(big: Lab, name: str) -> None:
 
 def test_a_wrong_script_is_not(big: Lab) -> None:
     script = golden("gpus-per-node", (22, 5)).read_text().replace("h100:8", "h200:8")
-    said = big.run(["sbatch", "--test-only"], input=script)
-    assert said.returncode != 0
+    assert big.run(["sbatch", "--test-only"], input=script).returncode != 0
 
 
 # --- what ranks get ---------------------------------------------------------------------------------------------------

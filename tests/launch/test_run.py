@@ -1,7 +1,5 @@
 """``hpc-mp run`` and job files with ``[program]`` on emulated nodes: what reaches the program, and what is said of its end."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -14,6 +12,7 @@ import pytest
 import warm
 from click.testing import CliRunner, Result
 from launching import call, until
+from tables import table
 from watchdog_words import SAYS
 
 from hpc_mp.cli.main import cli
@@ -52,7 +51,6 @@ def local(here: Path, command: list[str], *options: str, nodes: int = 2, each: i
 
 
 def cause_of(done: Result, found: RunDirectory) -> Cause:
-    """Return the cause of a run that failed."""
     ended = verdict(found)
     assert done.exit_code == 1 and ended is not None and ended.cause is not None, done.output
     return ended.cause
@@ -116,15 +114,7 @@ def test_ranks_of_a_program_with_axes(here: Path) -> None:
     assert "rank 3 (dp 1, pp 1, tp 0) on node1 failed: ValueError: boom" in cause_of(done, found).message
 
 
-AXES = ["program.axes=megatron", "parallel.pipeline=2"]
-
-
-@pytest.mark.parametrize(("keys", "words"), [
-    ([*AXES, "parallel.rank_map=[1,1,0,0]", "parallel.order=cluster"],
-     "order PDT (megatron), on the nodes of parallel.rank_map, which goes before parallel.order; pipeline"),
-    ([*AXES, "parallel.rank_map=[1,1,0,0]"], "order PDT (megatron), on the nodes of parallel.rank_map; pipeline"),
-    ([*AXES, "parallel.rank_map=cyclic", "parallel.order=cluster"], "order PDT (megatron), laid out in the order DPT"),
-    (AXES, "order PDT (megatron), as it numbers its ranks"), ([], "")])
+@pytest.mark.parametrize(("keys", "words"), table(__file__, "run.toml", "orders"))
 def test_an_order_that_is_not_used_is_not_claimed(here: Path, keys: list[str], words: str) -> None:
     sets = [f"--set={key}" for key in keys]
     done = run("--on", "local", "--nodes", "2", "--ranks-per-node", "2", *sets, "--dry-run", "--", "true")
@@ -133,27 +123,7 @@ def test_an_order_that_is_not_used_is_not_claimed(here: Path, keys: list[str], w
 
 # (what rank 2 of 4 does, what the others do, kind, words of the cause): a path through the code each. How tracebacks and last
 # words are read is for tests/diagnosis/test_ends.py.
-ENDS = {
-    "traceback": ("raise ValueError('boom')", "time.sleep(60)", "error",
-                  "rank 2 on node1 failed: ValueError: boom (program.py:6)"),
-    "on all": ("raise ValueError('boom')", "time.sleep(1.5); raise ValueError('boom')", "error", "rank 2 on node1 failed"),
-    "a peer's word": ("sys.exit(3)", "time.sleep(0.2); raise RuntimeError('Connection closed by peer')", "exit", "exit code 3"),
-    "exit code": ("print('no such option'); sys.exit(4)", "time.sleep(60)", "exit", "its last words: no such option"),
-    "SIGSEGV": ("os.kill(os.getpid(), signal.SIGSEGV)", "time.sleep(60)", "crash", "was killed by SIGSEGV"),
-    "SIGKILL": ("os.kill(os.getpid(), signal.SIGKILL)", "time.sleep(60)", "signal", "the system ran out of memory, or"),
-    "NCCL's watchdog": ("time.sleep(60)", "print(WATCHDOG.format(rank=rank, number=12, operation='ALLREDUCE')); os.abort()",
-                        "hang", "ranks 0, 1, 3 waited for it 600 s in ALLREDUCE (12) (NCCL's watchdog)"),
-    "alone": ("sys.exit(0)", "time.sleep(1); raise ConnectionResetError('Connection reset by peer')", "early",
-              "rank 2 on node1 ended before the others: with exit code 0"),
-    "alone, and they hang": ("sys.exit(0)", "time.sleep(60)", "early", "all were silent"),
-    "given up waiting for": ("time.sleep(60)", "raise RuntimeError('Timed out waiting 6000ms for recv operation')", "hang",
-                             "ranks 0, 1, 3 gave up waiting for it: RuntimeError: Timed out waiting 6000ms"),
-    "a thread's, and they hang": ("import threading; t = threading.Thread(target=lambda: 1 / 0); t.start(); t.join(); "
-                                  "time.sleep(60)", "time.sleep(60)", "error",
-                                  "ZeroDivisionError: division by zero (program.py:6); it was still running"),
-    "hang": ("time.sleep(60)", "[(time.sleep(2), print('step')) for _ in range(3)]; time.sleep(60)", "hang",
-             "it was the first to fall silent"),
-}
+ENDS = table(__file__, "run.toml", "ends")
 
 
 @pytest.mark.parametrize("name", ENDS)

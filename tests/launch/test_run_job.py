@@ -1,7 +1,5 @@
 """``hpc_mp.run_job``: launching from Python, on emulated nodes and on a real Slurm."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json
@@ -130,17 +128,15 @@ def test_the_door_imports_nothing_heavy(job: Path) -> None:
     assert imported(code).splitlines()[0] == "cpu", "a script is rendered without tokenizers and torch"
 
 
-def test_emulated_nodes_in_place_of_a_cluster_are_named_at_the_end(
-    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_emulated_nodes_in_place_of_a_cluster_are_named_at_the_end(job: Path, tmp_path: Path,
+                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("sbatch", "scontrol"):
         executable(tmp_path / "bin", name, "echo 'no controller' >&2; exit 1")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     for name in ("SLURM_JOB_ID", "SLURM_CONF"):
         monkeypatch.delenv(name, raising=False)
     said: list[str] = []
-    outcome = hpc_mp.run_job(job, on="auto", say=said.append)
-    assert outcome.state == "completed"
+    assert hpc_mp.run_job(job, on="auto", say=said.append).state == "completed"
     last = [text for text in said if text.startswith("ran ")]
     assert last == ["ran       emulated on this machine, not on a cluster: sbatch is on PATH, but no Slurm answers "
                     "(no controller), and\n          SLURM_CONF is not set: export it if slurm.conf is not in the default place"]

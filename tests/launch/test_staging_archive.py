@@ -1,7 +1,5 @@
 """Packing a Python environment: the copy works elsewhere when the original is gone; what cannot be packed is refused."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -69,9 +67,8 @@ def ask_packages(env: Path) -> str:
 
 
 @pytest.mark.parametrize("with_base", [True, False])
-def test_the_copy_works_without_the_original(
-    environment: Path, tmp_path: Path, with_base: bool, monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_copy_works_without_the_original(environment: Path, tmp_path: Path, with_base: bool,
+                                             monkeypatch: pytest.MonkeyPatch) -> None:
     if with_base:
         monkeypatch.setattr("hpc_mp.launch.staging.interpreter.SYSTEM", SYSTEM)
     shown = []
@@ -162,8 +159,7 @@ def test_a_prefix_of_its_own(tmp_path: Path) -> None:
     for name in ("bin/python3", "lib/python3.11/site-packages/gym/envs/__init__.py", "envs/other/bin/python3"):
         (prefix / name).parent.mkdir(parents=True, exist_ok=True)
         (prefix / name).write_text("")
-    library = prefix / "lib/python3.11/site-packages"
-    found = Interpreter(prefix, prefix, "3.11.7", prefix / "bin/python3", (library,))
+    found = Interpreter(prefix, prefix, "3.11.7", prefix / "bin/python3", (prefix / "lib/python3.11/site-packages",))
     assert [member.name for member in members(found)] == [
         ".relocate", "bin/python3", "lib/python3.11/site-packages/gym/envs/__init__.py"]
 

@@ -1,7 +1,5 @@
 """``hpc_mp.submit``: Python callables on emulated nodes and on a real Slurm without accounting."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal

@@ -1,7 +1,5 @@
 """Sweeps from their launch to their end: one after the other on emulated nodes, interrupted, resumed, cancelled, compared."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -112,11 +110,9 @@ def test_an_interrupt_ends_the_sweep_and_resume_goes_on_with_all_of_it(job: Path
 
 
 @pytest.mark.parametrize(("options", "states", "words"), [
-    ([], ["stopped", "completed"], "the other runs"), (["--all"], ["stopped"], "1 run not started; --resume starts it"),
-])
-def test_cancelling_of_one_run_and_of_the_sweep(
-    tmp_path: Path, mark: str, options: list[str], states: list[str], words: str
-) -> None:
+    ([], ["stopped", "completed"], "the other runs"), (["--all"], ["stopped"], "1 run not started; --resume starts it")])
+def test_cancelling_of_one_run_and_of_the_sweep(tmp_path: Path, mark: str, options: list[str], states: list[str],
+                                                words: str) -> None:
     """From another terminal: the launch goes on with the next run, or ends."""
     job = write_job(tmp_path)
     launched = start(mark, job, "--set", PAIR, PAUSE="0.3")

@@ -1,7 +1,5 @@
 """What a launch says of the text before it trains on it, and how many steps an epoch is."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace
@@ -170,13 +168,10 @@ def test_epochs_are_counted_in_tokens(job: Path) -> None:
     assert counted_steps(load_job(job), Listener()) == load_job(job), "steps stay"
 
 
-def test_without_tokenizers_epochs_are_refused(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_epochs_without_tokenizers_or_with_a_longer_warm_up_are_refused(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training_text, "find_spec", lambda name: None)
     with pytest.raises(HpcMpError, match=r"train\.epochs = 2: needs the tokens of the text.*Set train.steps to epochs"):
         counted_steps(load_job(job, ["train.epochs=2"]), Listener())
-
-
-def test_a_warm_up_beyond_the_steps_of_the_epochs_is_refused(job: Path) -> None:
     given = load_job(job, ["train.epochs=1", "train.warmup_steps=50"])
     with pytest.raises(HpcMpError, match=r"warmup_steps = 50: is more than train\.steps = 4"):
         with_steps(given, 32 * 32 + 1)

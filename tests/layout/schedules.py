@@ -1,7 +1,5 @@
 """Schedules for tests: sizes that each of them takes or refuses, and schedules spoilt by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from hypothesis import strategies as st
@@ -14,8 +12,7 @@ Request = tuple[str, int, int, int]  # name, pipeline ranks, microbatches, virtu
 NAMES = sorted(STAGES_PER_RANK)
 SMALL: list[Request] = [
     ("gpipe", 3, 4, 1), ("1f1b", 3, 4, 1), ("interleaved_1f1b", 2, 4, 2), ("breadth_first", 2, 3, 2), ("zero_bubble", 3, 4, 1),
-    ("zero_bubble_v", 2, 4, 1),
-]
+    ("zero_bubble_v", 2, 4, 1)]
 
 
 @st.composite

@@ -1,7 +1,5 @@
 """Which fields of a configuration are taken: all of transformers' own, and none that nobody accounts for."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from dataclasses import fields
@@ -85,9 +83,8 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("head_dim", [{}, {"head_dim": 8}], ids=["heads by default", "heads of 8"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("model_type", ["llama", "qwen2", "mixtral"])
-def test_scaled_positions_are_taken_where_transformers_computes_them(
-    model_type: str, kind: str, head_dim: dict[str, int],
-) -> None:
+def test_scaled_positions_are_taken_where_transformers_computes_them(model_type: str, kind: str,
+                                                                     head_dim: dict[str, int]) -> None:
     """Mixtral's configuration has no size of a head by default, and some kinds compute with null then."""
     config = LLAMA | head_dim | {"model_type": model_type, "num_hidden_layers": 1, "num_key_value_heads": 4,
                                  "rope_parameters": KINDS[kind] | {"rope_type": kind, "rope_theta": 5e5}}

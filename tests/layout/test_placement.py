@@ -1,7 +1,5 @@
 """Placement: the golden tables of SageMaker's letter orders, their identities, cost, and the groups that programs make."""
 
-from __future__ import annotations
-
 import json
 from itertools import product
 from math import prod
@@ -11,33 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from placements import COST_DEGREES, COSTS, layouts, rows
+from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.programs import NUMBERINGS
-from hpc_mp.layout.placement import (
-    Degrees,
-    Placement,
-    from_dict,
-    letters_of,
-    normalize_order,
-    numbered,
-    place,
-    reach_of,
-    to_dict,
-)
+from hpc_mp.layout import placement as placing
+from hpc_mp.layout.placement import Degrees, Placement, from_dict, letters_of, normalize_order, numbered, place, to_dict
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 # T = P = D = 2: order | tp | pp | dp (SageMaker's rdp) | mp (T × P) | tp_dp (SageMaker's dp)
-GROUPS = """
-DPT | 01 23 45 67 | 02 13 46 57 | 04 15 26 37 | 0123 4567 | 0145 2367
-DTP | 02 13 46 57 | 01 23 45 67 | 04 15 26 37 | 0123 4567 | 0246 1357
-PDT | 01 23 45 67 | 04 15 26 37 | 02 13 46 57 | 0145 2367 | 0123 4567
-PTD | 02 13 46 57 | 04 15 26 37 | 01 23 45 67 | 0246 1357 | 0123 4567
-TDP | 04 15 26 37 | 01 23 45 67 | 02 13 46 57 | 0145 2367 | 0246 1357
-TPD | 04 15 26 37 | 02 13 46 57 | 01 23 45 67 | 0246 1357 | 0145 2367
-"""
-
+GROUPS = table(__file__, "placement.toml", "groups")
 
 
 @pytest.mark.parametrize("row", rows(GROUPS), ids=lambda row: row[0])
@@ -53,9 +35,8 @@ def test_groups_of_all_six_orders(row: list[str]) -> None:
 def test_nodes_spanned_and_hops_on_64_ranks(row: list[str]) -> None:
     order, *cells = row
     for degrees, cell in zip(COST_DEGREES, cells, strict=True):
-        reach = reach_of(place(degrees, order, ranks_per_node=8))
-        found = " ".join(f"{reach[axis].nodes},{reach[axis].hops}" for axis in ("tp", "pp", "dp"))
-        assert found == cell, degrees
+        reach = placing.reach_of(place(degrees, order, ranks_per_node=8))
+        assert " ".join(f"{reach[axis].nodes},{reach[axis].hops}" for axis in ("tp", "pp", "dp")) == cell, degrees
 
 
 @given(layouts())
@@ -71,8 +52,7 @@ def test_ranks_are_an_axis_permutation_of_an_arange(placement: Placement) -> Non
 @given(layouts())
 def test_ranks_lie_on_nodes_as_the_map_says(placement: Placement) -> None:
     nodes, per_node = -(-placement.degrees.world // placement.ranks_per_node), placement.ranks_per_node
-    node_of = {"auto": lambda rank: rank // per_node, "block": lambda rank: rank // per_node,
-               "cyclic": lambda rank: rank % nodes}
+    node_of = {"auto": lambda rank: rank // per_node, "block": lambda rank: rank // per_node, "cyclic": lambda rank: rank % nodes}
     for at in placement.ranks:
         said = placement.rank_map[at.rank] if isinstance(placement.rank_map, tuple) else node_of[placement.rank_map](at.rank)
         assert at.node == said
@@ -118,8 +98,7 @@ def test_json_round_trip(placement: Placement) -> None:
 
 
 def test_expert_groups_are_consecutive_blocks() -> None:
-    groups = place(Degrees(tensor=2, data=4, expert=2), "DPT").groups
-    assert groups["ep"] == ((0, 2), (1, 3), (4, 6), (5, 7))
+    assert place(Degrees(tensor=2, data=4, expert=2), "DPT").groups["ep"] == ((0, 2), (1, 3), (4, 6), (5, 7))
     across = place(Degrees(tensor=1, pipeline=2, data=2, context=2, expert=4), "DPCT").groups
     assert across["ep"] == ((0, 1, 4, 5), (2, 3, 6, 7))
 
@@ -130,10 +109,7 @@ def test_context_goes_directly_before_tensor() -> None:
     assert normalize_order("DPT") == "DPT"
 
 
-@pytest.mark.parametrize(("order", "remedy"), [
-    ("dpt", "write DPT"), ("dpct", "write DPCT"), ("Cluster", "use cluster"), ("DDP", "use cluster"),
-    ("", "use cluster"), ("DPTE", "use cluster"),
-])
+@pytest.mark.parametrize(("order", "remedy"), table(__file__, "placement.toml", "wrong_orders"))
 def test_wrong_orders_are_refused(order: str, remedy: str) -> None:
     with pytest.raises(HpcMpError) as caught:
         normalize_order(order)
@@ -150,14 +126,10 @@ def test_wrong_degrees_are_refused() -> None:
 
 
 @pytest.mark.parametrize("tree", [
-    {}, [], {"order": "DPT", "degrees": {"tensors": 1}, "ranks_per_node": 1, "ranks": []},
-])
+    {}, [], {"order": "DPT", "degrees": {"tensors": 1}, "ranks_per_node": 1, "ranks": []}])
 def test_what_is_no_placement_is_refused(tree: dict[str, object]) -> None:
     with pytest.raises(HpcMpError, match="is not a placement"):
         from_dict(tree)
-
-
-# --- the groups that programs make of rank numbers, by their own rules, lie on nodes where the order wants them ------
 
 
 SIZES = st.sampled_from((1, 2, 3))

@@ -1,7 +1,5 @@
 """`hpc-mp placement`: its picture, its tables and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -13,12 +11,13 @@ import pytest
 from click.testing import CliRunner
 from placements import COSTS, FABRIC, rows
 from rich.console import Console
+from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.main import cli
+from hpc_mp.cli.placement import picture
 from hpc_mp.cluster.topology import read_topology
 from hpc_mp.layout.placement import Degrees, Placement, from_dict, place
-from hpc_mp.report.placement import picture
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -29,15 +28,11 @@ def rendered(placement: Placement, width: int = 80, **where: Any) -> str:
     return "\n".join(line.rstrip() for line in console.export_text().splitlines()) + "\n"
 
 
-def test_picture() -> None:
-    text = rendered(place(Degrees(tensor=2, pipeline=2, data=3), "cluster", 4))
-    assert text == (GOLDEN / "placement.txt").read_text(encoding="utf-8")
-
-
-def test_picture_with_switches() -> None:
-    text = rendered(place(Degrees(tensor=2, pipeline=2, data=2), "cluster", 2), hosts=("n1", "n3", "n2", "n5"),
-                    tree=read_topology(FABRIC))
-    assert text == (GOLDEN / "placement_switches.txt").read_text(encoding="utf-8")
+def test_pictures_with_and_without_switches() -> None:
+    plain, tree = place(Degrees(tensor=2, pipeline=2, data=3), "cluster", 4), read_topology(FABRIC)
+    switched = rendered(place(Degrees(tensor=2, pipeline=2, data=2), "cluster", 2), hosts=("n1", "n3", "n2", "n5"), tree=tree)
+    assert rendered(plain) == (GOLDEN / "placement.txt").read_text(encoding="utf-8")
+    assert switched == (GOLDEN / "placement_switches.txt").read_text(encoding="utf-8")
 
 
 def test_picture_colours_stages_and_tensor_groups() -> None:
@@ -65,16 +60,14 @@ def run(*arguments: str) -> str:
 def test_command_prints_tables_and_marks_the_order() -> None:
     text = run("--tp", "2", "--pp", "4", "--dp", "8", "--order", "spread")
     assert "64 ranks on 8 nodes, order TPD" in text
-    marked = [line.split() for line in text.splitlines() if line.startswith("→")]
-    assert [line[1] for line in marked] == ["TPD"]
+    assert [line[1] for line in [line.split() for line in text.splitlines() if line.startswith("→")]] == ["TPD"]
     table = {line.replace("→", " ").split()[0]: line for line in text.splitlines() if "(" in line and "/" in line}
     for order, _, cell, _ in rows(COSTS):
         assert " ".join(f"({pair.replace(',', ', ')})" for pair in cell.split()) in " ".join(table[order].split())
 
 
 def test_command_prints_one_json_document() -> None:
-    tree = json.loads(run(
-        "--tp", "2", "--pp", "2", "--dp", "2", "--cp", "2", "--ep", "4", "--ranks-per-node", "4", "--json"))
+    tree = json.loads(run("--tp", "2", "--pp", "2", "--dp", "2", "--cp", "2", "--ep", "4", "--ranks-per-node", "4", "--json"))
     assert tree["order"] == "DPCT"
     assert tree["nodes"] == 4
     assert set(tree["ranks"][0]) == {"rank", "node", "local_rank", "dp", "pp", "cp", "tp"}
@@ -89,8 +82,7 @@ def test_command_takes_a_rank_map(rank_map: str, nodes: list[int]) -> None:
     arguments = ["--tp", "2", "--dp", "2", "--ranks-per-node", "2", "--rank-map", rank_map]
     tree = json.loads(run(*arguments, "--json"))
     assert [at["node"] for at in tree["ranks"]] == nodes
-    assert from_dict(tree) == place(Degrees(tensor=2, data=2), "DPT", 2,
-                                    tuple(nodes) if "," in rank_map else rank_map)
+    assert from_dict(tree) == place(Degrees(tensor=2, data=2), "DPT", 2, tuple(nodes) if "," in rank_map else rank_map)
     table = run(*arguments).partition("Ranks\n")[2].splitlines()[1:5]
     assert [int(line.split()[1]) for line in table] == nodes
 
@@ -107,20 +99,14 @@ def test_command_shows_hosts_and_leaves(tmp_path: Path) -> None:
     assert table[1:6] == [["0", "n1", "s1", "0"], ["1", "n1", "s1", "1"], ["2", "n3", "s1", "0"], ["3", "n3", "s1", "1"],
                           ["4", "n2", "s2", "0"]]
     assert re.search(r"→  DPT .* 0/2/2 +0/0/4\b", text)
-    as_given = run(*FOUR_NODES, str(file), "--nodes", "n[1-4]", "--rank-map", "block")
-    assert re.search(r"→  DPT .* 0/2/2 +0/4/0\b", as_given)
+    assert re.search(r"→  DPT .* 0/2/2 +0/4/0\b", run(*FOUR_NODES, str(file), "--nodes", "n[1-4]", "--rank-map", "block"))
     tree = json.loads(run(*FOUR_NODES, str(file), "--json"))
     assert tree["hosts"] == ["n1", "n3", "n2", "n4"]
     assert (tree["ranks"][2]["host"], tree["ranks"][2]["leaf"]) == ("n3", "s1")
     assert tree["uplinks"]["DPT"] == {"s1": {"tp": 0, "pp": 0, "dp": 4}, "s2": {"tp": 0, "pp": 0, "dp": 4}}
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
-    ("--nodes n[1-3]", "names 3 hosts, but the placement has 4 nodes"),
-    ("--nodes n[1-5]", "names 5 hosts, but the placement has 4 nodes"),
-    ("--nodes n[1-3],n9", "names n9, which is not in the topology"),
-    ("--dp 4", "the topology: names 4 hosts, but the placement has 8 nodes"),
-])
+@pytest.mark.parametrize(("arguments", "words"), table(__file__, "placement_command.toml", "hosts"))
 def test_command_wants_as_many_hosts_as_nodes(tmp_path: Path, arguments: str, words: str) -> None:
     (file := tmp_path / "topology.conf").write_text(FABRIC)
     result = CliRunner().invoke(cli, ["placement", *FOUR_NODES, str(file), *arguments.split()])
@@ -128,21 +114,15 @@ def test_command_wants_as_many_hosts_as_nodes(tmp_path: Path, arguments: str, wo
     assert words in str(result.exception)
 
 
-@pytest.mark.parametrize(("rank_map", "words"), [
-    ((0, 0, 1), "does not put 4 ranks on the nodes 0 to 1"), ((0, 0, 0, 1), "at most 2 on each"),
-    ((0, 0, 2, 2), "the nodes 0 to 1"), ("blok", "must be auto, block, cyclic, or the node"),
-])
-def test_wrong_maps_are_refused(rank_map: str | tuple[int, ...], words: str) -> None:
+@pytest.mark.parametrize(("rank_map", "words"), table(__file__, "placement_command.toml", "wrong_maps"))
+def test_wrong_maps_are_refused(rank_map: str | list[int], words: str) -> None:
     with pytest.raises(HpcMpError, match=words):
-        place(Degrees(tensor=4), "DPT", 2, rank_map)
+        place(Degrees(tensor=4), "DPT", 2, rank_map if isinstance(rank_map, str) else tuple(rank_map))
 
 
-@pytest.mark.parametrize("arguments", [
-    "--tp 0", "--order dpt", "--dp 2 --ep 3", "--ranks-per-node -1", "--rank-map 0,x", "--rank-map 0,1", "--nodes n1",
-    "--topology /nowhere"])
+@pytest.mark.parametrize("arguments", table(__file__, "placement_command.toml", "wrong_input"))
 def test_command_refuses_wrong_input(arguments: str) -> None:
-    result = CliRunner().invoke(cli, ["placement", *arguments.split()])
-    assert isinstance(result.exception, HpcMpError)
+    assert isinstance(CliRunner().invoke(cli, ["placement", *arguments.split()]).exception, HpcMpError)
 
 
 def test_command_exits_2_without_traceback_and_imports_no_torch() -> None:

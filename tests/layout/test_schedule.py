@@ -1,7 +1,5 @@
 """Schedules by name: valid on every size or refused with the reason, known bubbles, activations held, torch's orders."""
 
-from __future__ import annotations
-
 import re
 import time
 from itertools import product
@@ -11,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from schedules import NAMES, Request, requests
+from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job.schedules import STAGES_PER_RANK
@@ -65,16 +64,10 @@ def test_a_large_schedule_is_proved_in_seconds(name: str) -> None:
     assert time.process_time() - begin < 10
 
 
-@pytest.mark.parametrize(("name", "virtual_stages", "held"), [
-    ("1f1b", 1, ((0,), (1,), (2,))),
-    ("interleaved_1f1b", 2, ((0, 3), (1, 4), (2, 5))),
-    ("breadth_first", 3, ((0, 3, 6), (1, 4, 7), (2, 5, 8))),
-    ("zero_bubble_v", 1, ((0, 5), (1, 4), (2, 3))),
-    ("zero_bubble_v", 2, ((0, 5), (1, 4), (2, 3))),
-])
-def test_who_holds_which_stages(name: str, virtual_stages: int, held: tuple[tuple[int, ...], ...]) -> None:
+@pytest.mark.parametrize(("name", "virtual_stages", "held"), table(__file__, "schedule.toml", "stages"))
+def test_who_holds_which_stages(name: str, virtual_stages: int, held: list[list[int]]) -> None:
     schedule = build(name, 3, 3, virtual_stages)
-    assert tuple(map(schedule.stages_of, range(3))) == held
+    assert [[*schedule.stages_of(rank)] for rank in range(3)] == held
     assert {action.stage for action in schedule.ranks[2]} == set(held[2])
 
 
@@ -155,12 +148,7 @@ def test_receives_are_posted_one_computation_early(request: Request) -> None:
             assert later[1] in computed or (later[0] in computed and first)
 
 
-@pytest.mark.parametrize(("name", "reduce", "ranks"), [
-    ("1f1b", "last", ["F0 SEND_F0 RECV_B0 F1 SEND_F1 RECV_B1 B0 B1 REDUCE1",
-                      "RECV_F0 F0 RECV_F1 B0 SEND_B0 F1 B1 SEND_B1 REDUCE1"]),
-    ("zero_bubble", "each", ["F0 SEND_F0 RECV_B0 F1 SEND_F1 I0 RECV_B1 W0 REDUCE0 I1 W1 REDUCE1",
-                             "RECV_F0 F0 RECV_F1 I0 SEND_B0 F1 I1 SEND_B1 W0 REDUCE0 W1 REDUCE1"]),
-])
+@pytest.mark.parametrize(("name", "reduce", "ranks"), table(__file__, "schedule.toml", "in_full"))
 def test_schedules_in_full(name: str, reduce: Reduce, ranks: list[str]) -> None:
     assert [" ".join(f"{a.kind}{a.microbatch}" for a in actions) for actions in build(name, 2, 2, reduce=reduce).ranks] == ranks
 
@@ -179,15 +167,8 @@ def test_the_last_rank_of_a_v_turns_without_a_message() -> None:
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
-    (("1f1b", 0, 4), "pipeline = 0: must be at least 1"),
-    (("gpipe", 2, 0), "microbatches = 0: must be at least 1"),
-    (("breadth_first", 2, 2, 0), "virtual_stages = 0: must be at least 1"),
-    (("gpipe", 2, 4, 2), "virtual_stages = 2: gpipe has one stage per rank"),
-    (("zero_bubble", 2, 4, 2), "virtual_stages = 2: zero_bubble has one stage per rank"),
-    (("zero_bubble_v", 2, 4, 3), "virtual_stages = 3: zero_bubble_v has two stages per rank"),
-    (("interleaved_1f1b", 4, 6, 2), r"multiple of pipeline\(4\); 6 % 4 = 2. Use 8 microbatches"),
-    (("zb", 2, 4), f"is not a schedule. Use one of {', '.join(STAGES_PER_RANK)}, or a table"),
-])
+    *table(__file__, "schedule.toml", "requests"),
+    (("zb", 2, 4), f"is not a schedule. Use one of {', '.join(STAGES_PER_RANK)}, or a table")])
 def test_wrong_requests_are_refused(arguments: tuple[str, int, int], message: str) -> None:
     with pytest.raises(HpcMpError, match=message):
         build(*arguments)
@@ -239,17 +220,8 @@ def test_a_slow_stage_holds_up_the_pipeline() -> None:
 # --- torch as an oracle ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "torch_name", "pipeline", "microbatches", "virtual_stages"), [
-    ("gpipe", "GPipe", 4, 6, 1),
-    ("interleaved_1f1b", "Interleaved1F1B", 2, 4, 2),
-    ("interleaved_1f1b", "Interleaved1F1B", 4, 8, 2),
-    ("interleaved_1f1b", "Interleaved1F1B", 4, 4, 3),
-    ("breadth_first", "LoopedBFS", 2, 4, 2),
-    ("breadth_first", "LoopedBFS", 4, 3, 3),
-    ("zero_bubble_v", "ZBVZeroBubble", 4, 8, 2),
-    ("zero_bubble_v", "ZBVZeroBubble", 4, 3, 2),
-    ("zero_bubble_v", "ZBVZeroBubble", 3, 5, 2),
-])
+@pytest.mark.parametrize(("name", "torch_name", "pipeline", "microbatches", "virtual_stages"),
+                         table(__file__, "schedule.toml", "of_torch"))
 def test_order_equals_torch(name: str, torch_name: str, pipeline: int, microbatches: int, virtual_stages: int) -> None:
     oracle = pytest.importorskip("torch.distributed.pipelining._schedule_visualizer")
     theirs = oracle.get_schedule_ops(torch_name, pipeline, microbatches, virtual_stages)

@@ -1,7 +1,5 @@
 """What follows from a schedule: proved arrivals of messages, activations that leave the device, and layers of its stages."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from itertools import combinations, pairwise, product
 
@@ -12,20 +10,8 @@ from schedules import Request, requests
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec
-from hpc_mp.layout.schedule import (
-    Action,
-    Residency,
-    Schedule,
-    arrivals,
-    build,
-    check_schedule,
-    partition,
-    peak_away,
-    peak_in_flight,
-    peak_resident,
-    residency,
-    simulate,
-)
+from hpc_mp.layout import schedule as schedules
+from hpc_mp.layout.schedule import Action, Residency, build, check_schedule, partition, peak_in_flight, peak_resident, residency
 from hpc_mp.layout.schedule.actions import consumed, produced
 from hpc_mp.layout.schedule.residency import distances
 from hpc_mp.layout.schedule.simulate import Times
@@ -41,16 +27,16 @@ def speeds(draw: st.DrawFn) -> Times:
             for kind in ("F", "B", "I", "W")}
 
 
-def early(schedule: Schedule, times: Times, steps: int = 0) -> list[tuple[Action, Action]]:
+def early(schedule: schedules.Schedule, times: Times, steps: int = 0) -> list[tuple[Action, Action]]:
     """(computation, send) of all proofs that do not hold at these speeds: what was sent is not yet being consumed when the
     computation begins, or the one that stands ``steps`` computations before it."""
-    slots = simulate(schedule, times).ranks
+    slots = schedules.simulate(schedule, times).ranks
     begins = {slot.action: slot.start for rank in slots for slot in rank}
     uses = {consumed(action, schedule.stages): begin for action, begin in begins.items()}
     found = []
     for rank, computations in enumerate(slots):
         order = [slot.action for slot in computations]
-        for action, sends in arrivals(schedule, rank).items():
+        for action, sends in schedules.arrivals(schedule, rank).items():
             moment = begins[order[max(0, order.index(action) - steps)]]
             found += [(action, send) for send in sends if uses[produced(send, schedule.stages)] > moment]
     return found
@@ -70,7 +56,7 @@ def test_a_computation_sooner_it_may_not_have() -> None:
 def test_each_message_is_proved_once_and_outputs_with_their_gradients(request: Request) -> None:
     schedule = build(*request)
     for rank, actions in enumerate(schedule.ranks):
-        proved = arrivals(schedule, rank)
+        proved = schedules.arrivals(schedule, rank)
         sends = [send for computation in actions for send in proved.get(computation, ())]
         assert len(sends) == len(set(sends)) and set(sends) <= set(actions)
         assert {action for action in actions if action.kind == "SEND_F"} <= set(sends)
@@ -78,9 +64,9 @@ def test_each_message_is_proved_once_and_outputs_with_their_gradients(request: R
             assert all(actions.index(send) < actions.index(computation) for send in known)
 
 
-def most_kept(schedule: Schedule, rank: int) -> int:
+def most_kept(schedule: schedules.Schedule, rank: int) -> int:
     """The largest number of sent messages whose arrival nothing has proved yet."""
-    proved, kept, most = arrivals(schedule, rank), 0, 0
+    proved, kept, most = schedules.arrivals(schedule, rank), 0, 0
     for action in schedule.ranks[rank]:
         kept += action.kind.startswith("SEND") - len(proved.get(action, ()))
         most = max(most, kept)
@@ -114,7 +100,7 @@ def test_by_hand() -> None:
     assert plan.away == {(0, m) for m in range(4)}
     assert plan.returns == {Action("F", 0, 3): ((0, 0),), Action("B", 0, 0): ((0, 1),), Action("B", 0, 1): ((0, 2),),
                             Action("B", 0, 2): ((0, 3),)}
-    assert (peak_in_flight(actions), peak_resident(actions, plan), peak_away(actions, plan)) == (4, 2, 3)
+    assert (peak_in_flight(actions), peak_resident(actions, plan), schedules.peak_away(actions, plan)) == (4, 2, 3)
     assert peak_resident(actions, residency(actions, 0)) == 1, "only the chunk that computes"
     assert residency(actions, 3) == Residency(), "none has more than three computations between"
 
@@ -163,7 +149,7 @@ def test_a_shorter_horizon_never_keeps_more(name: str, virtual: int) -> None:
             resident = [peak_resident(actions, residency(actions, horizon)) for horizon in range(0, 40, 3)]
             assert resident == sorted(resident) and resident[-1] == peak_resident(actions, Residency()) == peak_in_flight(actions)
             for horizon, here in zip(range(0, 40, 3), resident, strict=True):
-                assert here + peak_away(actions, residency(actions, horizon)) >= peak_in_flight(actions)
+                assert here + schedules.peak_away(actions, residency(actions, horizon)) >= peak_in_flight(actions)
 
 
 # --- layers to stages: the exact partition against brute force -------------------------------------------------------
@@ -198,8 +184,7 @@ def test_equals_brute_force(data: st.DataObject, costs: list[float], first: floa
 
 
 @pytest.mark.parametrize(("layers", "stages", "counts"), [
-    (8, 4, (2, 2, 2, 2)), (7, 3, (2, 2, 3)), (3, 3, (1, 1, 1)), (5, 1, (5,)), (10, 4, (2, 2, 3, 3)),
-])
+    (8, 4, (2, 2, 2, 2)), (7, 3, (2, 2, 3)), (3, 3, (1, 1, 1)), (5, 1, (5,)), (10, 4, (2, 2, 3, 3))])
 def test_equal_layers(layers: int, stages: int, counts: tuple[int, ...]) -> None:
     assert partition([0.1] * layers, stages) == counts  # 0.1: sums of floats must not break ties
 

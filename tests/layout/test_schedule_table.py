@@ -1,7 +1,5 @@
 """Schedules as tables: CSV out and back in, drawings, the command, and a table that a job file names."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from pathlib import Path
@@ -11,6 +9,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from schedules import Request, requests
+from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.main import cli
@@ -28,8 +27,7 @@ def test_csv_golden() -> None:
         "0F0,0F1,0F2,0F3,,,,0B0,,0B1,,0B2,,0B3\n"
         ",1F0,1F1,1F2,,,1B0,1F3,1B1,,1B2,,1B3,\n"
         ",,2F0,2F1,,2B0,2F2,2B1,2F3,2B2,,2B3,,\n"
-        ",,,3F0,3B0,3F1,3B1,3F2,3B2,3F3,3B3,,,\n"
-    )
+        ",,,3F0,3B0,3F1,3B1,3F2,3B2,3F3,3B3,,,\n")
 
 
 @given(requests(), st.sampled_from(("last", "each")))
@@ -56,8 +54,7 @@ ONE = "0F0,,0B0\n"
 def test_a_table_of_ones_own() -> None:
     schedule = from_csv(MINE)
     assert (schedule.placement, schedule.microbatches) == ((0, 1), 2)
-    assert [a.kind for a in schedule.ranks[1]] == [
-        "RECV_F", "RECV_F", "F", "F", "B", "SEND_B", "I", "SEND_B", "W", "REDUCE"]
+    assert [a.kind for a in schedule.ranks[1]] == ["RECV_F", "RECV_F", "F", "F", "B", "SEND_B", "I", "SEND_B", "W", "REDUCE"]
 
 
 WRONG = tomllib.loads(Path(__file__).with_name("wrong_tables.toml").read_text(encoding="utf-8"))["wrong"]
@@ -92,27 +89,20 @@ def job(directory: Path, layers: int = 8, **parallel: object) -> JobSpec:
     }, directory)
 
 
-@pytest.mark.parametrize(("parallel", "layers"), [
-    ({"schedule": "1f1b"}, (4, 4)),
-    ({"schedule": "zero_bubble"}, (4, 4)),
-    ({"schedule": "zero_bubble_v"}, (2, 2, 2, 2)),
-    ({"schedule": "interleaved_1f1b", "virtual_stages": 3}, (1, 1, 1, 1, 2, 2)),
-    ({"schedule": "breadth_first", "virtual_stages": 2, "partition": [1, 3, 3, 1]}, (1, 3, 3, 1)),
-])
-def test_the_model_is_cut_into_all_stages(tmp_path: Path, parallel: dict[str, object], layers: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("parallel", "layers"), table(__file__, "schedule_table.toml", "cuts"))
+def test_the_model_is_cut_into_all_stages(tmp_path: Path, parallel: dict[str, object], layers: list[int]) -> None:
     spec = job(tmp_path, **parallel)
     shape = read_shape(spec)
     check_layout(shape, spec)
     cut = stage_layers(spec, shape)
-    assert (sum(cut), len(cut)) == (8, len(layers)) and ("partition" not in parallel or cut == layers)
+    assert (sum(cut), len(cut)) == (8, len(layers)) and ("partition" not in parallel or cut == tuple(layers))
     assert len(schedule_of(spec).placement) == len(cut)
 
 
 @pytest.mark.parametrize("zero", range(4))
 def test_zero_2_and_3_synchronise_after_each_backward(tmp_path: Path, zero: int) -> None:
     schedule = schedule_of(job(tmp_path, schedule="zero_bubble", zero=zero, microbatches=6))
-    reductions = sum(action.kind == "REDUCE" for action in schedule.ranks[0])
-    assert reductions == (6 if zero >= 2 else 1)
+    assert sum(action.kind == "REDUCE" for action in schedule.ranks[0]) == (6 if zero >= 2 else 1)
 
 
 def test_microbatches_left_out_can_be_interleaved(tmp_path: Path) -> None:
@@ -135,11 +125,9 @@ def test_a_job_takes_a_table_beside_it(tmp_path: Path) -> None:
     (to_csv(build("zero_bubble_v", 2, 4)), {"microbatches": 4}, "parallel.virtual_stages = 1", "is for 2 stages per rank",
      "set parallel.virtual_stages to 2"),
     (MINE.replace("1F0", "1B0"), {"microbatches": 2}, "schedule",
-     "is not a valid schedule: F(stage 1, microbatch 0) appears 0 times", "correct the table"),
-])
-def test_a_table_of_other_sizes_is_refused(
-    tmp_path: Path, text: str, parallel: dict[str, object], value: str, rule: str, remedy: str,
-) -> None:
+     "is not a valid schedule: F(stage 1, microbatch 0) appears 0 times", "correct the table")])
+def test_a_table_of_other_sizes_is_refused(tmp_path: Path, text: str, parallel: dict[str, object], value: str, rule: str,
+                                           remedy: str) -> None:
     (tmp_path / "mine.csv").write_text(text)
     spec = job(tmp_path, schedule="mine.csv", **parallel)
     with pytest.raises(HpcMpError) as refused:
@@ -151,11 +139,7 @@ def test_a_table_of_other_sizes_is_refused(
 # --- drawing and command ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("file", "request_"), [
-    ("schedule_1f1b.txt", ("1f1b", 4, 8, 1)), ("schedule_interleaved.txt", ("interleaved_1f1b", 4, 8, 2)),
-    ("schedule_breadth_first.txt", ("breadth_first", 4, 4, 2)), ("schedule_zero_bubble.txt", ("zero_bubble", 4, 8, 1)),
-    ("schedule_zero_bubble_v.txt", ("zero_bubble_v", 4, 8, 1)),
-])
+@pytest.mark.parametrize(("file", "request_"), table(__file__, "schedule_table.toml", "drawings"))
 def test_drawing_golden(file: str, request_: Request) -> None:
     text = draw(build(*request_), width=80).plain
     assert max(map(len, text.splitlines())) <= 80
@@ -184,8 +168,7 @@ def test_command_prints_one_json_document() -> None:
     assert [tree[key] for key in sizes] == ["zero_bubble_v", 4, 8, 2, [0, 1, 2, 3, 3, 2, 1, 0]]
     assert tree["bubble"] == simulate(schedule).bubble
     assert tree["peak_in_flight"] == [8, 8, 8, 8]
-    again = tuple(tuple(Action(**action) for action in rank["actions"]) for rank in tree["ranks"])
-    assert again == schedule.ranks
+    assert tuple(tuple(Action(**action) for action in rank["actions"]) for rank in tree["ranks"]) == schedule.ranks
 
 
 def test_command_prints_table_drawing_and_csv() -> None:
@@ -208,14 +191,6 @@ def test_command_reads_a_table(tmp_path: Path) -> None:
         run("--schedule", str(path), "--pp", "4")
 
 
-@pytest.mark.parametrize("arguments", [
-    ["--pp", "2", "--microbatches", "2", "--csv", "--json"],
-    ["--pp", "4", "--microbatches", "6", "--schedule", "interleaved_1f1b"],
-    ["--pp", "4", "--microbatches", "6", "--schedule", "1F1B"],
-    ["--pp", "4", "--microbatches", "6", "--virtual-stages", "0"],
-    ["--pp", "0", "--microbatches", "6"],
-    ["--pp", "2"],
-    ["--microbatches", "2"],
-])
+@pytest.mark.parametrize("arguments", table(__file__, "schedule_table.toml", "refused"))
 def test_command_refuses_wrong_input(arguments: list[str]) -> None:
     assert isinstance(CliRunner().invoke(cli, ["schedule", *arguments]).exception, HpcMpError)

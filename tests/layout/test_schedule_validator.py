@@ -1,13 +1,13 @@
 """The validator: whatever is spoilt in a schedule is refused with the action named; what NCCL's rule lets through."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from schedules import SMALL, Request, requests, swapped, with_rank
+from tables import table
 
 from hpc_mp.layout.schedule import Action, Kind, Reduce, Schedule, build, simulate, validate
 from hpc_mp.layout.schedule.validate import Channel, check_streams, own_stream
@@ -36,26 +36,10 @@ def test_every_action_is_needed_once(request_: Request, reduce: Reduce) -> None:
                     validate(without)
 
 
-@pytest.mark.parametrize(("name", "rank", "a", "b", "message"), [
-    ("1f1b", 0, Action("F", 0, 0), Action("B", 0, 0), r"deadlock: rank 0 at B\(stage 0, microbatch 0\)"),
-    ("1f1b", 2, Action("F", 2, 1), Action("B", 2, 1), "deadlock: .*rank 2 at B"),
-    ("1f1b", 0, Action("F", 0, 1), Action("F", 0, 2), r"SEND_F\(stage 0, microbatch 1\) precedes the"),
-    ("1f1b", 0, Action("SEND_F", 0, 1), Action("B", 0, 0), "rank 0 at B"),
-    ("1f1b", 1, Action("RECV_F", 1, 1), Action("RECV_F", 1, 2), r"RECV_F\(stage 1, microbatch \d\) meets SEND_F\(stage 0"),
-    ("1f1b", 1, Action("RECV_B", 1, 0), Action("RECV_B", 1, 1), r"RECV_B\(.*ranks 2 and 1 exchange in different orders"),
-    ("1f1b", 1, Action("RECV_F", 1, 3), Action("F", 1, 3), r"deadlock: .*rank 1 at F\(stage 1, microbatch 3\)"),
-    ("1f1b", 1, Action("REDUCE", 1, 3), Action("SEND_B", 1, 3), r"REDUCE\(stage 1, microbatch 3\) delays SEND_B\(stage 1"),
-    ("1f1b", 1, Action("REDUCE", 1, 3), Action("F", 1, 0), "does not directly follow"),
-    ("1f1b", 1, Action("REDUCE", 1, 3), Action("RECV_F", 1, 0), "does not directly follow"),
-    ("zero_bubble", 1, Action("I", 1, 2), Action("W", 1, 2), r"rank 1 at W\(stage 1, microbatch 2\)"),
-    ("zero_bubble", 1, Action("I", 1, 2), Action("SEND_B", 1, 2), r"SEND_B\(stage 1, microbatch 2\) precedes the"),
-    ("zero_bubble", 2, Action("F", 2, 1), Action("I", 2, 1), r"rank 2 at I\(stage 2, microbatch 1\)"),
-    ("zero_bubble", 2, Action("REDUCE", 2, 3), Action("W", 2, 2), "does not directly follow"),
-    ("zero_bubble_v", 2, Action("F", 2, 0), Action("F", 3, 0), r"rank 2 at F\(stage 3, microbatch 0\)"),
-])
-def test_swapped_actions_are_refused(name: str, rank: int, a: Action, b: Action, message: str) -> None:
+@pytest.mark.parametrize(("name", "rank", "a", "b", "message"), table(__file__, "schedule_validator.toml", "swaps"))
+def test_swapped_actions_are_refused(name: str, rank: int, a: list[Any], b: list[Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        validate(swapped(build(name, 3, 4), rank, a, b))
+        validate(swapped(build(name, 3, 4), rank, Action(*a), Action(*b)))
 
 
 def patient(kinds: tuple[Kind, ...], stage: int) -> tuple[Action, ...]:
@@ -97,9 +81,6 @@ def test_a_backward_is_whole_or_in_two_parts() -> None:
         validate(with_rank(schedule, 0, tuple(action for action in actions if action != Action("W", 0, 0))))
     kinds: tuple[Kind, ...] = ("F", "I", "W", "REDUCE")
     validate(with_rank(schedule, 0, (Action("F", 0, 1), Action("B", 0, 1), *(Action(kind, 0, 0) for kind in kinds))))
-
-
-# --- NCCL's rule -----------------------------------------------------------------------------------------------------
 
 
 @given(requests())

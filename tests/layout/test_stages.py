@@ -1,7 +1,5 @@
 """How a model is cut: into stages by each value of parallel.partition, and over tensor ranks; and what is refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import asdict
@@ -13,35 +11,20 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, resolve
+from hpc_mp.layout import models
 from hpc_mp.layout.flat import rank_units, stage_spans, unit_weights
-from hpc_mp.layout.models import (
-    FAMILIES,
-    Family,
-    ModelProfile,
-    ModelShape,
-    TensorCut,
-    UnitProfile,
-    check_layout,
-    conditions,
-    family_of,
-    left_whole,
-    read_profile,
-    read_shape,
-    stage_cut,
-    stage_layers,
-    write_profile,
-)
+from hpc_mp.layout.models import FAMILIES, TensorCut, check_layout, left_whole, read_profile, read_shape, stage_cut, stage_layers
 
 LLAMAS = ("num_key_value_heads", "intermediate_size")
 NAMES = {"gpt2": ("transformer.h", "transformer.ln_f"), "llama": ("model.layers", "model.norm")}
 
 
-def spec_of(
-    stages: int, model: str = "llama", base: Path = Path("/"), config: dict[str, Any] | None = None, **more: Any,
-) -> JobSpec:
+def spec_of(stages: int, model: str = "llama", base: Path = Path("/"), config: dict[str, Any] | None = None,
+            **more: Any) -> JobSpec:
     sizes = {"num_hidden_layers": 12, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4,
              "intermediate_size": 160, "vocab_size": 1024} | (config or {})
     if model in ("gpt2", "gptj"):
@@ -64,7 +47,7 @@ def cut(*args: Any, **more: Any) -> tuple[int, ...]:
 def held(spec: JobSpec, layers: tuple[int, ...]) -> list[int]:
     """Parameters of every stage, as the engine allocates them."""
     shape = read_shape(spec)
-    units = [unit_weights(family_of(shape.model_type), shape, span) for span in stage_spans(layers)]
+    units = [unit_weights(models.family_of(shape.model_type), shape, span) for span in stage_spans(layers)]
     return [sum(prod(weight.shape) for weights in each.values() for weight in weights) for each in units]
 
 
@@ -74,9 +57,8 @@ def cuts(layers: int, stages: int) -> list[tuple[int, ...]]:
 
 
 @given(st.sampled_from(sorted(FAMILIES)), st.integers(1, 6), st.integers(4, 6), st.sampled_from([8, 200, 3000]), st.booleans())
-def test_parameters_make_the_largest_stage_as_small_as_it_can_be(
-    model: str, stages: int, layers: int, vocabulary: int, tied: bool,
-) -> None:
+def test_parameters_make_the_largest_stage_as_small_as_it_can_be(model: str, stages: int, layers: int, vocabulary: int,
+                                                                 tied: bool) -> None:
     spec = spec_of(stages, model, partition="parameters", config={
         "num_hidden_layers": layers, "vocab_size": vocabulary, "tie_word_embeddings": tied})
     found = stage_layers(spec, read_shape(spec))
@@ -84,8 +66,7 @@ def test_parameters_make_the_largest_stage_as_small_as_it_can_be(
 
 
 def test_uniform_counts_layers_alone() -> None:
-    big = {"vocab_size": 10**6}
-    assert cut(4, partition="uniform", config=big) == (3, 3, 3, 3)
+    assert cut(4, partition="uniform", config={"vocab_size": 10**6}) == (3, 3, 3, 3)
     assert cut(5, partition="uniform") == (2, 2, 2, 3, 3)
     assert cut(14, partition="uniform") == (0, *[1] * 12, 0)
 
@@ -129,8 +110,8 @@ def measured(tmp_path: Path, embedding: tuple[float, int], block: tuple[float, i
              stages: int = 3, **more: Any) -> JobSpec:
     """A job with a profile of (seconds, bytes) of its units."""
     spec = spec_of(stages, base=tmp_path, partition="profile", **more)
-    units = [UnitProfile(seconds, size // 2, size - size // 2) for seconds, size in (embedding, block, head)]
-    write_profile(spec.profile, ModelProfile("cpu", 3, conditions(spec, read_shape(spec)), *units))
+    units = [models.UnitProfile(seconds, size // 2, size - size // 2) for seconds, size in (embedding, block, head)]
+    models.write_profile(spec.profile, models.ModelProfile("cpu", 3, models.conditions(spec, read_shape(spec)), *units))
     return spec
 
 
@@ -138,9 +119,8 @@ def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
     spec = measured(tmp_path, (0.25, 10), (0.5, 20), (1.5, 33), profile="here/p.json")
     assert spec.profile == tmp_path / "here/p.json"
     assert asdict(read_profile(spec, read_shape(spec))) == json.loads(spec.profile.read_text())
-    assert read_profile(spec, read_shape(spec)).head == UnitProfile(1.5, 16, 17)
-    other = spec_of(3, base=tmp_path, partition="profile")
-    assert other.profile == tmp_path / "runs/.cache/profile-job.json"
+    assert read_profile(spec, read_shape(spec)).head == models.UnitProfile(1.5, 16, 17)
+    assert spec_of(3, base=tmp_path, partition="profile").profile == tmp_path / "runs/.cache/profile-job.json"
 
 
 def test_memory_weight_moves_layers_from_balanced_time_to_balanced_memory(tmp_path: Path) -> None:
@@ -157,9 +137,7 @@ def test_memory_weight_moves_layers_from_balanced_time_to_balanced_memory(tmp_pa
         assert f"the most even cut in {words}" in stage_cut(spec, read_shape(spec)).why
 
 
-@pytest.mark.parametrize(("spread", "words"), [
-    ((0.0, 0.0, 0.0), "of the mean"), ((0.01, 0.14, 0.02), "; the seconds of a unit vary by 14 %"),
-    ((0.5, 0.0, 0.0), "; the seconds of a unit vary by 50 %")])
+@pytest.mark.parametrize(("spread", "words"), table(__file__, "stages.toml", "noise"))
 def test_the_reason_tells_how_noisy_a_profile_was(tmp_path: Path, spread: tuple[float, ...], words: str) -> None:
     spec = measured(tmp_path, (0.0, 600), (1.0, 100), (4.0, 0))
     tree = json.loads(spec.profile.read_text())
@@ -174,9 +152,8 @@ def test_the_reason_tells_how_noisy_a_profile_was(tmp_path: Path, spread: tuple[
 
 
 @given(st.tuples(*[st.tuples(st.floats(0, 10), st.integers(0, 10**6))] * 3), st.floats(0, 1), st.integers(1, 5))
-def test_a_measured_cut_is_the_best_there_is(
-    tmp_path_factory: pytest.TempPathFactory, units: tuple[tuple[float, int], ...], weight: float, stages: int,
-) -> None:
+def test_a_measured_cut_is_the_best_there_is(tmp_path_factory: pytest.TempPathFactory, units: tuple[tuple[float, int], ...],
+                                             weight: float, stages: int) -> None:
     spec = measured(tmp_path_factory.getbasetemp(), *units, stages=stages, memory_weight=weight)
     shape = read_shape(spec)
 
@@ -222,11 +199,7 @@ def test_the_number_of_layers_does_not_matter_to_a_profile(tmp_path: Path) -> No
 # --- what tensor ranks cut, share and hold alike, and what is refused; without torch ---------------------------------
 
 
-MODELS = {
-    "gpt2": {"model_type": "gpt2", "n_layer": 2, "n_embd": 24, "n_head": 12, "vocab_size": 5, "n_inner": 10, "n_positions": 8},
-    "llama": {"model_type": "llama", "num_hidden_layers": 3, "hidden_size": 24, "num_attention_heads": 12,
-              "num_key_value_heads": 6, "intermediate_size": 10, "vocab_size": 5, "max_position_embeddings": 8, "mlp_bias": True},
-}
+MODELS = table(__file__, "stages.toml", "models")
 
 
 def spec(model: str, tensor: int, **more: object) -> JobSpec:
@@ -235,8 +208,8 @@ def spec(model: str, tensor: int, **more: object) -> JobSpec:
                     "train": {"steps": 1, "global_batch": 1}}, Path("/"))
 
 
-def model_of(model: str) -> tuple[Family, ModelShape]:
-    return family_of(model), read_shape(spec(model, 1))
+def model_of(model: str) -> tuple[models.Family, models.ModelShape]:
+    return models.family_of(model), read_shape(spec(model, 1))
 
 
 @pytest.mark.parametrize("modules", [("*",), ("*.mlp", "lm_head"), ("*.attn", "*.self_attn")])
@@ -263,24 +236,13 @@ def test_neighbours_share_a_key_value_head() -> None:
     assert held == [(rank // 2 * 2, rank // 2 * 2 + 2, 2, rank % 2) for rank in range(12)]
 
 
-@pytest.mark.parametrize(("model", "tensor", "more", "said"), [
-    ("llama", 4, {}, r"tensor = 4: is neither a divisor nor a multiple of the model's 6 key-value heads. Use 2"),
-    ("llama", 5, {}, r"tensor = 5: does not divide the model's 12 attention heads"),
-    ("llama", 2, {"tensor_modules": ["*.mlp", "*.q_proj"]}, r"with '\*.q_proj'.*model.layers.\*.self_attn, model.layers.\*.mlp"),
-    ("gpt2", 2, {"tensor_modules": ["lm_head"]}, r"matches no module.*transformer.wte, transformer.h.\*.attn"),  # it is tied
-    ("llama", 2, {"tensor_modules": []}, "matches no module"),
-    ("llama", 6, {"sequence": True}, r"length = 8: is cut over tensor\(6\) ranks into pieces of 2, and 2 of them"),
-    ("llama", 1, {"sequence": True}, "sequence = true: has no effect with parallel.tensor = 1"),
-    ("llama", 1, {"tensor_modules": ["*.mlp"]}, "has no effect with parallel.tensor = 1"),
-])
+@pytest.mark.parametrize(("model", "tensor", "more", "said"), table(__file__, "stages.toml", "uncut"))
 def test_what_cannot_be_cut_is_refused_with_the_arithmetic(model: str, tensor: int, more: dict[str, object], said: str) -> None:
     with pytest.raises(HpcMpError, match=said):
         check_layout(read_shape(spec(model, 1)), spec(model, tensor, **more))
 
 
-@pytest.mark.parametrize(("model", "tensor", "more"), [
-    ("llama", 12, {}), ("llama", 6, {}), ("llama", 5, {"tensor_modules": ["*.mlp"]}),
-    ("llama", 4, {"sequence": True, "tensor_modules": ["lm_head"]})])
+@pytest.mark.parametrize(("model", "tensor", "more"), table(__file__, "stages.toml", "cuts"))
 def test_what_can_be_cut_is_not(model: str, tensor: int, more: dict[str, object]) -> None:
     check_layout(read_shape(spec(model, 1)), spec(model, tensor, **more))
 

@@ -1,7 +1,5 @@
 """Weights of a checkpoint: found where transformers finds them, and refused where they are not the model's."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -12,21 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.models import family_of
 from hpc_mp.layout.models.weight_files import INDEX, SINGLE, check_weights, weight_files
 
 Arrays = dict[str, np.ndarray]
-CONFIGS: dict[str, dict[str, Any]] = {
-    "gpt2": {"model_type": "gpt2", "n_layer": 2, "n_embd": 8, "n_head": 2, "vocab_size": 11, "n_positions": 4},
-    "llama": {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 12,
-              "vocab_size": 11, "max_position_embeddings": 4},
-    "gptj": {"model_type": "gptj", "n_layer": 2, "n_embd": 8, "n_head": 2, "rotary_dim": 2, "vocab_size": 11, "n_positions": 4,
-             "tie_word_embeddings": True},
-    "mixtral": {"model_type": "mixtral", "num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2,
-                "num_key_value_heads": 1, "intermediate_size": 12, "vocab_size": 11, "num_local_experts": 3},
-}
+CONFIGS: dict[str, dict[str, Any]] = table(__file__, "weight_files.toml", "configs")
 
 
 def arrays(config: dict[str, Any]) -> Arrays:

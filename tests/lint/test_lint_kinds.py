@@ -1,42 +1,22 @@
 """``hpc-mp lint`` knows what it is given."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.lint import command
 from hpc_mp.lint.kinds import KINDS, kind_of
 
 ROOT = Path(__file__).parents[2]
-SLURM_CONF = """
-ClusterName=x
-SlurmctldHost=ctl
-SelectType=select/cons_res   # the old one
-KillWait=5
-NodeName=n[1-4] CPUs=64 \\
-    Gres=gpu:8
-PartitionName=all Nodes=n[1-4] MaxTime=0:10:00 Default=YES
-"""
+SLURM_CONF = table(__file__, "lint_kinds.toml", "slurm_conf")
 TOPOLOGY = "SwitchName=s1 Nodes=n[1-2]\nSwitchName=s2 Nodes=n[3-4]\nSwitchName=top Switches=s[1-2]\n"
 ENV = "HOME=/root\nNCCL_SOCKET_IFNAME=lo\nBASH_FUNC_x%%=() {  echo\n}\nNCCL_TIMEOUT=3\n"
-JOB = """
-[job]
-name = "x"
-[model]
-config = {model_type = "gpt2", n_layer = 2, n_embd = 32, n_head = 4, vocab_size = 300, n_positions = 64}
-[data]
-files = ["*.txt"]
-sequence_length = 32
-[train]
-steps = 3
-global_batch = 16
-"""
+JOB = table(__file__, "lint_kinds.toml", "job")
 
 FILES = {  # name, text, kind
     "a.sbatch": ("#!/bin/bash\nsrun x\n", "sbatch"), "b.sh": ("#!/bin/sh\n#SBATCH -N 2\nsrun x\n", "sbatch"),
@@ -74,12 +54,9 @@ def found(path: Path, *options: str) -> list[dict[str, object]]:
     return findings
 
 
-def test_a_jinja_template_gets_one_finding() -> None:
+def test_a_jinja_template_gets_one_finding_and_the_same_script_without_brackets_more(tmp_path: Path) -> None:
     (finding,) = found(ROOT / "slurm" / "job.sbatch.j2")
     assert finding["code"] == "HM001" and "a template: its placeholders" in str(finding["message"])
-
-
-def test_the_same_script_without_brackets_is_judged(tmp_path: Path) -> None:
     (tmp_path / "a.sbatch").write_text("#!/bin/bash\n#SBATCH --nodes=2\nsrun x\n")
     assert len(found(tmp_path / "a.sbatch")) > 1
 

@@ -1,7 +1,5 @@
 """``hpc-mp cluster describe``: recorded answers of two releases, every rule seen to find and not to find, a real Slurm."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -24,6 +22,7 @@ from hpc_mp.cluster.topology import read_topologies
 from hpc_mp.lint.slurm_conf.config import SlurmFacts, ask_slurm
 from hpc_mp.lint.slurm_conf.files import lint_slurm_conf
 from hpc_mp.lint.slurm_conf.report import RULES, describe
+from hpc_mp.lint.slurm_conf.rules_jobs import GRACE_S
 
 ANSWERS = Path(__file__).parents[1] / "golden" / "cluster"
 TREE = "SwitchName=s1 Nodes=n[1-2]\nSwitchName=s2 Nodes=n[3-4]\nSwitchName=spine Switches=s[1-2]\n"
@@ -62,8 +61,8 @@ def test_recorded_answers_are_read(release: str) -> None:
 def test_what_is_wrong_with_the_recorded_cluster(release: str) -> None:
     told = recorded(release)
     assert codes(told) == {
-        "accounting-off", "health-none", "task-plugin", "proctrack", "memlock", "kill-wait", "return-to-service", "unkillable",
-        "prolog-contain", "switch-wait", "part-limits", *(["topology-outside"] if len(told.nodes) > 4 else [])}
+        "accounting-off", "health-none", "task-plugin", "proctrack", "memlock", "kill-wait", "return-to-service",
+        *(["topology-outside"] if len(told.nodes) > 4 else [])}
 
 
 def test_cgroups_have_a_section_of_their_own() -> None:
@@ -90,14 +89,12 @@ RIGHT = replace(
     config={
         **BASE.config, "TaskPlugin": "task/cgroup,task/affinity", "ProctrackType": "proctrack/cgroup", "KillWait": "120 sec",
         "PropagateResourceLimits": "", "PropagateResourceLimitsExcept": "MEMLOCK", "ReturnToService": "1",
-        "UnkillableStepTimeout": "180 sec", "PrologFlags": "Alloc,Contain", "SchedulerParameters": "max_switch_wait=86400",
-        "EnforcePartLimits": "ALL", "AccountingStorageType": "accounting_storage/slurmdbd", "HealthCheckInterval": "60 sec",
+        "PrologFlags": "Alloc,Contain", "AccountingStorageType": "accounting_storage/slurmdbd", "HealthCheckInterval": "60 sec",
         "AccountingStorageTRES": "cpu,mem,gres/gpu", "HealthCheckProgram": "/opt/check", "Prolog": "/etc/slurm/prolog",
     },
     cgroup={"ConstrainCores": "yes", "ConstrainDevices": "yes", "ConstrainRAMSpace": "yes"},
     gres_conf="Name=gpu File=/dev/nvidia[0-1]\n",
-    measured=measure(leaves(2, 2), 0.3),
-)
+    measured=measure(leaves(2, 2), 0.3))
 
 
 def changed(**row: Any) -> dict[str, Any]:
@@ -122,16 +119,21 @@ WRONG: dict[str, dict[str, Any]] = {code: changed(**row) for code, row in SETTIN
                                                        "SwitchName=t Switches=s[1-2]\n")},
     "topology-apart": {"topologies": read_topologies(TREE.rpartition("SwitchName")[0])},
 }
-ALSO = {"prolog-late": {"prolog-contain"}, "gres-broken": {"nodes-out"}, "gres-types": {"mixed-nodes"},
-        "topology-outside": {"topology-wrong"}}
+ALSO = {"gres-broken": {"nodes-out"}, "topology-outside": {"topology-wrong"}}
 
 
 def test_every_rule_has_a_case_and_a_code_of_its_own() -> None:
     assert sorted(rule.code for rule in RULES) == sorted(WRONG)
 
 
-def test_a_cluster_that_is_set_up_rightly_gets_no_word() -> None:
+def test_advice_names_the_time_that_ranks_need() -> None:
+    texts = {rule.code: f"{rule.message} {rule.fix}" for rule in RULES}
+    assert all(len(re.findall(rf"\b{GRACE_S}\b", texts[code])) == 2 for code in ("kill-wait", "grace-time"))
+
+
+def test_a_cluster_that_is_set_up_rightly_or_of_which_slurm_says_nothing_gets_no_word() -> None:
     assert describe(RIGHT).findings == ()
+    assert describe(SlurmFacts({})).findings == ()
 
 
 @pytest.mark.parametrize("code", WRONG)
@@ -143,8 +145,7 @@ def test_every_rule_finds_what_it_is_for_and_nothing_else(code: str) -> None:
     *(changed(**row) for row in SETTINGS["right"]), {"gres_conf": None}, {"cgroup": None}, {"measured": None},
     changed(config={"TopologyPlugin": "topology/flat"}) | {"measured": None}, {"nodes": (), "partitions": ()},
     {"topologies": None}, {"measured": measure(leaves(4))},
-    {"topologies": read_topologies(f"{TREE}SwitchName=t2 Switches=s[1-2]\nSwitchName=t3 Switches=s2\n"), "measured": None},
-])
+    {"topologies": read_topologies(f"{TREE}SwitchName=t2 Switches=s[1-2]\nSwitchName=t3 Switches=s2\n"), "measured": None}])
 def test_what_is_right_in_another_way_gets_no_word(changes: dict[str, Any]) -> None:
     assert codes(replace(RIGHT, **changes)) == set()
 
@@ -165,18 +166,15 @@ def test_partitions_of_a_file_inherit_from_the_default_before_them(default: str,
     assert ("memory-shared" in {finding.code for finding in lint_slurm_conf(text, tmp_path / "slurm.conf")}) == found
 
 
-@pytest.mark.parametrize("changes", [
-    changed(config={"SelectTypeParameters": "CR_CORE_MEMORY,CR_LLN"}), changed(partitions={"LLN": "YES"}),
-    changed(partitions={"OverSubscribe": "FORCE"})])
-def test_nodes_are_shared_in_several_ways(changes: dict[str, Any]) -> None:
-    assert codes(replace(RIGHT, **changes)) == {"nodes-shared"}
-
-
-@pytest.mark.parametrize("state", [
-    "DOWN+CLOUD+NOT_RESPONDING", "DOWN*", "IDLE+DRAIN", "MIXED+DRAIN", "IDLE+FAIL", "IDLE+INVALID_REG", "IDLE+NOT_RESPONDING",
-    "DOWN+CLOUD+POWERED_DOWN"])
-def test_nodes_that_take_no_jobs(state: str) -> None:
-    assert codes(replace(RIGHT, **changed(first_nodes={"State": state}))) == {"nodes-out"}
+@pytest.mark.parametrize(("changes", "said"), [
+    *((changes, "nodes-shared") for changes in (
+        changed(config={"SelectTypeParameters": "CR_CORE_MEMORY,CR_LLN"}), changed(partitions={"LLN": "YES"}),
+        changed(partitions={"OverSubscribe": "FORCE"}))),
+    *((changed(first_nodes={"State": state}), "nodes-out") for state in (
+        "DOWN+CLOUD+NOT_RESPONDING", "DOWN*", "IDLE+DRAIN", "MIXED+DRAIN", "IDLE+FAIL", "IDLE+INVALID_REG", "IDLE+NOT_RESPONDING",
+        "DOWN+CLOUD+POWERED_DOWN"))])
+def test_nodes_are_shared_and_take_no_jobs_in_several_ways(changes: dict[str, Any], said: str) -> None:
+    assert codes(replace(RIGHT, **changes)) == {said}
 
 
 @pytest.mark.parametrize(("conf", "code"), [("AutoDetect=nvml\n", 0), ("Name=gpu Count=2\n", 1)])
@@ -191,10 +189,6 @@ def test_an_error_is_an_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert done.exit_code == code, done.output
     assert "kill-wait" in done.stdout and ("gres-file" in done.stdout) == bool(code)
     assert not options or json.loads(done.stdout)["findings"]
-
-
-def test_what_slurm_does_not_say_is_not_held_against_it() -> None:
-    assert describe(SlurmFacts({})).findings == ()
 
 
 def test_every_finding_says_why_and_what_to_do() -> None:

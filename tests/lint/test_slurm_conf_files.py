@@ -1,13 +1,13 @@
 """slurm.conf and the files beside it, as Slurm reads them. Every row of ``REFUSED`` was given to slurmctld or slurmd 22.05.8,
 which ended with "fatal"; where slurmd is installed, its own check of gres.conf (-G) is asked again here."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tables import swapped, table
 
 from hpc_mp.base.findings import Finding
 from hpc_mp.cluster.slurm.conf_file import read_conf
@@ -18,11 +18,10 @@ HEAD = "ClusterName=c\nSlurmctldHost=head\n"
 NODES = "NodeName=n[1-4] CPUs=8 RealMemory=1000"
 PARTITION = "PartitionName=gpu Nodes=n[1-4] Default=YES OverSubscribe=FORCE:4 MaxTime=0:10:00\n"
 GPUS = f"{HEAD}GresTypes=gpu\n{NODES} Gres=gpu:2\n{PARTITION}"
-TYPED = GPUS.replace("gpu:2", "gpu:a:1,gpu:b:1")
 TREE = "SwitchName=s1 Nodes=n[1-2]\nSwitchName=s2 Nodes=n[3-4]\nSwitchName=top Switches=s[1-2]\n"
 
 
-def found(folder: Path, conf: str, release: tuple[int, int] | None = None, **beside: str) -> list[Finding]:
+def found(folder: Path, conf: str, release: tuple[int, ...] | None = None, **beside: str) -> list[Finding]:
     for name, text in beside.items():
         (folder / name.replace("_", ".")).write_text(text)
     (folder / "slurm.conf").write_text(conf)
@@ -33,25 +32,19 @@ def errors(findings: list[Finding]) -> list[tuple[str, str, int | None]]:
     return [(each.code, each.subject, each.line) for each in findings if each.severity == "error"]
 
 
+def conf_of(row: dict[str, Any], conf: str = GPUS) -> str:
+    """Return a slurm.conf after a row's swaps, with more lines."""
+    return swapped(row.get("whole", conf), row.get("swap", ())) + str(row.get("more", ""))
+
+
 # --- one cluster, written in several ways ----------------------------------------------------------------------------
 
 PLAIN = f"{HEAD}SelectType=select/linear\nKillWait=5\nGresTypes=gpu\n{NODES} Gres=gpu:16\n{PARTITION}"
 WAYS = {
     "small letters": PLAIN.lower().replace("clustername=c", "clustername=c").replace("default=yes", "default=true"),
     "capitals": "\n".join(f"{line.partition('=')[0].upper()}={line.partition('=')[2]}" for line in PLAIN.splitlines()) + "\n",
-    "blanks and comments": PLAIN.replace("KillWait=5", "  KillWait  =  5   # seconds \\").replace("\n", "   \n\n# x\n"),
-    "quotes": PLAIN.replace("SelectType=select/linear", 'SelectType="select/linear"').replace("n[1-4] CPUs", '"n[1-4]" CPUs'),
-    "joined lines": PLAIN.replace(" RealMemory", " \\\n  RealMemory").replace("n[1-4] CPUs", "n[1-2],\\\nn[3-4] CPUs"),
-    "defaults": PLAIN.replace(NODES + " Gres=gpu:16", "NodeName=DEFAULT CPUs=9 Gres=gpu:16\nnodename=default CPUs=8\n"
-                              "NodeName=n[1-2] RealMemory=1000\nNodeName=n[3-4] RealMemory=1000").replace(
-        PARTITION, "PartitionName=DEFAULT MaxTime=0:10:00 OverSubscribe=FORCE:4 Nodes=ALL\nPartitionName=gpu Default=YES\n"),
-    "defaults that come too late": PLAIN + "NodeName=DEFAULT CPUs=64\nPartitionName=DEFAULT MaxTime=INFINITE\n",
     "included": HEAD + "INCLUDE parts/%c.conf\n",
-    "a set of nodes": PLAIN.replace("Nodes=n[1-4] D", "Nodes=half,n[3-4] D") + "NodeSet=half Nodes=n[1-2]\n",
-    "sockets": PLAIN.replace("CPUs=8", "Sockets=2 CoresPerSocket=2 ThreadsPerCore=2"),
-    "the last value": PLAIN.replace("KillWait=5", "KillWait=300\nKillWait=5"),
-    "other names": PLAIN.replace("CPUs=", "Procs=").replace("OverSubscribe", "Shared"),
-}
+    **{name: conf_of(row, PLAIN) for name, row in table(__file__, "slurm_conf_files.toml", "ways").items()}}
 
 
 def without_place(findings: list[Finding]) -> list[tuple[str, str, str]]:
@@ -85,64 +78,8 @@ def test_lines_are_joined_before_their_escapes_are_read(tmp_path: Path) -> None:
 
 F, G, Z = "/dev/null", "/dev/full", "/dev/zero"
 REFUSED: dict[str, tuple[str, str, str | None, str, int | None]] = {  # slurm.conf, code, gres.conf, subject, line
-    "an undefined range": (GPUS.replace("Nodes=n[1-4]", "Nodes=n[1-6]"), "partition-nodes", None, "gpu: n[5-6]", 5),
-    "an undefined name": (GPUS.replace("Nodes=n[1-4]", "Nodes=n1,x9"), "partition-nodes", None, "gpu: x9", 5),
-    "capitals in a name": (GPUS.replace("Nodes=n[1-4]", "Nodes=N1"), "partition-nodes", None, "gpu: N1", 5),
-    "undefined in a set": (GPUS.replace("Nodes=n[1-4]", "Nodes=x") + "NodeSet=x Nodes=n[1-9]\n", "partition-nodes", None,
-                           "gpu: n[5-9]", 5),
-    "undefined by default": (f"{HEAD}{NODES}\nPartitionName=DEFAULT Nodes=n[1-9]\nPartitionName=a\n", "partition-nodes", None,
-                             "a: n[5-9]", 5),
-    "ALL less some": (GPUS.replace("Nodes=n[1-4]", "Nodes=ALL,-n4"), "partition-nodes", None, "gpu: -n4,ALL", 5),
-    "a node twice": (GPUS + "NodeName=n4\n", "defined-twice", None, "node n4", 6),
-    "a partition twice": (GPUS + PARTITION, "defined-twice", None, "partition gpu", 6),
-    "a blank in a list": (GPUS + "SchedulerParameters=a, b\n", "conf-unread", None, "b", 6),
-    "a blank in a node list": (GPUS.replace("Nodes=n[1-4]", "Nodes=n1, n2"), "conf-unread", None,
-                               "n2 Default=YES OverSubscribe=FORCE:4 MaxTime=0:10:00", 5),
-    "a colon": (GPUS + "KillWait: 5\n", "conf-unread", None, "KillWait: 5", 6),
-    "two settings on a line": (GPUS + "KillWait=5 JobRequeue=1\n", "conf-unread", None, "JobRequeue=1", 6),
-    "no setting": (GPUS + "FooBar=1\n", "conf-key", None, "FooBar", 6),
-    "no field of nodes": (GPUS.replace("CPUs", "CPUz"), "conf-key", None, "CPUz", 4),
-    "no field of partitions": (GPUS.replace("Default", "Dfault"), "conf-key", None, "Dfault", 5),
-    "a partition's field on a node": (GPUS.replace("RealMemory", "MaxTime"), "conf-key", None, "MaxTime", 4),
-    "no include": (GPUS + "Include nothing.conf\n", "conf-include", None, "Include nothing.conf", 6),
-    "an include of many": (GPUS + "Include *.conf\n", "conf-include", None, "Include *.conf", 6),
-    "an include of itself": (GPUS + "Include slurm.conf\n", "conf-include", None, "Include slurm.conf", 6),
-    "an indented include": (GPUS + " Include gres.conf\n", "conf-unread", None, "Include gres.conf", 6),
-    "too few CPUs": (GPUS.replace("CPUs=8", "CPUs=8 Sockets=2 CoresPerSocket=8 ThreadsPerCore=2"), "cpus-contradict", None,
-                     "n[1-4]: CPUs=8", 4),
-    "an odd number of CPUs": (GPUS.replace("CPUs=8", "CPUs=9 CoresPerSocket=2 ThreadsPerCore=2"), "cpus-contradict", None,
-                              "n[1-4]: CPUs=9", 4),
-    "boards": (GPUS.replace("CPUs=8", "CPUs=8 Boards=2 SocketsPerBoard=3 CoresPerSocket=2"), "cpus-contradict", None,
-               "n[1-4]: CPUs=8", 4),
-    "sockets by default": (GPUS.replace("NodeName=n", "NodeName=DEFAULT Sockets=3\nNodeName=n"), "cpus-contradict", None,
-                           "n[1-4]: CPUs=8", 5),
-    "no GresTypes": (GPUS.replace("GresTypes=gpu\n", ""), "gres-undeclared", None, "n[1-4]: Gres=gpu", 3),
-    "another GresTypes": (GPUS.replace("GresTypes=gpu", "GresTypes=nic,ib"), "gres-undeclared", None, "n[1-4]: Gres=gpu", 4),
-    "one of two GresTypes": (GPUS.replace("gpu:2", "gpu:2,nic:a:1"), "gres-undeclared", None, "n[1-4]: Gres=nic", 4),
-    "some typed": (GPUS.replace("gpu:2", "gpu:a:1,gpu:1"), "gres-typed", None, "n[1-4]: Gres=gpu:a:1,gpu:1", 4),
-    "fewer files": (GPUS, "gres-count", f"Name=gpu File={F}\n", "n[1-4]: gpu 2, but 1 in gres.conf", 4),
-    "fewer of a type": (TYPED, "gres-count", f"Name=gpu Type=a File={F},{Z}\n", "n[1-4]: gpu:b 1, but 0 in gres.conf", 4),
-    "other nodes": (GPUS, "gres-count", f"NodeName=n[1-2] Name=gpu File={F},{Z}\n", "n[3-4]: gpu 2, but 0 in gres.conf", 4),
-    "AutoDetect off": (GPUS, "gres-count", f"AutoDetect=off\nName=gpu File={F}\n", "n[1-4]: gpu 2, but 1 in gres.conf", 4),
-    "two lines without a file": (GPUS, "gres-records", "AutoDetect=nvml\nName=gpu\nName=gpu\n", "gpu", 3),
-    "two counts": (GPUS, "gres-records", "Name=gpu Count=1\nname=gpu count=1\n", "gpu", 2),
-    "a device twice": (GPUS, "gres-records", f"AutoDetect=nvml\nName=gpu File={F}\nName=gpu File={F}\n", "gpu", 3),
-    "a device twice in a list": (GPUS, "gres-records", f"Name=gpu File={F},{F}\n", "gpu", 1),
-    "a device for all and for one": (GPUS.replace("gpu:2", "gpu:3"), "gres-records",
-                                     f"NodeName=n1 Name=gpu File={F}\nName=gpu File={F},{Z}\n", "gpu", 2),
-    "a device under two types": (TYPED, "gres-records", f"Name=gpu Type=a File={F}\nName=gpu Type=b File={F}\n", "gpu", 2),
-    "files of some": (GPUS, "gres-records", f"Name=gpu File={F}\nName=gpu Count=1\n", "gpu", 2),
-    "types of some": (GPUS, "gres-records", f"Name=gpu Type=a File={F}\nName=gpu File={Z}\n", "gpu", 2),
-    "a count that is not the files'": (GPUS, "gres-records", f"Name=gpu Count=4 File={F},{Z}\n", "gpu", 1),
-    "two kinds of files": (GPUS, "gres-records", f"Name=gpu File={F} MultipleFiles={F},{Z}\n", "gpu", 1),
-    "a single of many files": (GPUS, "gres-records", f"Name=gpu MultipleFiles={F}\n", "gpu", 1),
-    "no key of gres.conf": (GPUS, "conf-key", f"Name=gpu Fil={F}\n", "Fil", 1),
-    "a node behind a name": (GPUS, "conf-key", f"Name=gpu Node=n1 File={F},{Z}\n", "Node", 1),
-    "no key of cgroup.conf": (GPUS, "conf-key", None, "ConstrainCore", 1),
-    "a size with a unit": (GPUS.replace("Memory=1000", "Memory=500GB"), "conf-value", None, "RealMemory=500GB", 4),
-    "addresses of some": (GPUS.replace("CPUs=8", "CPUs=8 NodeAddr=a[1-3]"), "node-addresses", None, "n[1-4]: NodeAddr=a[1-3]", 4),
-    "cores beyond the CPUs": (GPUS, "gres-cores", f"Name=gpu File={F},{Z} Cores=0-127\n", "cores 0-127", 1),
-}
+    name: (conf_of(row), row["code"], row.get("gres"), row["subject"], row["line"])
+    for name, row in table(__file__, "slurm_conf_files.toml", "refused").items()}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -177,32 +114,12 @@ def test_slurmd_says_so_too(name: str, tmp_path: Path) -> None:
     assert done.returncode != 0 and "fatal" in done.stdout + done.stderr
 
 
-GOOD = {
-    "files": (GPUS, f"Name=gpu File={F},{Z}\n"), "a range of files": (GPUS, "name=gpu file=/dev/nvidia[0-1]\n"),
-    "more files than slurm.conf says": (GPUS, f"Name=gpu File={F},{Z},{G}\n"),
-    "a device beyond those of slurm.conf": (GPUS, f"NodeName=n1 Name=gpu File={F}\nName=gpu File={F},{Z}\n"),
-    "files by node": (GPUS, f"NodeName=n[1-2] Name=gpu File={F},{Z}\nNodeName=n[3-4] Name=gpu File={F},{Z}\n"),
-    "types": (TYPED, f"Name=gpu Type=a File={F}\nName=gpu Type=b File={Z}\n"),
-    "found by itself": (GPUS, "AutoDetect=nvml\n"), "found by itself on one": (GPUS, "NodeName=n[1-4] AutoDetect=nvml\n"),
-    "MIG": (GPUS, f"Name=gpu MultipleFiles={F},{Z}\nName=gpu MultipleFiles={F},{G}\n"),
-    "shared": (GPUS.replace("=gpu\n", "=gpu,mps\n").replace("gpu:2", "gpu:2,mps:200"),
-               f"Name=gpu File={F},{Z}\nName=mps Count=100 File={F}\nName=mps Count=100 File={Z}\n"),
-    "a count in letters": (GPUS.replace("=gpu\n", "=gpu,bandwidth\n").replace("gpu:2", "gpu:2,bandwidth:no_consume:4G"),
-                           f"Name=gpu File={F},{Z}\nName=bandwidth Count=4G\n"),
-    "an operator": (GPUS + "LaunchParameters+=test_exec\n", None),
-    "values with =": (GPUS + "SchedulerParameters=a=1,b=2\n", None),
-    "sockets": (GPUS.replace("CPUs=8", "CPUs=2 Sockets=2 CoresPerSocket=8"), None),
-    "cores": (GPUS.replace("CPUs=8", "CPUs=16 Sockets=2 CoresPerSocket=8 ThreadsPerCore=2"), None),
-    "all nodes": (GPUS.replace("Nodes=n[1-4]", "Nodes=all"), None),
-    "nodes that are out": (GPUS + "DownNodes=n1 State=DOWN\n", None),
-    "a set by feature": (GPUS.replace("gpu:2", "gpu:2 Features=ib,x").replace("Nodes=n[1-4]", "Nodes=s")
-                         + "NodeSet=s Feature=ib\n", None),
-}
+GOOD = table(__file__, "slurm_conf_files.toml", "good")
 
 
 @pytest.mark.parametrize("name", GOOD)
 def test_what_slurm_starts_with_is_no_error(name: str, tmp_path: Path) -> None:
-    conf, gres = GOOD[name]
+    conf, gres = conf_of(GOOD[name]), GOOD[name].get("gres")
     wrong = [each for each in found(tmp_path, conf, **({} if gres is None else {"gres_conf": gres})) if each.severity == "error"]
     assert {each.code for each in wrong} <= {"gres-file"}, errors(wrong)  # a count in letters has no file
 
@@ -213,23 +130,16 @@ def test_a_part_of_a_configuration_is_not_held_to_be_the_whole(tmp_path: Path) -
     assert errors(lint_slurm_conf(f"{NODES} Gres=gpu:2\n", path)) == []
 
 
-@pytest.mark.parametrize(("line", "words", "takes", "refuses"), [
-    ("SelectType=select/cons_res", "Slurm from 23.11 on", (23, 2), (23, 11)),
-    ("topologyplugin=topology/block", "Slurm before 23.11", (24, 5), (23, 2)),
-    ("SelectType=select/linear\nTopologyPlugin=topology/tree", "Slurm from 23.11 on", (22, 5), (25, 5)),
-    ("PreemptParameters=send_user_signal", "Slurm before 23.02", (23, 2), (22, 5)),
-    ("FrontendName=x", "Slurm from 25.05 on", (24, 11), (25, 5)),
-    ("HealthCheckTimeout=60", "Slurm before 26.05", (26, 5), (25, 11)),
-])
-def test_what_some_releases_refuse_says_which(line: str, words: str, takes: tuple[int, int], refuses: tuple[int, int],
-                                              tmp_path: Path) -> None:
+@pytest.mark.parametrize(("line", "words", "takes", "refuses"), table(__file__, "slurm_conf_files.toml", "releases"))
+def test_what_some_releases_refuse_says_which(tmp_path: Path, line: str, words: str, takes: list[int],
+                                              refuses: list[int]) -> None:
     conf = GPUS + line + "\n"
     (finding,) = [each for each in found(tmp_path, conf) if each.code == "conf-release"]
     assert words in finding.message and finding.severity == "warning" and finding.line == conf.count("\n")
-    told = {code for code, *_ in errors(found(tmp_path, conf, refuses))} | {
-        each.code for each in found(tmp_path, conf, refuses) if each.code == "conf-release"}
+    told = {code for code, *_ in errors(found(tmp_path, conf, tuple(refuses)))} | {
+        each.code for each in found(tmp_path, conf, tuple(refuses)) if each.code == "conf-release"}
     assert told & {"conf-key", "conf-release"}
-    assert not {each.code for each in found(tmp_path, conf, takes)} & {"conf-key", "conf-release"}
+    assert not {each.code for each in found(tmp_path, conf, tuple(takes))} & {"conf-key", "conf-release"}
 
 
 def test_a_cluster_without_partitions_is_refused_by_22_05_alone(tmp_path: Path) -> None:
@@ -241,20 +151,7 @@ def test_a_cluster_without_partitions_is_refused_by_22_05_alone(tmp_path: Path) 
 # --- topology.conf ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("text", "words", "severity"), [
-    ("SwitchName=s1 Node=n[1-4]\nSwitchName=top Switches=s1\n", "the key Node", "error"),
-    ("SwitchName=s1 Nodes=n[1-2] Switch=s2\nSwitchName=s2 Nodes=n[3-4]\n", "the key Switch", "error"),
-    ("BlockName=b1 Nodes=n[1-4] Size=4\n", "the key Size", "error"),
-    ("SwitchName=s1 Nodes=n[1-4] Switches=s2\nSwitchName=s2 Nodes=n[5-8]\n", "both switches and nodes", "error"),
-    (TREE.replace("top Switches", "top Nodes=n[1-4] Switches"), "both switches and nodes", "error"),
-    (TREE.lower().replace("top switches", "top nodes=n[1-4] switches"), "both switches and nodes", "error"),
-    ("SwitchName=s1 Level=0 LinkSpeed=1 Nodes=n[1-4]\n", "Level, which `scontrol", "error"),
-    ("BlockName=b1 BlockIndex=0 Nodes=n[1-4]\n", "BlockIndex, which `scontrol", "error"),
-    ("SwitchName=s1 Nodes=n[1-4] LinkSpeed=fast\n", "LinkSpeed=fast", "error"),
-    ("SwitchName=s1 Nodes=n[1-2], n[3-4]\n", "must have the form KEY=VALUE", "error"),
-    ("SwitchName=s1 Nodes=n[1-4]\nSwitchName=s2\nSwitchName=top Switches=s[1-2]\n", "before 25.05", "warning"),
-    ("SwitchName=s1 Nodes=n1\nInclude nothing.conf\n", "another file", "error"),
-])
+@pytest.mark.parametrize(("text", "words", "severity"), table(__file__, "slurm_conf_files.toml", "topologies"))
 def test_a_topology_that_slurm_refuses(text: str, words: str, severity: str, tmp_path: Path) -> None:
     wrong = [each for each in lint_topology(text, tmp_path / "topology.conf") if each.code != "topology-apart"]
     assert [each.severity for each in wrong] == [severity] and words in f"{wrong[0].subject} {wrong[0].message}"

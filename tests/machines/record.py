@@ -2,8 +2,6 @@
 no environment, of processes only the first, of file systems only disks, network file systems and ``/dev/shm``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

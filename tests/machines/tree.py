@@ -10,8 +10,6 @@ comes first), and any number of
   entry is not on PATH; one with ``"hangs": true`` never answers.
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import json
@@ -69,7 +67,6 @@ def row(name: str, value: str | dict[str, str]) -> str:
 
 
 def machine(kind: str) -> dict[str, Any]:
-    """``machine.toml``."""
     return tomllib.loads((MACHINES / kind / "machine.toml").read_text(encoding="utf-8"))
 
 

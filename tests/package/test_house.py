@@ -1,19 +1,21 @@
 """The rules of the house: no circle of imports, one name for one thing, no old word, and a table that leads to files."""
 
-from __future__ import annotations
-
 import ast
 import re
+import sys
+import sysconfig
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import grimp
 import pytest
 from prose import docstrings, identifiers
+from tables import table
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "hpc_mp").rglob("*.py"))
@@ -73,11 +75,8 @@ def classes(files: Iterable[Path]) -> dict[str, list[str]]:
     return places
 
 
-def test_no_class_name_stands_twice() -> None:
+def test_no_class_name_stands_twice_and_one_that_does_would_be_seen(tmp_path: Path) -> None:
     assert {name: files for name, files in classes(FILES).items() if len(files) > 1} == {}
-
-
-def test_a_class_name_that_stands_twice_would_be_seen(tmp_path: Path) -> None:
     for name in ("one.py", "other.py"):
         (tmp_path / name).write_text("class Finding:\n    class Inner: ...\n")
     assert {name: len(files) for name, files in classes(tmp_path.glob("*.py")).items()} == {"Finding": 2, "Inner": 2}
@@ -108,25 +107,19 @@ def given_names(tree: Iterable[ast.AST]) -> Iterator[str]:
                 yield name
 
 
-def test_no_file_and_no_class_is_called_by_an_old_word() -> None:
+def test_no_file_and_no_class_is_called_by_an_old_word_and_one_would_be_seen() -> None:
     assert old_words(classes(FILES)) == {}
     tests = [file for file in (ROOT / "tests").rglob("*.py") if "golden" not in file.parts]
     assert old_words(file.stem for file in (*FILES, *tests)) == {}
-
-
-def test_nothing_is_named_by_words_of_talk() -> None:
-    talk = {str(file.relative_to(ROOT)): old_words(given_names(nodes(file)), OLD["talk"]) for file in FILES}
-    assert {file: names for file, names in talk.items() if names} == {}
-
-
-def test_a_word_of_talk_would_be_seen() -> None:
-    source = "LOOK_S = 1\ndef hear(told): self._ways = looks_like"
-    assert old_words(given_names(ast.walk(ast.parse(source))), OLD["talk"]).keys() == {"LOOK_S", "hear", "told", "_ways"}
-
-
-def test_an_old_word_would_be_seen() -> None:
     assert old_words(["IncarnationRecord", "bad_ledger", "Resettled", "Node"]) == {
         "IncarnationRecord": "incarnation is now attempt", "bad_ledger": "ledger is now bad nodes"}
+
+
+def test_nothing_is_named_by_words_of_talk_and_one_would_be_seen() -> None:
+    talk = {str(file.relative_to(ROOT)): old_words(given_names(nodes(file)), OLD["talk"]) for file in FILES}
+    assert {file: names for file, names in talk.items() if names} == {}
+    source = "LOOK_S = 1\ndef hear(told): self._ways = looks_like"
+    assert old_words(given_names(ast.walk(ast.parse(source))), OLD["talk"]).keys() == {"LOOK_S", "hear", "told", "_ways"}
 
 
 # --- where is it decided? --------------------------------------------------------------------------------------------
@@ -152,11 +145,7 @@ def test_the_table_of_decisions_leads_to_files() -> None:
     assert lost(answers) == {}
 
 
-@pytest.mark.parametrize(("row", "found"), [
-    ("| a requeue | `hpc_mp/base/errors.py` |", {}),
-    ("| a requeue | `hpc_mp/base/erors.py` |", {"a requeue": ["hpc_mp/base/erors.py"]}),
-    ("| a requeue | somewhere |", {"a requeue": []}),
-])
+@pytest.mark.parametrize(("row", "found"), table(__file__, "house.toml", "rows"))
 def test_a_row_that_leads_nowhere_would_be_seen(row: str, found: dict[str, list[str]]) -> None:
     assert lost(decided(f"# A\n\n## Where is … decided?\n| question | file |\n|---|---|\n{row}\n\n## B\n| x | y |\n")) == found
 
@@ -199,18 +188,38 @@ def test_an_import_of_nothing_would_be_seen() -> None:
     assert not offered(*found) and offered("hpc_mp.planner.order", "OrderCost") and offered("hpc_mp.planner", "order")
 
 
-@pytest.mark.parametrize(("text", "seen"), [
-    ("Whether it is so.", True), ("What a rank holds.", True), ("Of all ranks: their bytes.", True),
-    ("``Where``: a place.", True), ("Return what a rank holds.", False), ("The bytes of a rank.", False), ("Whatever.", False)])
+def unimportable(file: Path, text: str) -> list[str]:
+    """Modules at the head of a program that are neither installed nor on a path that it has set by then."""
+    paths, missing, insert = [str(file.parent), sysconfig.get_path("purelib")], [], "sys.path.insert(0, "
+    for node in ast.parse(text).body:
+        if (source := ast.unparse(node)).startswith(insert):
+            paths.append(eval(source[len(insert):-1], {"Path": Path, "__file__": str(file), "ROOT": ROOT}))
+        names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        names += [name.name for name in node.names] if isinstance(node, ast.Import) else []
+        known = {*sys.stdlib_module_names, "hpc_mp", "deepspeed"}
+        missing += [name for name in names if name.partition(".")[0] not in known
+                    and PathFinder.find_spec(name.partition(".")[0], paths) is None]
+    return missing
+
+
+def test_programs_find_their_helpers() -> None:
+    """Under pytest they always do: all folders of helpers are on its path."""
+    programs = {file: text for folder in (*BESIDE, "tests/end_to_end", "tests/support") for file in (ROOT / folder).rglob("*.py")
+                if "__main__" in (text := file.read_text(encoding="utf-8"))}
+    assert len(programs) > 20
+    assert [f"{file}: {missing}" for file, text in programs.items() if (missing := unimportable(file, text))] == []
+    later = "import sys\nimport tables\nsys.path.insert(0, str(Path(__file__).parents[1] / 'support'))\nimport tables"
+    assert unimportable(ROOT / "tests" / "package" / "program.py", later) == ["tables"]
+
+
+@pytest.mark.parametrize(("text", "seen"), table(__file__, "house.toml", "openers"))
 def test_an_opener_that_names_nothing_is_seen(tmp_path: Path, text: str, seen: bool) -> None:
     """`make lint` runs ``tests/support/prose.py`` over the package."""
     (tmp_path / "one.py").write_text(f'def f():\n    """{text}"""\n')
     assert list(docstrings(tmp_path / "one.py")) == ([(1, text)] if seen else [])
 
 
-@pytest.mark.parametrize(("text", "names"), [
-    ("found = 1", ["found"]), ("for each in []: pass", ["each"]), ("def f(given, *, kept): pass", ["given", "kept"]),
-    ("[said for said in []]", ["said"]), ("x = (most := 2)", ["most"]), ("a.found = found.each", []), ("match = rows[0]", [])])
+@pytest.mark.parametrize(("text", "names"), table(__file__, "house.toml", "names"))
 def test_a_name_that_could_name_anything_is_seen(tmp_path: Path, text: str, names: list[str]) -> None:
     (tmp_path / "one.py").write_text(f"{text}\n")
     assert sorted(name for _, name in identifiers(tmp_path / "one.py")) == sorted(names)

@@ -1,7 +1,5 @@
 """One reader of bash, one table of launchers, one of kinds of failure, and one judge on the short walk of a failure."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator
@@ -74,21 +72,12 @@ def with_field(annotation: str, package: Path) -> set[str]:
         isinstance(line, ast.AnnAssign) and ast.unparse(line.annotation) == annotation for line in node.body)}
 
 
-def test_one_reader_of_bash() -> None:
+def test_there_is_one_of_each() -> None:
     assert parsers_of_bash(PACKAGE) == {"lint/sbatch/shell.py"}
     assert splitters(PACKAGE) == set()
-
-
-def test_one_table_of_launchers() -> None:
     assert tables_of(set(LAUNCHERS), PACKAGE) == {"base/launchers.py"}
-
-
-def test_one_table_of_kinds_of_failure() -> None:
     assert callers("FailureKind", PACKAGE) == {"rundir/failures.py"}
     assert unknown_kinds(PACKAGE) | {kind for kind, _ in TEXTS if kind is not None} - KINDS.keys() == set()
-
-
-def test_one_result_of_the_localiser() -> None:
     assert with_field("SuspectKind", PACKAGE) == {"Suspect"}
     assert with_field("tuple[Suspect, ...]", PACKAGE) == {"Localisation"}
 
@@ -99,8 +88,7 @@ def test_one_result_of_the_localiser() -> None:
     ("launch/a.py", "import shlex\nwords = shlex.split(line)", splitters),
     ("launch/a.py", "MPI = ('mpirun', 'mpiexec', 'orterun')", lambda package: tables_of(set(LAUNCHERS), package)),
     ("launch/a.py", "MORE = {'torchrun': 1, 'accelerate': 2, 'srun': 3}", lambda package: tables_of(set(LAUNCHERS), package)),
-    ("launch/a.py", "OTHER = {'memory': FailureKind(0)}", lambda package: callers("FailureKind", package)),
-])
+    ("launch/a.py", "OTHER = {'memory': FailureKind(0)}", lambda package: callers("FailureKind", package))])
 def test_a_second_one_would_be_seen(file: str, source: str, seen: object, tmp_path: Path) -> None:
     (tmp_path / "launch").mkdir()
     (tmp_path / file).write_text(source, encoding="utf-8")
@@ -117,9 +105,6 @@ def test_an_unknown_kind_and_a_second_result_would_be_seen(tmp_path: Path) -> No
 def test_a_question_about_single_names_is_no_table(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("launcher in ('srun', 'torchrun')\ncommand.split()\n", encoding="utf-8")
     assert tables_of(set(LAUNCHERS), tmp_path) == splitters(tmp_path) == set()
-
-
-# --- the walk of a failure from a rank to hpc-mp status: few files, few types, one judge -----------------------------
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -160,8 +145,7 @@ def test_the_walks_lead_through_files_and_types_that_exist() -> None:
     ([(JUDGE, []), ("hpc_mp/rundir/lost.py", ["Cause"])], ["hpc_mp/rundir/lost.py"]),
     ([(JUDGE, []), ("hpc_mp/rundir/outcome.py", ["Verdict"])], ["Verdict"]),
     ([("hpc_mp/rundir/outcome.py", ["Cause"])], ["judge"]),
-    ([(JUDGE, []), *((str(file.relative_to(ROOT)), []) for file in (ROOT / "hpc_mp" / "base").glob("*.py"))], ["files"]),
-])
+    ([(JUDGE, []), *((str(file.relative_to(ROOT)), []) for file in (ROOT / "hpc_mp" / "base").glob("*.py"))], ["files"])])
 def test_a_walk_that_leads_nowhere_would_be_seen(walk: Walk, wrong: list[str]) -> None:
     assert faults(walk) == wrong
 

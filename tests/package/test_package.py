@@ -1,7 +1,5 @@
 """The package around the code: what a wheel holds, what an import costs, which room may import which."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -16,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from launching import write_job
+from tables import table
 
 import hpc_mp
 from hpc_mp.base.assets import asset
@@ -57,13 +56,10 @@ def test_everything_that_ranks_do_not_run_imports_neither_torch_nor_transformers
     assert loaded_after(f"import {', '.join(names)}", HEAVY) == []
 
 
-def test_the_front_door_shows_its_names_and_imports_nothing_for_that() -> None:
+def test_the_front_door_shows_its_names_and_imports_nothing_and_an_import_would_be_seen() -> None:
     code = "import hpc_mp; assert {'submit', 'run_job', 'log', 'HpcMpError', 'RunFailed'} <= set(dir(hpc_mp))"
     assert loaded_after(code, (*HEAVY, "submitit", "click")) == []
     assert hpc_mp.HpcMpError is HpcMpError
-
-
-def test_an_import_of_torch_would_be_seen() -> None:
     assert loaded_after("import torch", HEAVY) == ["torch"]
 
 
@@ -106,11 +102,8 @@ def test_light_verbs_stay_light(arguments: list[str]) -> None:
 # --- what is shipped -------------------------------------------------------------------------------------------------
 
 
-def test_assets_of_a_checkout() -> None:
+def test_assets_of_a_checkout_and_a_missing_one() -> None:
     assert [asset(name) for name in DATA] == [ROOT / name for name in DATA]
-
-
-def test_a_missing_asset_is_named() -> None:
     with pytest.raises(HpcMpError, match=r"asset slurm/none\.j2: is not installed"):
         asset("slurm/none.j2")
 
@@ -188,21 +181,14 @@ def test_every_library_of_the_rank_half_is_an_extra() -> None:
     assert not set(TRAIN) & {re.split(r"[<>=]", name)[0] for name in project["dependencies"]} and "hpc-mp[train]" in extras["dev"]
 
 
-@pytest.mark.parametrize("words", [
-    ("doctor", "--check", "memory-free"), ("doctor", "--list"), ("lint", "job.toml", "job.sbatch"), ("env",),
-    ("cluster", "--help"), ("placement", "--tp", "2", "--pp", "2", "--dp", "2"), ("schedule", "--pp", "2", "--microbatches", "4"),
-    ("launch", "job.toml", "--on", "slurm", "--dry-run"), ("cloud", "render", "--help"), ("lab", "--help"), ("bench", "--help"),
-    ("status", "--help"),
-], ids=" ".join)
+@pytest.mark.parametrize("words", table(__file__, "package.toml", "without_torch"), ids=" ".join)
 def test_the_control_half_works_without_torch(words: tuple[str, ...], control_half: Path, work: Path) -> None:
     (work / "job.sbatch").write_text("#!/bin/bash\n#SBATCH --time=1:00:00\n#SBATCH --mem=0\nsrun hostname\n")
     done = run(control_half / "hpc-mp", *words, cwd=work)
     assert done.returncode == 0 and done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("words", [
-    ("launch", "job.toml", "--on", "local"), ("train", "job.toml"), ("export", "runs/t/0001", "--output", "model"),
-], ids=lambda words: words[0])
+@pytest.mark.parametrize("words", table(__file__, "package.toml", "needs_torch"), ids=lambda words: words[0])
 def test_what_needs_torch_says_what_to_install(words: tuple[str, ...], control_half: Path, work: Path) -> None:
     (work / "runs/t/0001").mkdir(parents=True)
     shutil.copy(work / "job.toml", work / "runs/t/0001")
@@ -238,17 +224,7 @@ def copied(directory: Path) -> Path:
 
 
 # A file, a line that does not belong there, and what it must not import. Each breaks a contract by itself, all in one copy.
-FORBIDDEN = [
-    ("base/errors.py", "import hpc_mp.layout.placement", "hpc_mp.layout.placement"),
-    ("layout/schedule/__init__.py", "import hpc_mp.cluster", "hpc_mp.cluster"),
-    ("launch/__init__.py", "from hpc_mp.train import engine", "hpc_mp.train.engine"),
-    ("train/rank/__init__.py", "import hpc_mp.launch", "hpc_mp.launch"),
-    ("train/engine/__init__.py", "import hpc_mp.rundir", "hpc_mp.rundir"),
-    ("report/__init__.py", "import hpc_mp.cli.main", "hpc_mp.cli.main"),
-    ("rundir/__init__.py", "def lazily():\n    import torch", "torch"),
-    ("cluster/__init__.py", "from transformers import AutoConfig", "transformers"),
-    ("lab/__init__.py", "import hpc_mp.launch", "hpc_mp.launch"),
-]
+FORBIDDEN = table(__file__, "package.toml", "forbidden")
 
 
 @pytest.fixture(scope="module")

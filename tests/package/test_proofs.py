@@ -1,8 +1,6 @@
 """``make prove`` remembers what has passed on which files; tests that use the lab are known by their fixtures, so that they alone
 go to the workers that have one."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -15,6 +13,7 @@ import pytest
 from dependencies import ROOT, files_of, imported, without_prose
 from lab_users import lab_users, uses_the_lab
 from long_tests import long_cases
+from tables import table
 
 TWO = "tests/layout/test_stages.py"  # proofs that take a moment
 
@@ -23,23 +22,11 @@ def reached(test: str) -> set[str]:
     return {str(file.relative_to(ROOT)) for file in files_of(ROOT / test)}
 
 
-@pytest.mark.parametrize(("test", "depends", "independent"), [
-    ("tests/lint/test_lint.py", {"tests/conftest.py", "hpc_mp/lint/__init__.py", "slurm/sbatch-options.toml"},
-     {"hpc_mp/train/engine/engine.py", "tests/train/exact.py"}),
-    ("tests/planner/test_collectives.py", {"hpc_mp/planner/fabrics.py"}, {"hpc_mp/lint/__init__.py", "hpc_mp/cli/lint.py"}),
-    ("tests/train/test_exact_layouts.py", {"tests/train/exact.py", "tests/train/conftest.py", "tests/support/layouts.py",
-                                        "hpc_mp/train/engine/data_axis.py", "hpc_mp/layout/flat.py"},
-     {"hpc_mp/lint/__init__.py", "hpc_mp/supervisor/__main__.py"}),
-    ("tests/end_to_end/test_deaths_slurm.py", {"hpc_mp/supervisor/__main__.py", "slurm/job.sbatch.j2", "hpc_mp/cli/launch.py",
-                                               "hpc_mp/train/rank/main.py"}, {"hpc_mp/cli/adopt.py"}),
-    ("tests/diagnosis/test_diagnose.py", {"tests/diagnosis/attempts.toml", "tests/diagnosis/not_started.toml"},
-     {"tests/diagnosis/program_ends.toml", "tests/doctor/faults.toml"}),
-    ("tests/end_to_end/test_every_example.py", {"examples/fsdp2/train.py"}, {"hpc_mp/clouds/__init__.py"}),
-])
-def test_what_a_proof_depends_on(test: str, depends: set[str], independent: set[str]) -> None:
+@pytest.mark.parametrize(("test", "depends", "independent"), table(__file__, "proofs.toml", "depends"))
+def test_what_a_proof_depends_on(test: str, depends: list[str], independent: list[str]) -> None:
     files = reached(test)
-    assert depends <= files, depends - files
-    assert not independent & files
+    assert {*depends} <= files, {*depends} - files
+    assert not {*independent} & files
 
 
 def test_a_changed_file_is_another_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,13 +49,7 @@ def test_a_changed_file_is_another_state(tmp_path: Path, monkeypatch: pytest.Mon
         cached.cache_clear()
 
 
-@pytest.mark.parametrize(("text", "same"), [
-    ("\n\n# another comment\ndef f(x):\n    return [1,  x]  # too\n", True),
-    ('"""A module."""\ndef f(x):\n    """Of x."""\n    return [1, x]\n', True),
-    ("def f(x):\n    return [1, x, 2]\n", False), ('def f(x):\n    "a" "b"\n    return [x, 1]\n', False),
-    ('def f(x):\n    "a" "b"\n    return [1, x]\n    "below, as a field has it"\n', True),
-    ('def f(x):\n    "a" + x\n    return [1, x]\n', False), ('def f(x):\n    x = "text"\n    return [1, x]\n', False),
-    ("def f(x):\n    1\n    return [1, x]\n", False), ("def f(y):\n    return [1, y]\n", False)])
+@pytest.mark.parametrize(("text", "same"), table(__file__, "proofs.toml", "prose"))
 def test_prose_is_no_change(text: str, same: bool) -> None:
     assert (without_prose(text) == without_prose("def f(x):\n    return [1, x]\n")) == same
 
@@ -77,8 +58,7 @@ def test_each_long_case_is_there() -> None:
     """Cases of a function that was renamed would come back into `make test` without a word."""
     cases = long_cases()
     assert len(cases) > 100 and min(cases.values()) > 0
-    lost = [name for name in cases if not defined(name)]
-    assert lost == []
+    assert [name for name in cases if not defined(name)] == []
     assert not defined("tests/package/test_proofs.py::test_no_such[1]") and not defined("tests/no_such.py::test_no_such")
 
 
@@ -105,8 +85,7 @@ def prove(memory: Path, *words: str) -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     command = [sys.executable, "tests/support/proofs.py", *words, TWO, "-n0", "-p", "no:cacheprovider"]
     environment |= {"HPC_MP_PROVED": str(memory), "HPC_MP_PROVED_RECORD": str(memory.parent / "record")}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True,
-                          timeout=250, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -116,8 +95,7 @@ def test_what_has_passed_is_not_run_again(tmp_path: Path) -> None:
     assert f"2 proofs have not passed on this tree:\n        2  {TWO}" in prove(memory, "--minutes", "0")
     first = prove(memory)
     assert "0 of 2 proofs have passed" in first and "2 passed" in first and first.endswith("all proved on this tree\n")
-    again = prove(memory)
-    assert again == "2 of 2 proofs have passed on this tree\nall proved on this tree\n"
+    assert prove(memory) == "2 of 2 proofs have passed on this tree\nall proved on this tree\n"
 
     one, two = memory.read_text().splitlines()
     assert {json.loads(line)["proof"].partition("::")[0] for line in (one, two)} == {TWO}
@@ -143,9 +121,6 @@ def test_the_record_tells_a_new_machine_what_others_have_proved(tmp_path: Path, 
     assert proofs.due([proved, unrun, due]) == [unrun, due], "what could not run there may run here"
     monkeypatch.setattr(proofs, "state_of", lambda file: "changed")
     assert proofs.reasons([proved, unrun, due]) == {}
-
-
-# --- who uses the lab ------------------------------------------------------------------------------------------------
 
 
 def test_users_are_those_that_ask_for_the_fixture(tmp_path: Path) -> None:

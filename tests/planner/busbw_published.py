@@ -1,7 +1,5 @@
 """Published all-reduce bandwidths, with which the model of ``hpc_mp.planner.collectives`` is compared, read from a TOML file."""
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Definitions of ``hpc-mp bench``: bandwidths, counts, sizes and groups, against those of nccl-tests."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial
@@ -10,6 +8,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.doctor.bench.plan import along, split
@@ -121,19 +120,14 @@ def test_what_does_not_exist_is_refused(call: Callable[[], object], words: str) 
 
 @given(NAMES, st.integers(1, 4), st.integers(2, 4), st.lists(st.integers(8, 2**30), min_size=1, max_size=5),
        st.sampled_from(list(ELEMENT)), st.booleans())
-def test_a_specification_survives_its_journey(
-    name: str, nodes: int, here: int, sizes: list[int], dtype: str, check: bool,
-) -> None:
+def test_a_specification_survives_its_journey(name: str, nodes: int, here: int, sizes: list[int], dtype: str,
+                                              check: bool) -> None:
     spec = BenchSpec(name, "gloo", nodes, here, split(nodes * here, here, "node"), tuple(sizes), dtype, check=check)
     assert load_spec(dump_spec(spec)) == spec and "\n" not in dump_spec(spec)
     assert all(spec.groups[spec.group_of(rank)].count(rank) == 1 for rank in range(spec.world))
 
 
-@pytest.mark.parametrize(("changes", "words"), [
-    ({"collective": "gather"}, "collective"), ({"dtype": "fp8"}, "--datatype"), ({"iterations": 0}, "-n 0"),
-    ({"groups": ((0, 1), (1, 2, 3))}, "each of 4 ranks once"),
-    ({"collective": "sendrecv", "groups": ((0,), (1, 2, 3))}, "another rank"),
-])
+@pytest.mark.parametrize(("changes", "words"), table(__file__, "busbw.toml", "not_measured"))
 def test_what_cannot_be_measured_is_refused(changes: dict[str, object], words: str) -> None:
     whole = {"collective": "all_reduce", "backend": "gloo", "nodes": 2, "ranks_per_node": 2, "groups": ((0, 1, 2, 3),),
              "sizes": (8,)}

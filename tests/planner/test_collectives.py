@@ -1,7 +1,5 @@
 """The model of expected bandwidth against published measurements, row by row, and what must hold of any model."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from statistics import median
@@ -89,9 +87,8 @@ SIZES = st.integers(1, 2**36)
 
 
 @given(NAMES, st.sampled_from(list(COLLECTIVES)), st.integers(1, 64), st.integers(1, 8), SIZES, SIZES)
-def test_time_grows_and_bandwidth_does_not_fall_with_the_payload(
-    name: str, collective: str, nodes: int, here: int, one: int, other: int,
-) -> None:
+def test_time_grows_and_bandwidth_does_not_fall_with_the_payload(name: str, collective: str, nodes: int, here: int, one: int,
+                                                                 other: int) -> None:
     small, large = sorted((one, other))
     less, more = (expect(collective, size, nodes, here, fabric(name)) for size in (small, large))
     if nodes * here == 1:
@@ -106,8 +103,7 @@ def test_time_grows_and_bandwidth_does_not_fall_with_the_payload(
 def test_no_all_reduce_beats_the_bytes_that_must_leave_a_node(name: str, nodes: int, here: int) -> None:
     known = replace(fabric(name), domain=0)
     nics = known.nics * min(1.0, max(here / known.gpus, 1 / known.nics))
-    busbw = expected("all_reduce", 2**40, nodes, here, known)
-    assert nic_share(busbw, nodes, here) * here <= known.nic * nics * (1 + 1e-9)
+    assert nic_share(expected("all_reduce", 2**40, nodes, here, known), nodes, here) * here <= known.nic * nics * (1 + 1e-9)
 
 
 @given(st.integers(2, 8))

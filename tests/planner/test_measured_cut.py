@@ -1,7 +1,5 @@
 """A measured model is cut evenly in time, and memory counts only as far as the fullest rank needs it to."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -38,8 +36,7 @@ def test_a_rank_holds_its_state_and_the_activations_of_its_chunks(tmp_path: Path
     """GPipe with two microbatches keeps both: of embedding and five blocks 1,100 MiB each."""
     spec, profile = measured(tmp_path, None), ModelProfile("H100", 3, {}, *UNITS)
     shape = read_shape(spec)
-    whole = fullest((5, 5, 2), profile, spec, shape)
-    assert 2 * 1100 * MIB < whole < 2 * 1100 * MIB + 16 * MIB
+    assert 2 * 1100 * MIB < fullest((5, 5, 2), profile, spec, shape) < 2 * 1100 * MIB + 16 * MIB
     assert fullest((0, 6, 6), profile, spec, shape) < 2 * 600 * MIB + 16 * MIB
     one = spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"schedule": "1f1b"})})
     assert fullest((0, 0, 12), profile, one, shape) < 1200 * MIB + 16 * MIB, "the last rank of 1F1B keeps one"
@@ -70,12 +67,9 @@ def test_memory_counts_as_far_as_the_fullest_rank_needs_it_to(tmp_path: Path) ->
     assert why.endswith("; with time alone a rank would need 2.15 GiB of the 1.95 GiB of a measured H100")
 
 
-def test_where_nothing_fits_the_fullest_rank_holds_as_little_as_can_be(tmp_path: Path) -> None:
+def test_where_nothing_fits_the_fullest_rank_holds_as_little_as_can_be_unless_the_job_has_a_weight(tmp_path: Path) -> None:
     layers, why = cut(measured(tmp_path, 500 * MIB))
     assert layers == (0, 6, 6) and "and it still needs 1.18 GiB" in why
-
-
-def test_a_weight_in_the_job_file_is_taken_as_it_is(tmp_path: Path) -> None:
     assert cut(measured(tmp_path, 500 * MIB, memory_weight=0.0))[0] == (5, 5, 2)
 
 

@@ -1,7 +1,5 @@
 """Bytes on links between nodes and switches, and the order of ranks and of hosts that a job gets for them."""
 
-from __future__ import annotations
-
 import time
 from itertools import combinations
 from pathlib import Path
@@ -80,18 +78,17 @@ def test_the_busiest_node_counts() -> None:
 def test_shard_groups_and_replicas_have_rings_of_their_own() -> None:
     """Eight replicas on four nodes, two on each; shard groups of two lie inside the nodes, of four on two of them."""
     placement = place(Degrees(data=8), "DPT", 2)
-    whole = node_loads(placement, Traffic(dp=1))
-    assert [load.dp for load in whole] == [1] * 4
-    pairs = node_loads(placement, Traffic(dp=1, replicas=1, shards=2))
-    assert [(load.dp, load.replicas) for load in pairs] == [(0, 2)] * 4
-    fours = node_loads(placement, Traffic(dp=1, replicas=1, shards=4))
-    assert [(load.dp, load.replicas) for load in fours] == [(1, 2)] * 4
+    assert [load.dp for load in node_loads(placement, Traffic(dp=1))] == [1] * 4
+    assert [(load.dp, load.replicas) for load in node_loads(placement, Traffic(dp=1, replicas=1, shards=2))] == [(0, 2)] * 4
+    assert [(load.dp, load.replicas) for load in node_loads(placement, Traffic(dp=1, replicas=1, shards=4))] == [(1, 2)] * 4
 
 
-def test_context_ranks_send_around_a_ring_or_to_each_other() -> None:
+def test_context_ranks_send_around_a_ring_and_a_tied_weight_crosses_from_end_to_end() -> None:
     """Four context ranks on two nodes: one edge of the ring leaves a node, and four of twelve pairs."""
     loads = node_loads(place(Degrees(context=4), "DPCT", ranks_per_node=2), Traffic(cp=1, cp_pairs=1))
     assert [(load.cp, load.cp_pairs) for load in loads] == [(1, 4)] * 2
+    loads = node_loads(place(Degrees(pipeline=3), "DPT", ranks_per_node=1), Traffic(tied=1))
+    assert [load.tied for load in loads] == [1, 0, 1]
 
 
 def test_state_is_shared_out_over_data_and_context() -> None:
@@ -102,13 +99,7 @@ def test_state_is_shared_out_over_data_and_context() -> None:
         assert [load.dp for load in node_loads(placement, Traffic(dp=1))] == [1] * 4
 
 
-def test_a_tied_weight_crosses_from_end_to_end() -> None:
-    loads = node_loads(place(Degrees(pipeline=3), "DPT", ranks_per_node=1), Traffic(tied=1))
-    assert [load.tied for load in loads] == [1, 0, 1]
-
-
 # --- hosts and switches ----------------------------------------------------------------------------------------------
-
 
 
 def test_bytes_out_of_leaf_switches() -> None:
@@ -161,8 +152,7 @@ def traffic(spec: JobSpec) -> Traffic:
     (job("cpu"), "DPT"),
     (job("cpu", microbatches=16), "DPT"),
     (job("cpu", rank_map="cyclic"), "TDP"),  # the left-most letter stays inside a node
-    (job("cpu", order="spread"), "TPD"),
-])
+    (job("cpu", order="spread"), "TPD")])
 def test_the_order_follows_traffic_and_map(spec: JobSpec, letters: str) -> None:
     assert order(spec) == letters
 
@@ -184,8 +174,7 @@ def test_the_reason_gives_seconds_where_the_doctor_has_measured() -> None:
 
 
 def hosts(spec: JobSpec, letters: str, tree: SwitchTree, rates: LinkRates | None = None) -> tuple[tuple[str, ...], str]:
-    placement = place(degrees_of(spec), letters, 2, spec.parallel.rank_map)
-    return choose_host_order(placement, traffic(spec), GIVEN, tree, rates)
+    return choose_host_order(place(degrees_of(spec), letters, 2, spec.parallel.rank_map), traffic(spec), GIVEN, tree, rates)
 
 
 def test_hosts_follow_the_traffic_of_the_order() -> None:

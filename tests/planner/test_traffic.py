@@ -1,7 +1,5 @@
 """Bytes per axis: by hand for a large model, and compared with what running ranks hand to their collectives."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -11,6 +9,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from layouts import job, layout, run_whole, start, write_text
+from tables import table
 
 from hpc_mp.job import JobSpec, resolve
 from hpc_mp.layout.models import read_shape, stage_layers
@@ -43,8 +42,7 @@ def sent(spec: JobSpec) -> Traffic:
     # bytes per parameter, each × (D−1)/D: gradients are reduced in fp32 under bf16, parameters are gathered in bf16
     ("bf16", 0, 8, 4 + 4), ("bf16", 1, 8, 2 + 4), ("bf16", 2, 8, 2 + 8 * 4), ("bf16", 3, 8, 8 * (2 + 2 + 4)),
     ("fp32", 0, 8, 4 + 4), ("fp32", 1, 8, 4 + 4), ("fp32", 2, 8, 4 + 8 * 4), ("fp32", 3, 8, 8 * (4 + 4 + 4)),
-    ("fp64", 1, 8, 8 + 8), ("bf16", 3, 1, 2 + 2 + 4),
-])
+    ("fp64", 1, 8, 8 + 8), ("bf16", 3, 1, 2 + 2 + 4)])
 def test_bytes_per_parameter(precision: str, zero: int, microbatches: int, factor: int) -> None:
     layer = 8192 * (8192 + 2 * 1024) + 8192 * 8192 + 3 * 8192 * 28672
     held = 20 * (layer // 4 + 2 * 8192) + 8192 + 8192 * 32000 // 4  # norms are whole on every tensor rank; the last stage's head
@@ -81,9 +79,6 @@ def test_axes_of_degree_one_carry_nothing(tmp_path: Path) -> None:
     write_text(tmp_path)
     spec = job(tmp_path, "llama-tied")
     assert traffic_of(spec, read_shape(spec), (5,)) == Traffic()
-
-
-# --- what running ranks send -----------------------------------------------------------------------------------------
 
 
 def count(folder: Path) -> None:
@@ -179,40 +174,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-CASES = {
-    **{f"dp2 zero{zero} {precision}": ([f'train.precision="{precision}"'], layout(data=2, zero=zero, microbatches=2))
-       for zero in range(4) for precision in ("fp64", "fp32", "bf16")},
-    **{f"dp4 zero{zero} shard2 bf16": (['train.precision="bf16"'], layout(data=4, zero=zero, shard_degree=2, microbatches=2))
-       for zero in (1, 2, 3)},
-    "dp2 zero2 shard1 bf16": (['train.precision="bf16"'], layout(data=2, zero=2, shard_degree=1, microbatches=2)),
-    "tp2 pp2 dp2 zero1 bf16": (['train.precision="bf16"'], layout(tensor=2, pipeline=2, data=2, zero=1, microbatches=2)),
-    **{f"pp2 dp2 zero{zero} once bf16": (['train.precision="bf16"'], layout(pipeline=2, data=2, zero=zero, microbatches=4,
-                                                                           reduce="step")) for zero in (2, 3)},
-    "dp4 zero3 shard2 once": ([], layout(data=4, zero=3, shard_degree=2, microbatches=3, reduce="step")),
-    "tp2 dp2 zero2 sequence once": ([], layout(2, data=2, zero=2, microbatches=3, sequence="true", reduce="step")),
-    "tp2 cp2 ring bf16": (['train.precision="bf16"'], layout(tensor=2, context=2, microbatches=2)),
-    "tp4 cp2 shared heads ulysses": ([], layout(4, context=2, context_method='"ulysses"')),
-    "tp2 cp2 mlp alone sequence": ([], layout(2, context=2, sequence="true", tensor_modules=["*.mlp"])),
-    "cp4 ring fp64": ([], layout(context=4)),
-    "pp2 dp2 cp2 ulysses bf16": (['train.precision="bf16"'], layout(pipeline=2, data=2, context=2, zero=2, microbatches=2,
-                                                                   shard_degree=2, context_method='"ulysses"')),
-    "tp2 pp2 dp2 zero2 sequence": (
-        ['train.precision="bf16"'], layout(2, 2, 2, zero=2, microbatches=2, sequence="true")),
-    "tp4 shared heads zero1": ([], layout(4, data=2, zero=1, microbatches=2)),
-    "tp4 shared heads sequence": (["data.sequence_length=22"], layout(4, 2, microbatches=2, sequence="true")),
-    "tp2 pp2 mlp alone": ([], layout(2, 2, microbatches=2, tensor_modules=["*.mlp"])),
-    "tp2 pp2 mlp alone sequence": ([], layout(2, 2, microbatches=2, sequence="true", tensor_modules=["*.mlp"])),
-    "tp2 pp2 ends and attention sequence": ([], layout(2, 2, microbatches=2, sequence="true",
-                                                       tensor_modules=["*.embed_tokens", "*.self_attn"])),
-    "tp2 pp2 dp2 zero3 layers 0+5 bf16": (['train.precision="bf16"'], layout(2, 2, 2, zero=3, microbatches=2, partition=[0, 5])),
-    "pp3 dp2 zero3 layers 0+5+0": ([], layout(1, 3, 2, zero=3, microbatches=2, partition=[0, 5, 0])),
-    "tp2 pp2 zero0 fp64": ([], layout(tensor=2, pipeline=2, zero=0, microbatches=4)),
-    "tp2 full": (['parallel.recompute="full"'], layout(tensor=2, microbatches=2)),
-    "tp2 pp2 zero_bubble every-2": (['parallel.recompute="every-2"'],
-                                    layout(tensor=2, pipeline=2, schedule="zero_bubble", microbatches=2)),
-    "tp2 selective": (['parallel.recompute="selective"'], layout(tensor=2, microbatches=2)),
-    "dp2 zero3 every-2": (['parallel.recompute="every-2"'], layout(data=2, zero=3, microbatches=2)),
-}
+CASES = {name: (more, layout(**degrees)) for name, (more, degrees) in table(__file__, "traffic.toml", "cases").items()}
 
 
 # Every ZeRO stage meets bf16, where gradients and parameters differ; of what else is sent one case each.
@@ -237,17 +199,7 @@ def test_families_with_other_blocks_send_what_was_predicted(place: Path, model: 
         assert sent == pytest.approx(predicted, rel=1e-12)
 
 
-EXPERTS = {
-    "ep2 dp4 zero1": layout(data=4, expert=2, zero=1, microbatches=2),
-    "ep2 dp4 zero3 shard2": layout(data=4, expert=2, zero=3, shard_degree=2, microbatches=2),
-    "ep2 dp4 zero0": layout(data=4, expert=2, zero=0, microbatches=2),
-    "ep2 dp4 zero3 once": layout(data=4, expert=2, zero=3, microbatches=2, reduce="step"),
-    "tp2 ep2 full": layout(2, data=2, expert=2, zero=2, microbatches=2, recompute="full"),
-    "sp2 ep2 experts whole": layout(2, data=2, expert=2, microbatches=2, sequence="true", tensor_modules=["*.self_attn"]),
-    # with every token for every expert, each of them gets its capacity of each sample
-    "ep2 capacity": ["train.expert_capacity=0.3", "model.config.num_experts_per_tok=5",
-                     *layout(data=2, expert=2, microbatches=2, recompute="full")],
-}
+EXPERTS = {name: [*more, *layout(**degrees)] for name, (more, degrees) in table(__file__, "traffic.toml", "experts").items()}
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in ("ep2 dp4 zero1", "tp2 ep2 full") else pytest.mark.prove)

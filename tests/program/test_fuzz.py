@@ -1,7 +1,5 @@
 """Random commands and environments, from the job file to the program: what arrives is what was given, or it is refused."""
 
-from __future__ import annotations
-
 import os
 import signal
 import tomllib
@@ -47,8 +45,7 @@ def arrived(run: RunDirectory, environ: dict[str, str], into: Path,
     pid = os.fork()
     if pid == 0:
         try:
-            file = os.open(into, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            os.dup2(file, 1)
+            os.dup2(os.open(into, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), 1)
             signal.alarm(20)
             os._exit(become(run, environ))
         finally:

@@ -1,7 +1,5 @@
 """``hpc_mp.log``: steps of a program as lines of ``metrics.jsonl``, each once, over several attempts."""
 
-from __future__ import annotations
-
 import math
 import sys
 import time

@@ -1,7 +1,5 @@
 """The task of a node under mpirun, without Slurm: who may start what on it, what it passes on, and how mpirun is told of it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

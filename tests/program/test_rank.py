@@ -1,7 +1,5 @@
 """From a process to the program, in a container too: who it is, what it finds, and what it says where it cannot become it."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -14,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tables import table
 
 from hpc_mp.base.exit_codes import ending
 from hpc_mp.job import ProgramSpec, resolve_any
@@ -94,13 +93,7 @@ def test_nothing_of_ours_shields_the_program_from_signals(run: RunDirectory) -> 
     assert (done.returncode, done.stdout) == (-signal.SIGTERM, ""), ending(done.returncode)
 
 
-@pytest.mark.parametrize(("command", "words"), [
-    (["no-such-program"], "does not exist (PATH = "),
-    (["./no-such-program"], "does not exist (seen from "),
-    (["./text"], "cannot be started (Permission denied)"),
-    (["./no-magic"], "cannot be started (Exec format error)"),
-    (["./bad-magic"], "its #! line is wrong"),
-])
+@pytest.mark.parametrize(("command", "words"), table(__file__, "rank.toml", "not_started"))
 def test_a_program_that_cannot_be_started_is_the_users_to_mend(run: RunDirectory, command: list[str], words: str) -> None:
     give(run, command)
     directory = run.path.parent / "a directory"
@@ -129,16 +122,12 @@ def test_what_goes_before_what_in_the_environment() -> None:
     assert "SLURMD_NODENAME" not in environment(program, {}, {"HPC_MP_EMULATED": "1", "SLURMD_NODENAME": "node1"})
 
 
-@pytest.mark.parametrize(("start", "variables", "told"), [
-    ("node", {"SLURM_TASKS_PER_NODE": "1(x2)"}, ("1", "8(x2)")), ("node", {"SLURM_TASKS_PER_NODE": "1"}, ("1", "8")),
-    ("node", {"SLURM_TASKS_PER_NODE": "1(x12),1"}, ("1", "8(x12),8")), ("node", {}, (None, None)),
-    ("node", {"SLURM_TASKS_PER_NODE": "1(x2)", "HPC_MP_EMULATED": "1"}, (None, "1(x2)")),
-    ("rank", {"SLURM_TASKS_PER_NODE": "8(x2)"}, (None, "8(x2)"))])
+@pytest.mark.parametrize(("start", "variables", "told"), table(__file__, "rank.toml", "mpiruns"))
 def test_an_mpirun_in_the_command_of_a_node_may_start_its_ranks(start: str, variables: dict[str, str],
-                                                                told: tuple[str | None, str | None]) -> None:
+                                                                told: list[str | None]) -> None:
     program = ProgramCommand(("mpirun",), "/", {}, ranks_per_node=8 if start == "node" else None)
     found = environment(program, {}, variables)
-    assert (found.get("SLURM_OVERLAP"), found.get("SLURM_TASKS_PER_NODE")) == told
+    assert [found.get("SLURM_OVERLAP"), found.get("SLURM_TASKS_PER_NODE")] == told
     assert environment(replace(program, environment={"SLURM_OVERLAP": "0"}), {}, variables)["SLURM_OVERLAP"] == "0"
 
 
@@ -155,9 +144,6 @@ def test_a_rank_does_not_load_what_validates_job_files() -> None:
     loaded = subprocess.run([sys.executable, "-P", "-c", "import hpc_mp.program.rank, sys; print(*sys.modules)"],
                             capture_output=True, text=True, check=True).stdout.split()
     assert "hpc_mp.program.rank" in loaded and not [name for name in loaded if name.startswith(("hpc_mp.job", "torch"))]
-
-
-# --- in a container: any POSIX shell tells a rank who it is ----------------------------------------------------------
 
 
 SHELLS = [["sh"], ["bash"], ["bash", "--posix"], ["busybox", "sh"]]
@@ -210,10 +196,7 @@ def test_a_rank_of_an_earlier_attempt_ends(run: RunDirectory) -> None:
     assert (lost.returncode, lost.stdout) == (2, "") and "host n3, local rank 0: is not the place of a rank" in lost.stderr
 
 
-@pytest.mark.parametrize(("command", "words"), [
-    ("no such program", "program.command[0] = 'no such program': does not exist in the container"),
-    ('./a "quoted\\ one"', "program.command[0] = './a \"quoted\\ one\"': does not exist in the container"),
-])
+@pytest.mark.parametrize(("command", "words"), table(__file__, "rank.toml", "not_in_the_image"))
 def test_what_is_not_in_the_image_is_the_users_to_mend(run: RunDirectory, command: str, words: str) -> None:
     write(run, place(Degrees(data=4), "cluster", 2), command)
     announced = time.time()  # what is older is taken for the end of an earlier start

@@ -1,7 +1,5 @@
 """What looks at ranks from outside: at those that hang, with py-spy or SIGABRT, and at the slurmstepd above them."""
 
-from __future__ import annotations
-
 import os
 import resource
 import shutil
@@ -14,6 +12,7 @@ from pathlib import Path
 import pytest
 from rendering import executable
 from slurm_jobs import until
+from tables import table
 
 from hpc_mp.base.files import write_json
 from hpc_mp.diagnosis.stacks import read_stacks
@@ -53,10 +52,7 @@ def ranks(run: RunDirectory, tmp_path: Path) -> Iterator[list[subprocess.Popen[s
         process.wait()
 
 
-@pytest.mark.parametrize(("environ", "rank"), [
-    ({"RANK": "3", "NODE_RANK": "1", "SLURM_PROCID": "3"}, 3), ({"OMPI_COMM_WORLD_RANK": "2", "SLURM_STEP_ID": "0"}, 2),
-    ({"SLURM_PROCID": "5"}, 5), ({"NODE_RANK": "1", "SLURM_PROCID": "1"}, None), ({}, None),
-])
+@pytest.mark.parametrize(("environ", "rank"), table(__file__, "record_stacks.toml", "processes"))
 def test_who_a_process_is(environ: dict[str, str], rank: int | None) -> None:
     assert rank_of(environ) == rank
 
@@ -92,9 +88,6 @@ def test_other_attempts_and_runs_are_none_of_its_business(
     assert [rank.poll() for rank in ranks] == [None, None] and read_stacks(run) == []
 
 
-# --- the watch over slurmstepd: a node whose slurmstepd is killed, before or after the watch begins, is named --------
-
-
 TASK = Path(__file__).parent / "bin" / "watches_stepd"
 
 
@@ -105,17 +98,9 @@ def test_a_slurmstepd_that_is_hidden_has_not_been_killed(monkeypatch: pytest.Mon
     assert stepd.stepd_above() is None
 
 
-@pytest.mark.parametrize(("parent", "task_pid", "local", "token", "orphaned"), [
-    ("slurmstepd", "$$", "0", "7.0.1", "process"),  # killed while the rank runs
-    ("gone", "$$", "0", "7.0.1", "it"),  # killed before the rank could look: the run went on with a rank that Slurm had lost
-    ("gone", "1", "0", "7.0.1", None),  # a process of a task's own
-    ("gone", "", "0", "7.0.1", None),  # no task of Slurm
-    ("gone", "$$", "1", "7.0.1", None),  # the first task of the node looks
-    ("gone", "$$", "0", "", None),
-    ("gone", "$$", "0", "7.0.9", None),  # of an earlier attempt: it ends, and says nothing
-])
+@pytest.mark.parametrize(("parent", "task_pid", "local", "token", "orphaned"), table(__file__, "record_stacks.toml", "ends"))
 def test_the_end_of_slurmstepd(tmp_path: Path, run: RunDirectory, parent: str, task_pid: str, local: str, token: str,
-                               orphaned: str | None) -> None:
+                               orphaned: str) -> None:
     number = f"echo $$ > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid"
     start = f'sh -c \'{number}; SLURM_TASK_PID={task_pid} exec "$@"\' task "$@" &'
     ends = "wait" if parent == "slurmstepd" else "exit"
@@ -129,12 +114,12 @@ def test_the_end_of_slurmstepd(tmp_path: Path, run: RunDirectory, parent: str, t
         if parent == "slurmstepd":
             until((run.path / "watched").exists, "the watch", 30)
             step.kill()
-        if orphaned is None and token != "7.0.9":
+        if not orphaned and token != "7.0.9":
             until((run.path / "watched").exists, "the watch", 30)
             assert lives(task) and not read_failures(run, 1)
             return
         until(lambda: not lives(task), "the end of the task", 30)
-        if orphaned is None:
+        if not orphaned:
             assert not read_failures(run, 1)
             return
         until(lambda: read_failures(run, 1), "the record", 30)

@@ -1,7 +1,5 @@
 """A script whose launchers are shims: its programs get what they get without them, and failures of tasks are recorded."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex
@@ -16,9 +14,10 @@ from typing import Any
 
 import pytest
 from launching import python_program
+from tables import table
 
 from hpc_mp.base.launchers import LAUNCHERS, program_of_mpirun
-from hpc_mp.cluster.slurm.srun_words import programs_of_srun
+from hpc_mp.cluster.slurm.option_syntax import programs_of_srun
 from hpc_mp.program.shim import MARK, SUBMITTERS, with_shims, write_shims
 from hpc_mp.program.witness import Witness
 from hpc_mp.rundir import AttemptRecord, RunDirectory, create_run, write_attempt, write_json
@@ -126,22 +125,14 @@ def test_a_task_of_an_earlier_attempt_ends(here: Path) -> None:
     assert code == 1 and not got and "no longer the run's current one" in output
 
 
-@pytest.mark.parametrize(("words", "places"), [
-    ("./a x", (0,)), ("-N2 -n 4 ./a -n 3", (3,)), ("--ntasks=4 --mpi pmix -l ./a", (4,)), ("-n1 ./a : -n3 ./b -n 1", (1, 4)),
-    ("--multi-prog conf", None), ("--pty bash", None), ("--container-image=i.sqsh ./a", None), ("--bcast=/tmp/a ./a", None),
-    ("--version", None), ("-n 4", None), ("--private-tmp ./a x", None),
-        ("--export=ALL,A=1 --chdir /x -i in ./a", (5,)), ("-- ./a", (1,))])
-def test_where_programs_begin_in_srun(words: str, places: tuple[int, ...] | None) -> None:
-    assert programs_of_srun(words.split()) == places
+@pytest.mark.parametrize(("words", "places"), table(__file__, "shim.toml", "srun"))
+def test_where_programs_begin_in_srun(words: str, places: list[int] | None) -> None:
+    assert programs_of_srun(words.split()) == (places and tuple(places))
 
 
-@pytest.mark.parametrize(("words", "places"), [
-    ("./a", (0,)), ("-np 4 ./a -np 3", (2,)), ("--mca btl tcp,self -x A=1 --bind-to none ./a", (7,)),
-    ("-n 1 ./a : -n 2 ./b", (2, 6)), ("-rr -n 4 ./a", (3,)), ("-tune -n 4 ./a", None),
-    ("--map-by=node ./a", (1,)), ("--unheard-of ./a", None), ("-genv I_MPI_DEBUG 5 -ppn 2 ./a", (5,)), ("--app file", None),
-    ("-np 4", None)])
-def test_where_programs_begin_in_mpirun(words: str, places: tuple[int, ...] | None) -> None:
-    assert program_of_mpirun(words.split()) == places
+@pytest.mark.parametrize(("words", "places"), table(__file__, "shim.toml", "mpirun"))
+def test_where_programs_begin_in_mpirun(words: str, places: list[int] | None) -> None:
+    assert program_of_mpirun(words.split()) == (places and tuple(places))
 
 
 def test_there_is_a_shim_for_each_launcher(here: Path) -> None:

@@ -1,7 +1,5 @@
 """Run directories as launcher and ranks write them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +15,6 @@ from hpc_mp.rundir import LineFile, create_run, cut_metrics, prepare_resume, wri
 
 BEGIN = 1_790_000_000.0
 MIB = 2**20
-
 
 
 class Run:
@@ -90,8 +87,7 @@ class Run:
     def fail(self, rank: int, kind: str, message: str, after: float = 60.0, traceback: str = "Traceback …") -> None:
         write_json(self.run.failure(self.attempt, rank), {
             "attempt": self.attempt, "rank": rank, "node": "node1", "host": "vm", "pid": 1, "time": BEGIN + after,
-            "kind": kind, "message": message, "traceback": traceback,
-        })
+            "kind": kind, "message": message, "traceback": traceback})
 
     def log(self, *lines: str) -> None:
         file = LineFile(self.run.main_log)
@@ -103,7 +99,7 @@ class Run:
         self.attempt = prepare_resume(self.run)
         cut_metrics(self.run.metrics, step)
 
-    def complete(self) -> Run:
+    def complete(self) -> "Run":
         """All its steps, and the word that it is done."""
         self.start()
         self.train(1, self.spec.train.steps)

@@ -1,7 +1,5 @@
 """Several runs on one page: curves over each other, what differs, and how each ended."""
 
-from __future__ import annotations
-
 import json
 import math
 import stat
@@ -16,9 +14,8 @@ from reported import Run
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.report import command
 from hpc_mp.job import ProgramSpec
-from hpc_mp.report.comparison import ComparedRow, differences, ends, labels_of, notes
+from hpc_mp.report.comparison import ComparedRow, differences, ends, labels_of, notes, overlays
 from hpc_mp.report.facts import read_facts
-from hpc_mp.report.overlay import overlays
 from hpc_mp.rundir.records import Evaluation, line_of
 
 HOSTILE = "<img src=x onerror=alert(2)>"
@@ -43,8 +40,7 @@ def row(rows: tuple[ComparedRow, ...], what: str) -> ComparedRow:
 def pair(tmp_path: Path) -> tuple[Run, Run]:
     """Two runs of the same job; the second has another pipeline and more steps, and evaluates better though not in the end."""
     first = evaluate(Run(tmp_path).complete(), (10, 6.0), (20, 5.5))
-    second = evaluate(Run(tmp_path, steps=30, pipeline=1).complete(), (10, 5.0), (30, 5.75))
-    return first, second
+    return first, evaluate(Run(tmp_path, steps=30, pipeline=1).complete(), (10, 5.0), (30, 5.75))
 
 
 def test_programs_differ_by_the_variables_of_a_sweep_and_keep_the_others_to_themselves() -> None:
@@ -57,8 +53,7 @@ def test_programs_differ_by_the_variables_of_a_sweep_and_keep_the_others_to_them
 def test_two_runs_on_one_page(pair: tuple[Run, Run]) -> None:
     first, second = pair
     page = reported(first.path, second.path)
-    written = first.run.comparison
-    assert stat.S_IMODE(written.stat().st_mode) == 0o600 and not first.run.report.exists()
+    assert stat.S_IMODE(first.run.comparison.stat().st_mode) == 0o600 and not first.run.report.exists()
     assert [given["aria-label"] for given in page.all("svg", class_="overlay")] == [
         "Loss of all runs", "Held-out loss of all runs", "Throughput of all runs",
         "Learning rate of all runs"]
@@ -137,11 +132,9 @@ def test_many_runs_and_those_that_have_only_begun(tmp_path: Path) -> None:
         run.train(1, 1000, loss=lambda step: 6 - step / 1000)
     page = reported(*(run.path for run in runs))
     assert len(page.source) < 2_000_000
-    shown = {given["class"] for given in page.all("g") if "data-label" in given}
-    assert len(shown) == 28, "seven colours in four strokes"
+    assert len({given["class"] for given in page.all("g") if "data-label" in given}) == 28, "seven colours in four strokes"
     assert "running" in page.text
-    empty = reported(runs[0].path, Run(tmp_path).path)
-    assert "No run has ended a step yet." in empty.text
+    assert "No run has ended a step yet." in reported(runs[0].path, Run(tmp_path).path).text
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:

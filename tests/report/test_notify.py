@@ -1,7 +1,5 @@
 """A user's command at a run's end: once, with the outcome in its variables, and no worse end for its failure."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -63,11 +61,9 @@ def test_a_command_hears_of_the_end_once(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(("command", "limit", "said"), [
     ((sys.executable, "-c", "print('no route'); raise SystemExit(3)"), 60.0, "notify.command exited with 3: no route"),
     (("/nowhere/program",), 60.0, "notify.command cannot be started (No such file or directory)"),
-    ((sys.executable, "-c", "import time; time.sleep(30)"), 0.5, "notify.command was aborted"),
-])
-def test_a_command_that_fails_is_said_and_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], limit: float, said: str,
-) -> None:
+    ((sys.executable, "-c", "import time; time.sleep(30)"), 0.5, "notify.command was aborted")])
+def test_a_command_that_fails_is_said_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                          command: tuple[str, ...], limit: float, said: str) -> None:
     monkeypatch.setattr(concluding, "LIMIT_S", limit)
     run, warned = notifying(tmp_path, *command), list[str]()
     ended = conclude(Outcome(run.path, "completed", **figures(run.run, 1)), 1, warned.append)

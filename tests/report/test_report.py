@@ -1,7 +1,5 @@
 """The report: a run directory in, one honest and self-contained page out."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json
@@ -166,8 +164,7 @@ def test_evaluations_are_drawn_into_the_loss(run: Run) -> None:
     assert not run.page().all("g", class_="held-out")
     (run.path / "evaluations.jsonl").write_text("".join(
         line_of(Evaluation(step, loss, 100, 1.0)) + "\n" for step, loss in ((5, 6.5), (10, math.nan), (20, 5.25))))
-    shown = {each.name: each.value for each in key_numbers(read_facts(run.run))}
-    assert shown["Held-out loss"] == "5.2500"
+    assert {each.name: each.value for each in key_numbers(read_facts(run.run))}["Held-out loss"] == "5.2500"
     assert len(list(run.page().all("g", class_="held-out"))) == 1
     loss, *others = curves(read_facts(run.run).metrics, read_facts(run.run).evaluations)
     assert len(loss.held_out) == 2 and not any(other.held_out for other in others)
@@ -314,8 +311,7 @@ NAMES = ("job.toml", "placement.json", "metrics.jsonl", "ranks.jsonl", "status.j
 @pytest.mark.parametrize("content", [
     pytest.param(b"", id="empty"), pytest.param(b"{", id="brace"), pytest.param(b"[1, 2", id="cut"),
     pytest.param(b"3\n", id="number"), pytest.param(b"[]\n", id="list"), pytest.param(b"{}\n", id="object"),
-    pytest.param(b"\xff\xfe\n", id="bytes"), pytest.param(b'{"attempt": "x", "rank": {}}\n', id="kinds"),
-])
+    pytest.param(b"\xff\xfe\n", id="bytes"), pytest.param(b'{"attempt": "x", "rank": {}}\n', id="kinds")])
 def test_one_broken_file_never_breaks_the_page(run: Run, name: str, content: bytes) -> None:
     run.complete()
     run.fail(1, "error", "x")

@@ -1,7 +1,5 @@
 """A report in a real browser: its figures are drawn, its scripts run under its own policy, and nothing sticks out."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The figures of a report: curves, rank grid, executed pipeline, memory, and numbers in words."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from itertools import pairwise
@@ -19,10 +17,9 @@ from hpc_mp.report.axes import Scale, rounds, ticks
 from hpc_mp.report.colours import luminance
 from hpc_mp.report.curves import HEIGHT, LABEL_WIDTH, PANELS, RIGHT, TOP, WIDTH, Resume, curve, labelled, thinned
 from hpc_mp.report.facts import read_facts
-from hpc_mp.report.gantt import Gantt, gantt
+from hpc_mp.report.gantt import Bubble, Gantt, gantt
 from hpc_mp.report.grid import grid, shade
 from hpc_mp.report.memory import memory
-from hpc_mp.report.pipeline import Bubble
 from hpc_mp.rundir.plan import ChunkCounts
 
 
@@ -85,8 +82,7 @@ def test_tick_labels() -> None:
                          [(1, 1, "roomy"), (2, 4, "roomy"), (8, 8, "close"), (64, 8, "dense")])
 def test_grid_from_1_to_512_ranks(nodes: int, per_node: int, density: str) -> None:
     world = nodes * per_node
-    degrees = Degrees(2, 4, world // 8) if world >= 8 else Degrees()
-    drawn = grid(place(degrees, "DPT", per_node), {})
+    drawn = grid(place(Degrees(2, 4, world // 8) if world >= 8 else Degrees(), "DPT", per_node), {})
     assert (len(drawn.nodes), drawn.density) == (nodes, density)
     assert [cell.rank for node in drawn.nodes for cell in node.cells] == list(range(world))
 
@@ -105,14 +101,12 @@ def test_labels_of_attempts_do_not_overlap(at: tuple[float, ...], shown: list[in
 
 def test_grid_says_who_talks_to_whom(run: Run) -> None:
     run.start(host="vm7")
-    facts = read_facts(run.run)
-    drawn = grid(run.placement, {start.rank: start for start in facts.starts})
+    drawn = grid(run.placement, {start.rank: start for start in read_facts(run.run).starts})
     assert [(node.name, node.host) for node in drawn.nodes] == [("node0", "vm7"), ("node1", "vm7")]
     five = drawn.nodes[1].cells[1]
     assert (five.rank, five.label) == (5, "d1 p0 t1")
     assert five.tip == "rank 5 on node1, local rank 1\ndp 1 pp 0 tp 1\nreplicas: 1 5\npipeline: 5 7\ntensor group: 4 5"
-    sharing = {cell.rank for node in drawn.nodes for cell in node.cells if set(cell.groups) & set(five.groups)}
-    assert sharing == {1, 4, 5, 7}
+    assert {cell.rank for node in drawn.nodes for cell in node.cells if set(cell.groups) & set(five.groups)} == {1, 4, 5, 7}
     assert len({cell.shade for node in drawn.nodes for cell in node.cells}) == 2
 
 
@@ -148,11 +142,9 @@ def bubble_of(run: Run) -> Bubble:
     ("gpipe", 4, 1, 3 / 7, "(4 − 1) / (4 + 4 − 1)"),
     ("interleaved_1f1b", 4, 2, 3 / 11, "(4 − 1) / (8 + 4 − 1)"),
     ("zero_bubble", 4, 1, 3 / 15, "(4 − 1) (F + I − W) / (4 (F + I + W) + (4 − 1) (F + I − W))"),
-    ("zero_bubble_v", 8, 1, 3 / 51, "(4 − 1) F / (16 (F + I + W) + (4 − 1) F) if F, I and W take equal time"),
-])
-def test_an_ideal_run_has_the_ideal_bubble(
-    tmp_path: Path, schedule: str, microbatches: int, virtual_stages: int, ideal: float, formula: str,
-) -> None:
+    ("zero_bubble_v", 8, 1, 3 / 51, "(4 − 1) F / (16 (F + I + W) + (4 − 1) F) if F, I and W take equal time")])
+def test_an_ideal_run_has_the_ideal_bubble(tmp_path: Path, schedule: str, microbatches: int, virtual_stages: int, ideal: float,
+                                           formula: str) -> None:
     run = Run(tmp_path, pipeline=4, schedule=schedule, microbatches=microbatches, virtual_stages=virtual_stages)
     run.trace()
     drawn, bubble = gantt_of(run), bubble_of(run)
@@ -162,8 +154,7 @@ def test_an_ideal_run_has_the_ideal_bubble(
     assert bubble.formula == formula
     assert [row.label for row in drawn.executed.rows] == [f"rank {r}" for r in (0, 2, 4, 6, 1, 3, 5, 7)]
     assert {row.idle for row in drawn.executed.rows} == {f"{100 * ideal:.1f} %"}
-    kinds = {box.kind for row in drawn.executed.rows for box in row.boxes}
-    assert ("weight" in kinds) == schedule.startswith("zero_bubble")
+    assert ("weight" in {box.kind for row in drawn.executed.rows for box in row.boxes}) == schedule.startswith("zero_bubble")
 
 
 def test_a_table_that_is_gone_leaves_the_pipeline_as_executed(tmp_path: Path) -> None:
@@ -187,8 +178,7 @@ def test_waiting_shows_in_the_bubble(run: Run) -> None:
     assert bubble.ideal == pytest.approx(0.2, abs=1e-5)
     assert bubble.own_times == pytest.approx(0.2, abs=1e-5)
     assert bubble.measured == pytest.approx(1 - 0.120 / 0.175, abs=1e-6), "stage 1 ends at 130 + 45 ms"
-    waiting = [row for row in drawn.executed.rows if any(box.kind == "wait" for box in row.boxes)]
-    assert len(waiting) == 4
+    assert len([row for row in drawn.executed.rows if any(box.kind == "wait" for box in row.boxes)]) == 4
 
 
 def test_unequal_stages_are_told_from_waiting(run: Run) -> None:
@@ -263,8 +253,7 @@ def test_bars_add_up_to_the_peak(run: Run) -> None:
     assert heights[7] / heights[0] == pytest.approx(207 / 200, rel=0.01)
     shares = [piece.height / heights[0] for piece in drawn.bars[0].pieces]
     assert shares == pytest.approx([30 / 200, 60 / 200, 110 / 200], rel=0.02)
-    assert drawn.bars[2].tip == (
-        "rank 2\npeak: 202 MiB\nparameters: 31 MiB\noptimizer state: 60 MiB\nthe rest: 111 MiB")
+    assert drawn.bars[2].tip == ("rank 2\npeak: 202 MiB\nparameters: 31 MiB\noptimizer state: 60 MiB\nthe rest: 111 MiB")
     assert drawn.limit is not None and drawn.limit < min(bar.pieces[-1].y for bar in drawn.bars)
     assert [tick.label for tick in drawn.ticks] == ["0 MiB", "100 MiB", "200 MiB", "300 MiB", "400 MiB"]
     assert drawn.words == ("the highest peak is 207 MiB, 51.7 % of the limit of 400 MiB per rank, "

@@ -1,13 +1,12 @@
 """The table of a run directory's files: it is complete, and no other room writes one of its names."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tables import table
 
 from hpc_mp.base.assets import asset
 from hpc_mp.rundir import RunDirectory, create_run
@@ -15,16 +14,7 @@ from hpc_mp.rundir.layout import FILES
 
 PACKAGE = Path(__file__).resolve().parents[2] / "hpc_mp"
 # The same name for something that is no file of a run directory.
-OTHERS = {
-    ("cli/init.py", "job.toml"): "a job file of the user's own, wherever he wants it",
-    ("cli/adopt.py", "job.toml"): "a job file of the user's own, wherever he wants it",
-    ("adopt/request.py", "RUN/log"): "what people are told of where a script's logs will lie",
-    ("launch/submit/tasks.py", "job.sbatch"): "the script of a submitted Python function, in its own folder",
-    ("launch/submit/tasks.py", ".lock"): "the lock of that folder",
-    ("lab/cluster.py", "log"): "the logs of a Slurm on one machine",
-    ("layout/placement/grid.py", "placement.json"): "an error's value; the reader of a placement is not told its path",
-    ("doctor/bench/start.py", "rank-*.log"): "what the ranks of a measurement say, in a temporary folder",
-}
+OTHERS = table(__file__, "layout.toml", "others")
 
 
 def _shape(name: str) -> str:
@@ -67,14 +57,10 @@ def names_of_runs(source: str) -> list[str]:
 def test_no_other_room_names_a_file_of_a_run_directory() -> None:
     found = {(str(path.relative_to(PACKAGE)), name) for path in PACKAGE.rglob("*.py")
              if path.parent.name != "rundir" for name in names_of_runs(path.read_text(encoding="utf-8"))}
-    assert found == OTHERS.keys()
+    assert {" ".join(pair) for pair in found} == OTHERS.keys()
 
 
-@pytest.mark.parametrize("line", [
-    'run.path / "outcome.json"', 'run.path / "log" / "x"', 'f"log/rank-{rank:05d}.log"', 'folder / f"rank-{rank:05d}.log"',
-    'x = "log/srun.log"', 'run.path / "failures" / f"attempt-{attempt}-rank-{rank:05d}.json"', 'run.path.glob("slurm-*.log")',
-    '("stop", "job.id")', 'root / "stop"', 'run.path / "checkpoints" / "step-00000010"', 'path / "complete.json"',
-])
+@pytest.mark.parametrize("line", table(__file__, "layout.toml", "planted"))
 def test_a_planted_name_is_found(line: str) -> None:
     assert names_of_runs(line)
 

@@ -1,9 +1,6 @@
 """The run directory: numbering, records, line files on full disks, manifests, the plan, and which checkpoints stay."""
 
-from __future__ import annotations
-
 import json
-import math
 import os
 import resource
 import stat
@@ -12,32 +9,13 @@ from pathlib import Path
 
 import grimp
 import pytest
+from tables import table
 
+from hpc_mp import rundir
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job.resolution import ResolvedKey
-from hpc_mp.rundir import (
-    LineFile,
-    Manifest,
-    RunDirectory,
-    create_run,
-    cut_metrics,
-    find_run,
-    newest_complete,
-    prepare_resume,
-    problem,
-    read_lines,
-    write_json,
-    write_manifest,
-)
-from hpc_mp.rundir.checkpoint_index import (
-    INDEX,
-    CheckpointIndex,
-    HashedFile,
-    StoredPart,
-    StoredTensor,
-    block_hash,
-    document_of,
-)
+from hpc_mp.rundir import LineFile, RunDirectory, create_run, find_run, problem, read_lines, write_json, write_manifest
+from hpc_mp.rundir.checkpoint_index import INDEX, CheckpointIndex, HashedFile, StoredPart, StoredTensor, block_hash, document_of
 from hpc_mp.rundir.checkpoints import checkpoint_name, sha256
 from hpc_mp.rundir.outcome import figures
 from hpc_mp.rundir.plan import ChunkCounts, RunPlan, StateBytes, Traffic, read_plan, write_plan
@@ -71,7 +49,7 @@ def test_a_resume_puts_the_old_attempt_away(tmp_path: Path) -> None:
     run.job.write_text("one")
     write_plan(run, PLAN)
     assert run.attempt() == 1
-    assert prepare_resume(run) == run.attempt() == 2
+    assert rundir.prepare_resume(run) == run.attempt() == 2
     assert run.of_attempt(1).job.read_text() == "one" and read_plan(run.of_attempt(1)) == PLAN
 
 
@@ -85,7 +63,7 @@ def test_files_are_as_private_as_their_directory(tmp_path: Path, directory: int,
 def test_metrics_are_cut_back(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(json.dumps({"step": step}) + "\n" for step in range(1, 6)) + '{"step": 6, "lo')
-    cut_metrics(path, 3)
+    rundir.cut_metrics(path, 3)
     assert [line["step"] for line in read_lines(path)] == [1, 2, 3]
     assert path.read_text().count("\n") == 3
 
@@ -150,7 +128,7 @@ def checkpoint(base: Path, step: int, content: bytes = b"content") -> Path:
     shard = HashedFile(len(content), (block_hash(content),))
     part = StoredPart(file.name, 0, (0,), (len(content),))
     write_json(index, document_of(CheckpointIndex({file.name: shard}, {"w": StoredTensor("F32", (len(content),), (part,))})))
-    write_manifest(directory, Manifest(step, {index.name: (index.stat().st_size, sha256(index))}))
+    write_manifest(directory, rundir.Manifest(step, {index.name: (index.stat().st_size, sha256(index))}))
     return directory
 
 
@@ -180,7 +158,7 @@ def test_the_newest_complete_checkpoint_is_taken(tmp_path: Path) -> None:
     (tmp_path / checkpoint_name(200)).mkdir()
     (tmp_path / ".step-00000300").mkdir()
     (tmp_path / "step-300").mkdir()  # of somebody's program, which saves in the same place
-    path, skipped = newest_complete(tmp_path)
+    path, skipped = rundir.newest_complete(tmp_path)
     assert path is not None and path.name == "step-00000100"
     assert [(bad.name, reason) for bad, reason in skipped] == [
         ("step-00000200", "complete.json is missing (the save was not finished)")]
@@ -241,17 +219,9 @@ def names(*steps: int) -> list[str]:
     return [checkpoint_name(step) for step in steps]
 
 
-@pytest.mark.parametrize(("evaluations", "best", "kept"), [
-    ([], None, [4, 5]),
-    ([(1, 3.0, 9), (2, 2.0, 9), (3, 2.5, 9), (5, 2.2, 9)], 2, [2, 4, 5]),
-    ([(1, 3.0, 9), (5, 2.0, 9)], 5, [4, 5]),
-    ([(2, 2.0, 9), (3, 2.0, 9), (5, 4.0, 9)], 2, [2, 4, 5]),  # of equals the first
-    ([(2, math.nan, 9), (3, 3.0, 9), (5, math.nan, 9)], 3, [3, 4, 5]),
-    ([(2, 1.0, 7), (3, 3.0, 9), (5, 4.0, 9)], 3, [3, 4, 5]),  # that of step 2 was on another text
-])
-def test_the_newest_and_the_best_stay(
-    tmp_path: Path, evaluations: list[tuple[int, float, int]], best: int | None, kept: list[int],
-) -> None:
+@pytest.mark.parametrize(("evaluations", "best", "kept"), table(__file__, "rundir.toml", "best"))
+def test_the_newest_and_the_best_stay(tmp_path: Path, evaluations: list[tuple[int, float, int]], best: int | None,
+                                      kept: list[int]) -> None:
     run = saved(tmp_path, range(1, 6), *evaluations)
     prune(run, keep=2)
     assert left(run) == names(*kept)

@@ -1,7 +1,5 @@
 """``hpc-mp prune``: what is listed, what is removed, and what never is."""
 
-from __future__ import annotations
-
 import json
 import os
 import time
@@ -157,14 +155,12 @@ def test_a_queued_run_and_the_cache_it_may_read_stay(make: Maker, tmp_path: Path
 @pytest.mark.parametrize("given", ["run", "name"])
 def test_a_run_that_another_needs_stays_and_one_that_was_needed_says_so(make: Maker, given: str) -> None:
     first = make(1, 2, name="first")
-    named = first.path if given == "run" else first.path.parent
-    second = make(name="second", resume=named)
+    second = make(name="second", resume=(first.path if given == "run" else first.path.parent))
     assert why(pruned(first, whole=True), first.path) == f"{second.path} (checkpoint.resume) needs it"
     save(second, 3)
     (each,) = pruned(first, whole=True).removable
     assert each.referrers == (f"{second.path} (checkpoint.resume)",)
-    shown = call(first.path, "--runs").output
-    assert f"started from it: {second.path} (checkpoint.resume)" in shown
+    assert f"started from it: {second.path} (checkpoint.resume)" in call(first.path, "--runs").output
 
 
 def test_chains_of_runs(make: Maker) -> None:

@@ -1,7 +1,5 @@
 """Runs as their user meets them day by day: lists, Slurm's job ids, arrays, followers, what is lost and what it has cost."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -14,9 +12,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from launching import call, executable, held, make_run, record, write_job
+from tables import table
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.cli import follow, progress
+from hpc_mp.cli import progress, status
 from hpc_mp.cli.main import cli
 from hpc_mp.cluster.slurm.job import SlurmJob, explained
 from hpc_mp.job import ProgramSpec, dump_job, load_job
@@ -147,10 +146,7 @@ def test_a_sweep_shows_what_each_run_has(here: Path) -> None:
     assert call("logs", "12_1").stdout == "of the second\n" and call("logs", "12_0").stdout == "", "each has its own"
 
 
-@pytest.mark.parametrize(("word", "options", "cancelled", "others"), [
-    ("12_1", [], "12_1", "the other runs of the sweep continue: 12_0, 12_2; `hpc-mp cancel"),
-    ("12_1", ["--all"], "12_0 12_1 12_2", ""), ("12", [], "12_0 12_1 12_2", ""),
-])
+@pytest.mark.parametrize(("word", "options", "cancelled", "others"), table(__file__, "runs.toml", "sweeps"))
 def test_cancelling_of_sweeps(here: Path, word: str, options: list[str], cancelled: str, others: str) -> None:
     runs = [made(here, f"12_{element}", member=element) for element in range(3)]
     queued(here, *(f"12_{element}|PENDING|N/A||0|0|Priority|" for element in range(3)))
@@ -235,9 +231,7 @@ def test_a_restart_says_what_it_came_after(here: Path) -> None:
     assert waits.before == "attempt 1: node n2 failed", "what a program has saved is not known"
 
 
-@pytest.mark.parametrize("why", [
-    "stopped: the job was requeued", "stopped: the job was sent SIGTERM",
-    "stopped: a job with precedence took its nodes (preemption)"])
+@pytest.mark.parametrize("why", table(__file__, "runs.toml", "restarts"))
 def test_a_restart_of_a_run_that_had_to_go_says_why(here: Path, why: str) -> None:
     """Such an end has no cause: it stands in the history alone."""
     run = made(here, "7", steps=5)
@@ -269,11 +263,11 @@ def test_a_late_step_has_no_time_left(here: Path, age: float, phase: str, late: 
 
 
 def test_following_without_a_terminal(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follow, "SECONDS", (0.05,))
+    monkeypatch.setattr(status, "SECONDS", (0.05,))
     run = made(here, "7")
     queued(here, "7|PENDING|N/A||0|0|Priority|")
 
-    echo = follow.click.echo
+    echo = status.click.echo
 
     def goes_on(line: str) -> None:
         """What comes next comes once the follower has said what there is."""
@@ -283,7 +277,7 @@ def test_following_without_a_terminal(here: Path, monkeypatch: pytest.MonkeyPatc
         elif "running" in line:
             write_json(run.outcome, {"attempt": 1, "state": "failed", "cause": {"message": "rank 0 was killed"}})
 
-    monkeypatch.setattr(follow.click, "echo", goes_on)
+    monkeypatch.setattr(status.click, "echo", goes_on)
     result = call("status", "7", "--follow")
     pending, running, failed = result.stdout.splitlines()
     assert "pending (Priority: " in pending and "running" in running and failed.endswith("failed: rank 0 was killed")
@@ -291,12 +285,12 @@ def test_following_without_a_terminal(here: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_silent_follower_says_now_and_then_that_it_lives(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follow, "SECONDS", (0.01,))
-    monkeypatch.setattr(follow, "SILENCE_S", 0.0)
+    monkeypatch.setattr(status, "SECONDS", (0.01,))
+    monkeypatch.setattr(status, "SILENCE_S", 0.0)
     run, said = made(here), list[str]()
     polls = iter([[seen(run, [SlurmJob("7", state)])] for state in ("RUNNING", "RUNNING", "COMPLETED")])
-    monkeypatch.setattr(follow.click, "echo", said.append)
-    follow.follow(lambda: next(polls), lambda _: "", lambda each: each.state, quiet=False)
+    monkeypatch.setattr(status.click, "echo", said.append)
+    status.follow(lambda: next(polls), lambda _: "", lambda each: each.state, quiet=False)
     assert [line.split()[-1] for line in said] == ["running", "running", "completed"]
 
 
@@ -339,10 +333,7 @@ def test_a_job_that_slurm_has_not_looked_at(here: Path) -> None:
     assert ear.updates == {"pending not looked at yet"}
 
 
-@pytest.mark.parametrize(("reason", "answer", "calls", "words"), [
-    ("launch failed requeued held", "exit 0", 3, "job 7 is released (3 of 3 times)"),
-    ("launch_failed_requeued_held", "echo 'Access/permission denied' >&2; exit 1", 3, "cannot be released: Access/permission"),
-    ("JobHeldUser", "exit 0", 0, "")])
+@pytest.mark.parametrize(("reason", "answer", "calls", "words"), table(__file__, "runs.toml", "held_jobs"))
 def test_a_job_that_no_node_started_is_released(here: Path, reason: str, answer: str, calls: int, words: str) -> None:
     """Slurm holds it for ever, although its controller may only have been killed; a hold of the user's own is left alone."""
     executable(here / "bin", "scontrol", f'echo "$@" >> {here}/asked; {answer}')
@@ -390,8 +381,7 @@ def test_what_the_supervisor_says_into_two_logs_is_shown_once(here: Path) -> Non
 
 @pytest.mark.parametrize(("states", "verdict", "refused"), [
     (["COMPLETING", "COMPLETING", "COMPLETED"], None, False), (["RUNNING", "COMPLETED"], "completed", False),
-    (["RUNNING", "COMPLETED"], None, True), (["PENDING", "COMPLETED"], "stopped", True), (["COMPLETING"] * 99, None, True),
-])
+    (["RUNNING", "COMPLETED"], None, True), (["PENDING", "COMPLETED"], "stopped", True), (["COMPLETING"] * 99, None, True)])
 def test_a_resume_waits_for_a_job_that_is_just_ending(here: Path, monkeypatch: pytest.MonkeyPatch, states: list[str],
                                                       verdict: str | None, refused: bool) -> None:
     monkeypatch.setattr(resume, "POLL_S", 0.01)

@@ -1,7 +1,5 @@
 """``hpc-mp status``, ``logs`` and ``cancel`` of runs on emulated nodes and of run directories as jobs leave them."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -143,8 +141,7 @@ def test_a_loss_that_is_no_number_is_null(run: RunDirectory) -> None:
     ("PENDING", None, "pending"), ("RUNNING", None, "running"), ("COMPLETING", "completed", "completed"),
     ("COMPLETED", None, "completed"), ("COMPLETED", "stopped", "stopped"), ("FAILED", None, "failed"),
     ("NODE_FAIL", None, "failed"), ("CANCELLED", None, "stopped"), (FORGOTTEN, "completed", "completed"),
-    (FORGOTTEN, None, "failed"), (UNKNOWN, None, "unknown"), (UNKNOWN, "failed", "failed"),
-])
+    (FORGOTTEN, None, "failed"), (UNKNOWN, None, "unknown"), (UNKNOWN, "failed", "failed")])
 def test_states(run: RunDirectory, slurm: str, left: str | None, state: str) -> None:
     if left is not None:
         ended(run, left)
@@ -295,8 +292,7 @@ def test_cancel_lets_ranks_save(run: RunDirectory) -> None:
 @pytest.mark.parametrize("options", [["--now"], ["--grace", "1"]])
 def test_cancel_ends_emulated_ranks_that_do_not_stop(tmp_path: Path, mark: str, options: list[str]) -> None:
     job = write_job(tmp_path)
-    launch = warm.Program([FAKE_CLI, "launch", job, "--on", "local"],
-                          environment(mark, DEED="hang_deaf", SLURM_PROCID=""))
+    launch = warm.Program([FAKE_CLI, "launch", job, "--on", "local"], environment(mark, DEED="hang_deaf", SLURM_PROCID=""))
     run = the_run(job)
     until(lambda: len(list(run.path.glob("ready-*"))) == 4)
     assert status(run)["state"] == "running"

@@ -1,7 +1,5 @@
 """A Debian with a newer Slurm (24.11) in a directory, for `Lab(chroot=…)`: `python -m tests.slurm_lab.chroot [DIR]`."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """A running lab for tests: the cluster of `hpc_mp.lab`, with commands on the submit host, jobs, and an ordinary user."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import signal
@@ -45,8 +43,7 @@ class Cluster(cluster.LabCluster):
         """Run `popen` to its end and capture both outputs; `keywords` are its own. After `timeout` seconds, kill its session and
         raise TimeoutExpired."""
         pipe = subprocess.PIPE
-        stdin = subprocess.DEVNULL if input is None else pipe
-        process = self.popen(argv, stdin=stdin, stdout=pipe, stderr=pipe, **keywords)
+        process = self.popen(argv, stdin=(subprocess.DEVNULL if input is None else pipe), stdout=pipe, stderr=pipe, **keywords)
         try:
             out, err = process.communicate(input, timeout)
         except BaseException:
@@ -78,8 +75,7 @@ class Cluster(cluster.LabCluster):
 
     def sbatch(self, *arguments: str, **keywords: Any) -> int:
         """Submit a job and return its ID. The keywords are those of `run`."""
-        answer = self.run(["sbatch", "--parsable", *arguments], check=True, **keywords)
-        return int(answer.stdout.strip().split(";")[0])
+        return int(self.run(["sbatch", "--parsable", *arguments], check=True, **keywords).stdout.strip().split(";")[0])
 
     def job(self, job_id: int) -> dict[str, str]:
         """Return a job's fields as scontrol shows them: JobState, Reason, Restarts, NodeList, ExitCode …"""

@@ -1,7 +1,5 @@
 """Faults of links and nodes for a running lab, as context managers."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Callable, Iterator
@@ -72,13 +70,11 @@ def loss(lab: Cluster, node: str, percent: float) -> AbstractContextManager[None
 
 
 def cut_pair(lab: Cluster, a: str, b: str) -> AbstractContextManager[None]:
-    """Drop all packets between two nodes."""
     one, other = (conf.node_address(lab.number, node) for node in (a, b))
     return _dropping(lab, f"ip saddr {one} ip daddr {other} drop", f"ip saddr {other} ip daddr {one} drop")
 
 
 def cut_node(lab: Cluster, node: str) -> AbstractContextManager[None]:
-    """Pull a node's cable."""
     return _between(lambda: lab.link(node, False), lambda: lab.link(node, True))
 
 

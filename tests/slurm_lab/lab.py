@@ -3,8 +3,6 @@
 It is the cluster of `hpc_mp.lab` with additions for tests: fake GPUs, a newer Slurm, an unprivileged user.
 """
 
-from __future__ import annotations
-
 import os
 import pwd
 import sys

@@ -5,8 +5,6 @@
 jq, parallel, zstd and curl.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The reason why a lab cannot run here, for the reader of a skipped test."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -1,15 +1,15 @@
 """Why a job has to go, what is written of one that ended with it, and what follows after a supervisor was killed."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from launching import silent
 from rendering import executable, job
+from tables import table
 
 from hpc_mp.base.files import write_json
 from hpc_mp.cluster.slurm.allocation import Allocation
@@ -34,47 +34,35 @@ from hpc_mp.supervisor.srun import ASKING, StepEnd
 GIVEN = Allocation("7", 0, ("n1", "n2"), "lab", None)
 SAYS = "slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-26T11:38:46{} ***"
 RUNS = {"JobState": "RUNNING", "Restarts": "0", "PreemptTime": "None"}
-
-
-def because(reason: str) -> str:
-    return SAYS.format(f" DUE TO {reason}")
+WHY = {"PREEMPTED": PREEMPTED, "QUEUED_AGAIN": QUEUED_AGAIN, "REQUEUED": REASONS["JOB REQUEUE"]}
 
 
 def waiting(tmp_path: Path) -> SupervisedRun:
     return SupervisedRun(create_run(tmp_path, "x"), job(parallel={"rank_map": "block"}), place(Degrees(data=2), "DPT", 1), GIVEN)
 
 
-@pytest.mark.parametrize(("record", "said", "why"), [
-    (RUNS, (), None),
-    ({}, (), None),
-    (RUNS | {"PreemptTime": ""}, (), None),
-    (RUNS | {"PreemptTime": "2026-11-26T11:38:46"}, (), PREEMPTED),  # in the grace time slurmstepd says nothing of the job
-    (RUNS | {"JobState": "COMPLETING"}, (because("PREEMPTION"),), PREEMPTED),
-    ({}, (because("PREEMPTION"),), PREEMPTED),  # Slurm does not answer
-    (RUNS | {"Restarts": "1"}, (because("JOB REQUEUE"),), REASONS["JOB REQUEUE"]),
-    (RUNS | {"Restarts": "1"}, (), QUEUED_AGAIN),
-    (RUNS, (because("TIME LIMIT"),), None),  # it would come again
-    (RUNS, (SAYS.format(""), SAYS.format(" DUE TO SIGNAL Terminated")), None),
-    (RUNS, ("hpc-mp: 11:38:47 attempt 1 failed: " + because("NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"),), None),
-])
-def test_why_a_job_has_to_go(record: Mapping[str, str], said: tuple[str, ...], why: str | None) -> None:
-    assert departure(record, 0, said) == why
+def end_of(before: SupervisedRun, script: ScriptLog | None, node: str = "") -> AttemptEnd:
+    """How the next start of the job says that the attempt ended. ``node``: what Slurm says of a node."""
+    def ask(argv: Sequence[str]) -> str:
+        return ("n1|idle|none\nn2|idle|none\n" if "sinfo" in str(argv) else node if "node" in argv else "") or silent(argv)
+
+    begin(replace(before, allocation=replace(GIVEN, restart=1)), ask, script)
+    return history(before.run)[-1]
 
 
-@pytest.mark.parametrize(("words", "expired", "cancelled"), [
-    ("", False, True), (" DUE TO TIME LIMIT", True, False), (" DUE TO PREEMPTION", False, False),
-    (" DUE TO SIGNAL Terminated", False, True),
-])
+@pytest.mark.parametrize(("changes", "said", "why"), table(__file__, "departure.toml", "reasons", WHY))
+def test_why_a_job_has_to_go(changes: dict[str, str] | None, said: list[str], why: str | None) -> None:
+    assert departure({} if changes is None else RUNS | changes, 0, said) == why
+
+
+@pytest.mark.parametrize(("words", "expired", "cancelled"), table(__file__, "departure.toml", "slurmstepd"))
 def test_what_slurmstepd_says_of_the_end_of_a_job(tmp_path: Path, words: str, expired: bool, cancelled: bool) -> None:
     log = tmp_path / "slurm-7.log"
     log.write_text(f"{SAYS.format(words)}\n")
     assert (has_expired([SAYS.format(words)]), user_cancelled(ScriptLog(log, 0))) == (expired, cancelled)
 
 
-@pytest.mark.parametrize(("states", "expired", "refused"), [
-    ("RUNNING", False, None), ("COMPLETING", False, "the job is COMPLETING"), ("COMPLETING", True, None), ("TIMEOUT", True, None),
-    ("CANCELLED", True, "the job is CANCELLED"),
-])
+@pytest.mark.parametrize(("states", "expired", "refused"), table(__file__, "departure.toml", "time_limits"))
 def test_a_job_at_its_time_limit_is_taken_back_while_it_ends(
         tmp_path: Path, states: str, expired: bool, refused: str | None) -> None:
     script = tmp_path / "0001" / "job.sbatch"
@@ -93,18 +81,7 @@ def test_a_departure_is_not_counted_and_goes_on_for_ever() -> None:
     assert decide(dead, cancelled=False, retries=1, stalled=gone, saved=0, lacking="").action == "requeue"
 
 
-@pytest.mark.parametrize(("lines", "srun", "kind", "nodes", "words"), [
-    ((because("PREEMPTION"),), "", "stopped", (), "stopped: Slurm preempted the job, which ended its ranks and its supervisor"),
-    ((because("JOB REQUEUE"),), "", "stopped", (), "stopped: the job was requeued (scontrol requeue), which ended"),
-    ((because("NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"),), "srun: error: Node failure on n2\n", "node", ("n2",),
-     "node n2 failed according to Slurm: srun: error: Node failure on n2; all its nodes answer now"),
-    (("srun: error: Node failure on n1",), "", "node", ("n1",), "node n1 failed according to Slurm"),
-    ((), "", "vanished", (), "it ended without a record, as if its first node, n1, had died; all its nodes answer now"),
-    (("hpc-mp: 11:00:00 attempt 1 (token 7.0.9) on n1, n2; x", because("PREEMPTION"),
-      "hpc-mp: 11:00:00 attempt 1 (token TOKEN) on n1"),
-     "", "vanished", (), "it ended without a record"),  # an earlier start was preempted
-    (("hpc-mp: 11:00:00 attempt 1 has ended: node n1 lost: srun: error: Node failure on n1; waiting",), "", "vanished", (), "it"),
-])
+@pytest.mark.parametrize(("lines", "srun", "kind", "nodes", "words"), table(__file__, "departure.toml", "attempts"))
 def test_an_attempt_that_was_ended_with_its_job(
         tmp_path: Path, lines: tuple[str, ...], srun: str, kind: str, nodes: tuple[str, ...], words: str) -> None:
     """Its supervisor was killed as its ranks were; the next one reads what Slurm has said."""
@@ -115,45 +92,37 @@ def test_an_attempt_that_was_ended_with_its_job(
     log.write_text("".join(f"{line.replace('TOKEN', first.token)}\n" for line in (begun, *lines)))
     run.srun_log.write_text(srun)
 
-    def ask(argv: Sequence[str]) -> str:
-        return "n1|idle|none\nn2|idle|none\n" if "sinfo" in str(argv) else silent(argv)
-
-    begin(replace(before, allocation=replace(GIVEN, restart=1)), ask, ScriptLog(log, log.stat().st_size))
-    [end] = history(run)
-    named = {"node": nodes[:1], "vanished": ("n1",)}.get(kind, (None,))
-    assert (end.kind, end.nodes, (end.node,)) == (kind, nodes, named) and end.message.startswith(words), end
+    end = end_of(before, ScriptLog(log, log.stat().st_size))
+    named = {"node": tuple(nodes[:1]), "vanished": ("n1",)}.get(kind, (None,))
+    assert (end.kind, end.nodes, (end.node,)) == (kind, tuple(nodes), named) and end.message.startswith(words), end
     assert end.counts == (kind != "stopped") and bool(end.departed) == (kind == "stopped")
 
 
-@pytest.mark.parametrize(("lines", "script", "record", "why"), [
-    ((), (), RUNS | {"PreemptTime": "2026-11-26T11:38:46"}, PREEMPTED),
-    (("srun: error: Node failure on n2",), (), RUNS | {"Restarts": "1"}, ""),  # a node is to be blamed
-    ((), (because("NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"),), RUNS | {"Restarts": "1"}, ""),
-    ((), (), RUNS, ""),
-    # our own words of the attempt before: this one was blamed on "n2;"
-    ((), ("hpc-mp: 14:47:48 attempt 1: node n2 failed according to Slurm: srun: error: Node failure on n2; down now: n2",
-          because("PREEMPTION")), RUNS | {"Restarts": "1"}, PREEMPTED),
-    ((), ("hpc-mp: 14:47:48 attempt 1: node n2 failed according to Slurm: "
-          + because("NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"), because("JOB REQUEUE")),
-     RUNS | {"Restarts": "1"}, REASONS["JOB REQUEUE"]),
-    ((), ("hpc-mp: 14:47:48 attempt 1 failed: node n1 lost: " + because("PREEMPTION"),), RUNS, ""),
-])
+@pytest.mark.parametrize(("started", "node"), [(-60, None), (60, "n1"), (None, "n1")])
+def test_a_job_may_be_killed_without_a_death_of_its_node(tmp_path: Path, started: float | None, node: str | None) -> None:
+    """Its first node's daemon has run since so many seconds from the start of the attempt on: it was not restarted in between."""
+    first = begin(before := waiting(tmp_path), silent).record
+    began = None if started is None else datetime.fromtimestamp(first.time + started).isoformat(timespec="seconds")
+    end = end_of(before, None, f"NodeName=n1 BootTime=2026-11-01T00:00:00 SlurmdStartTime={began}\n")
+    assert (end.kind, end.node) == ("vanished", node)
+    assert end.message.startswith(f"it ended without a record, {'as if' if node else 'although'} its first node, n1, had")
+
+
+@pytest.mark.parametrize(("lines", "script", "changes", "why"), table(__file__, "departure.toml", "failed_nodes", WHY))
 def test_a_failed_node_comes_before_what_follows_from_it(
-        tmp_path: Path, lines: tuple[str, ...], script: tuple[str, ...], record: dict[str, str], why: str) -> None:
-    attempt = begin(waiting(tmp_path), silent)
+        tmp_path: Path, lines: tuple[str, ...], script: tuple[str, ...], changes: dict[str, str], why: str) -> None:
+    attempt, record = begin(waiting(tmp_path), silent), RUNS | changes
     attempt.run.srun_log.write_text("".join(f"{line}\n" for line in lines))
     (log := tmp_path / "slurm-7.log").write_text("".join(f"{line}\n" for line in script))
     assert _departed(attempt, record, ScriptLog(log, 0)) == why
     assert _departed(replace(attempt, allocation=None), record, None) == ""
     words = gather(attempt, 1, ScriptLog(log, 0), ask=silent).srun
-    named = {failed[1] for line in words if (failed := NODE_FAILURE.search(line))}
-    assert named == ({"n2"} if lines else set())
+    assert {failed[1] for line in words if (failed := NODE_FAILURE.search(line))} == ({"n2"} if lines else set())
 
 
 def test_the_end_of_a_job_is_what_it_is_now(tmp_path: Path) -> None:
     attempt = begin(waiting(tmp_path), silent)
-    later = _with_end(attempt, RUNS | {"EndTime": "2026-11-26T11:38:46"}).record.end
-    assert later is not None and attempt.record.end is None
+    assert _with_end(attempt, RUNS | {"EndTime": "2026-11-26T11:38:46"}).record.end is not None and attempt.record.end is None
     for record in ({}, RUNS | {"EndTime": "Unknown"}, {"JobState": "PENDING", "EndTime": "2026-11-26T11:38:46"}):
         assert _with_end(attempt, record).record.end is None
 
@@ -175,9 +144,6 @@ def test_steps_of_a_start_have_numbers_of_their_own(tmp_path: Path, monkeypatch:
     started = (tmp_path / "started").read_text().splitlines() if count else []
     assert len(started) == count and all(line.endswith("--overlap true") for line in started)
     assert all(("--het-group=0,1" in line) == ("--het-group=0,1" in step) for line in started)
-
-
-# --- after a supervisor was killed: what the ends of its ranks mean, and what follows --------------------------------
 
 
 BEGAN = "srun: launching StepId=7.1 on host n1, 2 tasks: [0-1]\nsrun: launching StepId=7.1 on host n2, 2 tasks: [2-3]\n"
@@ -235,23 +201,7 @@ def killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run
     return go_on
 
 
-@pytest.mark.parametrize(("said", "given", "kind", "action"), [
-    (ALL_WELL, {"resumes": False}, "completed", "done"),  # it was begun anew
-    (EXITED, {"resumes": False}, "exit", "fail"),  # of its own: it would come again
-    (LOST, {"resumes": False}, "node", "requeue"),
-    (KILLED, {"resumes": False}, "signal", "requeue"),
-    (WELL, {"resumes": False}, "supervisor", "requeue"),  # the others have ended without a word
-    ("", {"resumes": False, "steps": 0}, "supervisor", "requeue"),
-    (ALL_WELL, {"resumes": False, "job_says": PREEMPT_TIME}, "stopped", "requeue"),
-    (STOPPED, {"resumes": False, "asked_to_stop": True}, "stopped", "done"),
-    (STOPPED, {"resumes": True}, "supervisor", "requeue"),  # asked by us
-    (ALL_WELL, {"resumes": True}, "supervisor", "requeue"),  # many end so when they are asked
-    (LOST, {"resumes": True}, "node", "requeue"),
-    (EXITED, {"resumes": True}, "supervisor", "requeue"),
-    (STOPPED, {"resumes": True, "asked_to_stop": True}, "stopped", "done"),
-    (STOPPED, {"resumes": True, "engine": True}, "supervisor", "requeue"),
-    (LOST, {"resumes": True, "engine": True}, "node", "requeue"),
-])
+@pytest.mark.parametrize(("said", "given", "kind", "action"), table(__file__, "departure.toml", "killed", globals()))
 def test_how_the_ranks_of_a_killed_supervisor_have_ended(
         killed: Callable[..., RunDirectory], said: str, given: dict[str, Any], kind: str, action: str) -> None:
     run = killed(BEGAN + said, **given)
@@ -260,5 +210,4 @@ def test_how_the_ranks_of_a_killed_supervisor_have_ended(
     assert run.outcome.exists() is (action != "requeue")
     if kind == "supervisor":
         assert end.message.startswith("the supervisor on n1 was killed by SIGKILL")
-    saves = "its ranks save and stop, and the run continues" in run.main_log.read_text()
-    assert saves is given["resumes"]
+    assert ("its ranks save and stop, and the run continues" in run.main_log.read_text()) is given["resumes"]

@@ -1,7 +1,5 @@
 """What the end of a program means: with and without a word that the time is up, a wish to stop, and a program that resumes."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys
@@ -12,9 +10,12 @@ from typing import Any
 
 import pytest
 from rendering import executable, job
+from tables import table
 
 from hpc_mp.cluster.slurm.allocation import Allocation
 from hpc_mp.diagnosis.classify import classify
+from hpc_mp.diagnosis.evidence import Hang
+from hpc_mp.diagnosis.lines import HANG_ENDED
 from hpc_mp.job import ProgramSpec
 from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.rundir import AttemptRecord, create_run, cut_metrics, read_json
@@ -22,10 +23,10 @@ from hpc_mp.rundir.failures import RankFailure, read_failures, write_failure
 from hpc_mp.rundir.history import AttemptEnd, furthest_step, record
 from hpc_mp.rundir.outcome import Cause
 from hpc_mp.rundir.records import RankStart, StepMetrics, line_of, read_records
-from hpc_mp.supervisor import program
+from hpc_mp.supervisor import node_setup, program
 from hpc_mp.supervisor.context import AttemptContext
+from hpc_mp.supervisor.ending import finish, stalled_ends
 from hpc_mp.supervisor.ending import lacking as lacking_of
-from hpc_mp.supervisor.ending import stalled_ends
 from hpc_mp.supervisor.gather import gather
 from hpc_mp.supervisor.program import ProgramWatch, ending_of
 from hpc_mp.supervisor.restart_policy import decide
@@ -52,9 +53,7 @@ def ended(begun: AttemptContext, code: int, **given: bool) -> Any:
     return found.message if isinstance(found, Cause) else found
 
 
-@pytest.mark.parametrize(("words", "completed"), [
-    ("No PMIx server was reachable, but a PMI1/2 was detected.", False), ("    no-pmix-but", False), ("hello 0 of 4", True),
-    ("this run has no-pmix-but-something", True)])
+@pytest.mark.parametrize(("words", "completed"), table(__file__, "program_ending.toml", "left_alone"))
 def test_ranks_that_mpi_left_alone_have_not_completed_the_run(tmp_path: Path, words: str, completed: bool) -> None:
     begun = attempt(tmp_path)
     log = begun.run.node_log("n2")
@@ -69,25 +68,10 @@ FLAGS = {"asked": "stop_requested", "cancelled": "cancelled", "told": "ranks_ask
 LEFT: dict[str, float | None] = {"near": 10, "endless": None, "in 170 s": 170, "in 190 s": 190}
 SIGTERM_ENDED = "SIGTERM ended its ranks; with program.resumes = true it would continue"
 LIMIT_NEAR = 'its time limit was near (job.time_limit = "01:00:00")'
+OVERDUE = f"{LIMIT_NEAR}, and its ranks kept running after SIGTERM"
 
 
-@pytest.mark.parametrize(("code", "given", "means"), [
-    (0, "", "completed"), (0, "resumes", "completed"), (0, "resumes, near", "stopped"), (0, "near", "completed"),
-    (0, "resumes, asked", "stopped"), (0, "resumes, asked, cancelled", "stopped"), (0, "cancelled", "stopped"),
-    (75, "", "stopped"), (1, "", None), (1, "resumes", None), (1, "resumes, near", "stopped"), (1, "near", None),
-    (1, "cancelled", "stopped"),
-    (-15, "", None), (-15, "resumes, near", "stopped"), (-15, "asked", SIGTERM_ENDED), (-15, "cancelled", "stopped"),
-    (-15, "resumes, endless", None), (-11, "resumes, near", None),
-    (143, "resumes, asked", "stopped"), (143, "in 170 s", LIMIT_NEAR), (143, "in 190 s", None),
-    # by a signal to the step alone, of which the supervisor gets nothing; SIGKILL is no request
-    (0, "resumes, told", "stopped"), (1, "resumes, told", "stopped"), (-15, "resumes, told", "stopped"), (75, "told", "stopped"),
-    (0, "told", "ended with exit code 0, which does not prove that they were done"), (143, "told", "SIGTERM ended its ranks"),
-    (-9, "resumes, told", None), (137, "resumes, told", None), (-11, "resumes, told", None), (1, "told", None),
-    # of ranks that went on until they were ended
-    (-9, "resumes, near, overdue", "stopped"), (137, "resumes, near, overdue", "stopped"), (-9, "resumes, near", None),
-    (-9, "near", None), (-9, "near, overdue", f"{LIMIT_NEAR}, and its ranks kept running after SIGTERM"),
-    (137, "near, overdue", f"{LIMIT_NEAR}, and its ranks kept running after SIGTERM"),
-])
+@pytest.mark.parametrize(("code", "given", "means"), table(__file__, "program_ending.toml", "ends", globals()))
 def test_an_end(tmp_path: Path, code: int, given: str, means: str | None) -> None:
     words = set(given.split(", ")) - {""}
     left = next((LEFT[word] for word in words & LEFT.keys()), HOUR)
@@ -100,18 +84,7 @@ def test_an_end(tmp_path: Path, code: int, given: str, means: str | None) -> Non
 USR2 = "User defined signal 2"
 
 
-@pytest.mark.parametrize(("code", "ends", "means"), [
-    (-12, {"0-1": USR2, "2-3": USR2}, "stopped"),
-    (-10, {"0-1": "User defined signal 1", "2-3": "User defined signal 1"}, "stopped"),
-    (-1, {"0-1": "Hangup", "2": "Hangup", "3": "Hangup (core dumped)"}, "stopped"),
-    (-12, {"1": USR2, "2-3": USR2}, "stopped"),  # rank 0 saves at it, and ends well
-    (-12, {"1": USR2, "2-3": USR2, "0": "Exited with exit code 1"}, "stopped"),  # or misses the others then
-    (-12, {"2": USR2, "0-1": "Killed", "3": "Killed"}, None),  # to one rank
-    (-12, {"2": USR2}, None),
-    (-2, {"0-1": "Interrupt", "2-3": "Interrupt"}, None),  # so programs end themselves, too
-    (-15, {"0-1": "Terminated", "2-3": "Terminated"}, None),  # where memory ends; of scancel's slurmstepd tells
-    (1, {"0": "Exited with exit code 1", "1": USR2, "2-3": USR2}, None),
-])
+@pytest.mark.parametrize(("code", "ends", "means"), table(__file__, "program_ending.toml", "signals", globals()))
 def test_ranks_that_a_signal_to_all_has_ended(tmp_path: Path, code: int, ends: dict[str, str], means: str | None) -> None:
     for resumes in (True, False):
         begun = attempt(tmp_path / str(resumes), resumes=resumes)
@@ -130,14 +103,7 @@ def test_ranks_of_mpirun_that_a_signal_to_all_has_ended(tmp_path: Path, code: in
     assert ended(begun, code) is None
 
 
-@pytest.mark.parametrize(("line", "record", "told"), [
-    ("0: slurmstepd-n1: error: *** STEP 7.1 ON n1 CANCELLED AT 2026-11-26T11:41:45 ***", "", True),
-    ("0: slurmstepd-n1: error: *** STEP 7.1 ON n1 CANCELLED AT 2026-11-26T11:41:45 DUE TO PREEMPTION ***", "", True),
-    ("0: slurmstepd: error: *** STEP 7.1 ON n1 CANCELLED AT 2026-11-26T11:41:45 DUE TO SIGNAL Terminated ***", "", True),
-    ("0: the words *** STEP 7.1 ON n1 CANCELLED AT 2026 *** of a program", "", False),
-    ("0: step 1", "JobId=7 JobState=RUNNING Restarts=0 PreemptTime=2026-11-26T11:41:45", True),  # by another signal
-    ("0: step 1", "JobId=7 JobState=RUNNING Restarts=1 PreemptTime=None", True),
-    ("0: step 1", "JobId=7 JobState=RUNNING Restarts=0 PreemptTime=None", False)])
+@pytest.mark.parametrize(("line", "record", "told"), table(__file__, "program_ending.toml", "told"))
 def test_who_has_told_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, record: str, told: bool) -> None:
     executable(tmp_path / "bin" / "scontrol", f"#!/bin/sh\necho '{record}'\n")
     monkeypatch.setenv("PATH", f"{tmp_path}/bin", prepend=":")
@@ -224,6 +190,55 @@ def watched(begun: AttemptContext) -> ProgramWatch:
     return ProgramWatch(begun, begun.spec)
 
 
+@pytest.mark.parametrize(("first", "ends", "kind", "nodes"), [
+    (None, ("n1: tasks 0-1: Aborted",), "lost", ("n2",)),  # n2 has rebooted: its slurmd does not know the step
+    (None, ("n1: tasks 0-1: Aborted", "n2: task 3: Killed"), "lost", ("n2",)),
+    (None, ("n1: tasks 0-1: Aborted", "n2: tasks 2-3: Killed"), "hang", ()), (None, (), "hang", ()),
+    (1, ("n1: tasks 0-1: Aborted",), "hang", ())])  # the hang has a cause
+def test_a_hang_without_a_cause_is_of_the_node_that_srun_has_given_up(
+        tmp_path: Path, first: int | None, ends: tuple[str, ...], kind: str, nodes: tuple[str, ...]) -> None:
+    begun = attempt(tmp_path)
+    watch = watched(begun)
+    watch.silence.hang = Hang(60.0, first, first)
+    begun.run.srun_log.write_text("\n".join([
+        *(f"srun: launching StepId=7.1 on host {host}, 2 tasks: [{tasks}]" for host, tasks in (("n1", "0-1"), ("n2", "2-3"))),
+        HANG_ENDED, *(f"srun: error: {end}" for end in ends), "srun: forcing job termination",
+        "srun: error: Timed out waiting for job step to complete", ""]))
+    hang = watch.hang()
+    assert watch.unended is not None
+    cause = classify(gather(begun, 1, None, hang=hang, unended=watch.unended.hosts))
+    assert (cause.kind, cause.nodes) == (kind, nodes)
+
+
+class Asked(Signals):
+    """A supervisor that has just been asked to stop, without handlers in the process of the tests."""
+
+    def __init__(self) -> None:
+        self.number, self.warn, self.stop_requested, self._ended, self._sent = None, None, True, False, 0.0
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("resumes", [True, False])
+@pytest.mark.parametrize("script", [
+    "exec sleep 60",  # srun dies of the signal, for which it has no handler yet
+    "trap '' USR2; echo 'srun: error: n1: task 0: User defined signal 2' >&2; exit 140", "trap '' USR2; exit 0"])
+def test_a_wish_to_stop_that_comes_before_the_ranks_is_no_failure(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, resumes: bool) -> None:
+    executable(tmp_path / "bin" / "srun", f"#!/bin/bash\n[[ $* == *node-end.sh* ]] && exit 0\n{script}\n")
+    executable(tmp_path / "bin" / "scontrol", "#!/bin/sh\necho JobId=7 JobState=RUNNING Restarts=0 PreemptTime=None\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin", prepend=":")
+    decisions: list[tuple[Any, str]] = []
+    monkeypatch.setattr(AttemptContext, "is_current", lambda _: True)
+    monkeypatch.setattr("hpc_mp.supervisor.ending.act", lambda _, end, decision, *__: decisions.append((end, decision.action)))
+    begun = replace(attempt(tmp_path, resumes=resumes, stop_codes=[3]), command=("srun", "--nodes=2", "true"))
+    begun.run.srun_log.parent.mkdir(parents=True, exist_ok=True)
+    begun.run.srun_log.touch()
+    finish(begun, node_setup.start(begun, Asked()), None, Asked(), None)
+    assert decisions == [("stopped", "requeue")]
+
+
 @pytest.mark.parametrize(("here", "printed", "container", "absent"), [
     ([0, 1, 2], [], False, {3: "n2"}), ([0], [], False, {1: "n1", 2: "n2", 3: "n2"}), ([1, 2, 3], [], False, {0: "n1"}),
     ([0, 1], [2], False, {3: "n2"}), ([0, 1, 2, 3], [], False, {}), ([0, 1, 2], [3], False, {}), ([], [], False, {}),
@@ -287,9 +302,7 @@ print(signals.stop_requested)
     assert subprocess.run([sys.executable, "-c", says], capture_output=True, text=True).stdout == f"{asked}\n"
 
 
-@pytest.mark.parametrize(("record", "leaves"), [
-    ("JobState=COMPLETING Restarts=0", True), ("JobState=RUNNING Restarts=0", False),
-    ("JobState=COMPLETING Restarts=1", False)])  # Slurm has queued it again
+@pytest.mark.parametrize(("record", "leaves"), table(__file__, "program_ending.toml", "cancelled"))
 def test_ranks_of_a_job_that_slurm_ends_for_good_are_ended_before_the_supervisor_is(
         tmp_path: Path, sent: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch, record: str, leaves: bool) -> None:
     executable(tmp_path / "bin" / "scontrol", f"""#!/bin/sh

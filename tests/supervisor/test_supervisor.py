@@ -1,7 +1,5 @@
 """The host's decisions and records: pure parts, with stand-ins for what Slurm says."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rendering import executable, job
+from tables import table
 
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError
@@ -66,26 +65,11 @@ class Slurm:
 # --- decide ----------------------------------------------------------------------------------------------------------
 
 decide = partial(decide_of, cancelled=False, retries=3, lacking=" without a new checkpoint")
-SPENT, FORGIVEN = [end()] * 3, [replace(end(), returned=("n3",))] * 2
+TWICE, SPENT, FORGIVEN = [end()] * 2, [end()] * 3, [*[replace(end(), returned=("n3",))] * 2, end(), end()]
+IDLE, LOST, STOPS = [end("stopped")] * IDLE_STOPS, [end("lost")] * IDLE_STOPS, [end("stopped")] * 3
 
 
-@pytest.mark.parametrize(("ending", "options", "action", "why"), [
-    ("completed", {}, "done", "complete"),
-    ("stopped", {}, "requeue", "no checkpoint yet"),
-    ("stopped", {"saved": 40}, "requeue", "step 40 is saved"),
-    ("stopped", {"cancelled": True}, "done", "stopped by its user"),
-    ("stopped", {"stalled": [end("stopped")] * IDLE_STOPS}, "fail", "raise job.time_limit"),
-    ("stopped", {"stalled": [end("lost")] * IDLE_STOPS}, "requeue", "no checkpoint yet"),
-    (MACHINE, {}, "requeue", "machine failure 1 of 3"),
-    (MACHINE, {"cancelled": True}, "done", "stopped by its user"),
-    (MACHINE, {"stalled": [end()] * 2}, "requeue", "machine failure 3 of 3"),
-    (MACHINE, {"stalled": SPENT}, "fail", "failed 4 times without a new checkpoint (slurm.retries = 3)"),
-    (MACHINE, {"stalled": SPENT, "returned": ("n3",)}, "requeue", "n3 failed before"),  # it had just come back
-    (MACHINE, {"stalled": [*FORGIVEN, end(), end()]}, "requeue", "machine failure 3 of 3"),
-    (MACHINE, {"stalled": [end("stopped")] * 3}, "requeue", "machine failure 1 of 3"),
-    (PROGRAM, {}, "fail", "would recur"),
-    (PROGRAM, {"returned": ("n3",)}, "fail", "would recur"),
-])
+@pytest.mark.parametrize(("ending", "options", "action", "why"), table(__file__, "supervisor.toml", "decisions", globals()))
 def test_decisions(ending: Any, options: dict[str, Any], action: str, why: str) -> None:
     decision = decide(ending, **{"stalled": [], "saved": 0, **options})
     assert decision.action == action and why in decision.why
@@ -105,8 +89,7 @@ def test_progress_refills_the_budget() -> None:
     assert history.without_progress(ends, 40) == [ends[-1]]
     assert history.without_progress(ends, 50) == []
     assert history.without_progress(ends[:3], 0) == ends[2::-1]
-    resumed = replace(end(step=0), action="resume")
-    assert history.without_progress([*ends[:2], resumed, ends[2]], 0) == [ends[2]]
+    assert history.without_progress([*ends[:2], replace(end(step=0), action="resume"), ends[2]], 0) == [ends[2]]
 
 
 # --- requeue ---------------------------------------------------------------------------------------------------------
@@ -126,15 +109,7 @@ def test_a_requeue_with_exclusion_never_holds_the_job() -> None:
     assert slurm.asked[-1].endswith("ExcNodeList=n3")
 
 
-@pytest.mark.parametrize(("listed", "recorded", "needed", "wanted"), [
-    ("(null)", (), 3, "n3"),
-    ("n2", ("n2",), 2, "n[2-3]"),  # of an earlier start: the list is replaced as a whole
-    ("n2", ("n2",), 3, "n2"),  # the newer one is taken back: less is known against it
-    ("n[2-3]", ("n2", "n3"), 4, ""),
-    ("n2", (), 2, "n[2-3]"),
-    ("n2", (), 3, "n2"),  # by the user, who is not overruled
-    ("n[2-3]", ("n2", "n3"), 1, None),  # nothing changes, and Slurm is not asked to
-])
+@pytest.mark.parametrize(("listed", "recorded", "needed", "wanted"), table(__file__, "supervisor.toml", "excluded"))
 def test_the_list_of_excluded_nodes(listed: str, recorded: tuple[str, ...], needed: int, wanted: str | None) -> None:
     slurm = Slurm(scontrol_show_job=RUNNING.replace("(null)", listed), scontrol_update="", sinfo=NODES)
     exclude("7", [*([bad("n2", sure="certain")] if recorded else []), bad("n3", time=1.0)], recorded, needed, slurm)
@@ -150,12 +125,7 @@ def test_a_name_that_slurm_does_not_know_any_more_is_left_off() -> None:
     assert slurm.asked[-1].endswith("ExcNodeList=x1,n3") and slurm.asked[-2].endswith("--nodes=gone,x1")
 
 
-@pytest.mark.parametrize(("reason", "restarts", "begin", "held"), [
-    ("BeginTime", "1", "00:02:01", True),
-    ("BeginTime", "1", "09:00:00", False),  # so its user has set it
-    ("BeginTime", "0", "00:02:01", False),
-    ("Resources", "1", "00:02:01", False),
-])
+@pytest.mark.parametrize(("reason", "restarts", "begin", "held"), table(__file__, "supervisor.toml", "holds"))
 def test_slurms_own_hold_is_known_from_a_time_that_the_user_has_set(reason: str, restarts: str, begin: str, held: bool) -> None:
     said = (f"JobId=7 JobState=PENDING Reason={reason} Restarts={restarts} SubmitTime=2026-01-02T00:00:00 "
             f"EligibleTime=2026-01-02T{begin}")
@@ -185,11 +155,7 @@ class Later:
         return RUNNING.replace("Restarts=0", self.says["restarts"]) if late and "restarts" in self.says else RUNNING
 
 
-@pytest.mark.parametrize(("says", "seconds", "comes"), [
-    ({"restarts": "Restarts=1"}, 60.0, True),  # Slurm has noticed
-    ({"state": "allocated"}, 60.0, True),  # the node has answered again
-    ({}, 0.2, False),
-])
+@pytest.mark.parametrize(("says", "seconds", "comes"), table(__file__, "supervisor.toml", "dead_nodes"))
 def test_slurm_is_given_the_time_to_notice_a_dead_node(says: dict[str, str], seconds: float, comes: bool) -> None:
     slurm = Later(says)
 
@@ -228,8 +194,7 @@ def test_what_is_queued_again_and_what_is_left_alone(job_id: str, shown: Any, an
 
 def test_slurm_is_asked_until_it_can_be_reached() -> None:
     silences = CommandFailed("Unable to contact slurm controller"), CommandFailed("did not answer within 20 s")
-    slurm = Slurm(scontrol=[*silences, "yes"])
-    assert persistent(("scontrol", "x"), slurm, lambda seconds: None) == "yes"
+    assert persistent(("scontrol", "x"), Slurm(scontrol=[*silences, "yes"]), lambda seconds: None) == "yes"
     with pytest.raises(CommandFailed, match="no such job"):
         persistent(("scontrol", "x"), Slurm(scontrol=CommandFailed("no such job")), lambda seconds: None)
 
@@ -249,8 +214,7 @@ ELEMENT = {"SLURM_JOB_ID": "6", "SLURM_ARRAY_JOB_ID": "6", "SLURM_ARRAY_TASK_ID"
     ({}, "", None), (PLAIN, "", Allocation("7", 2, ("n2", "n3", "n4"), "lab", 1234.0)),
     (MIXED, "N/A", Allocation("8", 0, ("n1", "n3", "n4"), "cluster", None)),
     (ELEMENT, "N/A", Allocation("6_2", 0, ("n1",), "cluster", None)),
-    (ELEMENT, "2126-01-02T03:04:05", Allocation("6_2", 0, ("n1",), "cluster", datetime(2126, 1, 2, 3, 4, 5).timestamp())),
-])
+    (ELEMENT, "2126-01-02T03:04:05", Allocation("6_2", 0, ("n1",), "cluster", datetime(2126, 1, 2, 3, 4, 5).timestamp()))])
 def test_an_allocation_is_read_from_the_scripts_environment(environ: dict[str, str], end: str, found: Allocation | None) -> None:
     assert allocation(environ, Slurm(squeue=f"{end}\n")) == found
 
@@ -320,19 +284,13 @@ def ended_well(directory: Path, monkeypatch: pytest.MonkeyPatch, restarts: int =
 
 
 @pytest.mark.parametrize(("restarts", "cut_short"), [(0, False), (1, True)])
-def test_a_step_that_ends_well_while_its_node_fails_is_no_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: int, cut_short: bool,
-) -> None:
+def test_a_step_that_ends_well_while_its_node_fails_is_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: int,
+                                                              cut_short: bool) -> None:
     assert interrupted(ended_well(tmp_path, monkeypatch, restarts)) is cut_short
 
 
-@pytest.mark.parametrize(("fails", "restarts", "whole", "asked", "cancelled", "end"), [
-    # Slurm sends the job's script SIGTERM, and srun ends with 0: it was said to have stopped as somebody had asked.
-    (True, 1, False, True, False, "node"), (True, 0, False, True, False, "node"), (True, 0, True, True, False, "completed"),
-    (True, 0, False, True, True, "stopped"),
-    # srun ends with 0 while it starts the ranks: a run that its user had cancelled was said to have completed.
-    (False, 0, False, False, True, "stopped"), (False, 0, False, True, False, "stopped"),
-    (False, 0, True, False, True, "completed"), (False, 0, False, False, False, "completed")])
+@pytest.mark.parametrize(("fails", "restarts", "whole", "asked", "cancelled", "end"),
+                         table(__file__, "supervisor.toml", "starting"))
 def test_a_step_that_is_ended_while_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool, restarts: int,
                                               whole: bool, asked: bool, cancelled: bool, end: str) -> None:
     attempt = ended_well(tmp_path, monkeypatch, restarts, whole)
@@ -365,5 +323,4 @@ def test_what_a_run_has_suffered_itself_counts_most_for_it(tmp_path: Path) -> No
     record(path, [replace(own, run="/runs/1"), *others])
     states = {f"n{number}": NodeState("idle") for number in range(1, 5)}
     for run, kept in ((None, "n2"), (Path("/runs/1"), "n3"), (Path("/runs/2"), "n2")):
-        found = bad_nodes(path, 5.0, run)
-        assert choose(list(found.values()), (), states, needed=3).nodes == (kept,)
+        assert choose(list(bad_nodes(path, 5.0, run).values()), (), states, needed=3).nodes == (kept,)

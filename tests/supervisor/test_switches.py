@@ -1,7 +1,5 @@
 """Who tells of the switches when a job starts: scontrol, Slurm's files, or the nodes; stand-ins, and a real Slurm."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 import time
@@ -13,6 +11,7 @@ import pytest
 from launching import executable
 from rendering import job
 from slurm_lab.lab import Lab
+from tables import table
 
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.cluster.bandwidth import LinkRates, write_measured
@@ -27,13 +26,7 @@ from hpc_mp.supervisor.switches import PATTERN, TopologySources, switches
 HOSTS = ("n1", "n2", "n3", "n4")
 SRUN = ("srun", "--export=ALL", "--nodes=4", "--relative=0", "--ntasks=8", "--label", "python")
 CONF = "SwitchName={0}1 Nodes=n[1,3]\nSwitchName={0}2 Nodes=n[2,4]\nSwitchName=root Switches={0}[1-2]\n"
-YAML = """- topology: default
-  cluster_default: true
-  tree:
-    switches:
-      - {switch: y1, nodes: "n[1,3]"}
-      - {switch: y2, nodes: "n[2,4]"}
-"""
+YAML = table(__file__, "switches.toml", "yaml")
 TOLD = "".join(f"n{i} root.t{2 - i % 2}.n{i} switch.switch.node\n" for i in (3, 1, 4, 2))
 
 
@@ -88,8 +81,7 @@ def test_what_tells_nothing_of_these_hosts_is_passed_over(tmp_path: Path, useles
     ("", (None, "nobody", 1)),
     ("n3 root.n3 switch.switch.node", (None, "nobody", 1)),
     ("n1 n1 node\nn3 n3 node\n", (None, "nobody", 1)),
-    (f"welcome to n3 of this site\nn9 root.t9.n9 switch.switch.node\nn1\n{TOLD}", ("t1", "the nodes", 1)),
-])
+    (f"welcome to n3 of this site\nn9 root.t9.n9 switch.switch.node\nn1\n{TOLD}", ("t1", "the nodes", 1))])
 def test_what_nodes_say(tmp_path: Path, told: str | None, expected: tuple[str | None, str, int]) -> None:
     assert leaf(None, tmp_path, told) == expected
 

@@ -1,12 +1,11 @@
 """What the supervisor watches: silence, failed steps, and nodes that do not tell of the ends of their tasks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tables import table
 
 from hpc_mp.diagnosis.lines import HANG_ENDED, OTHERS_ENDED, task_ends
 from hpc_mp.layout.placement import Degrees, place
@@ -37,16 +36,10 @@ class Clock:
 
 
 @pytest.mark.parametrize(("spoken", "ranks", "limit", "at", "first"), [
-    ({}, 2, 10, 10, None),
-    ({}, 1, 10, 10, 0),
-    ({5: [0]}, 2, 10, 15, None),
-    ({2: [1], 8: [0]}, 2, 10, 18, 1),
-    ({2: [0, 1], 4: [0]}, 2, 10, 14, None),
-    ({2: [0, 1, 2], 9: [0, 2]}, 3, 10, 19, 1),
-    ({2: [0, 1, 2], 9: [0]}, 3, 10, 19, None),
-    ({}, 2, 0, None, None),
-    ({1: [0], 9: [0], 18: [0], 27: [0], 36: [0], 45: [0], 54: [0], 60: [0]}, 1, 10, None, None),
-])
+    ({}, 2, 10, 10, None), ({}, 1, 10, 10, 0), ({5: [0]}, 2, 10, 15, None), ({2: [1], 8: [0]}, 2, 10, 18, 1),
+    ({2: [0, 1], 4: [0]}, 2, 10, 14, None), ({2: [0, 1, 2], 9: [0, 2]}, 3, 10, 19, 1),
+    ({2: [0, 1, 2], 9: [0]}, 3, 10, 19, None), ({}, 2, 0, None, None),
+    ({1: [0], 9: [0], 18: [0], 27: [0], 36: [0], 45: [0], 54: [0], 60: [0]}, 1, 10, None, None)])
 def test_a_hang(spoken: dict[float, list[int]], ranks: int, limit: float, at: float | None, first: int | None) -> None:
     clock = Clock(dict(spoken))
     watch = SilenceWatch(limit, ranks, clock.speakers, clock)
@@ -65,13 +58,7 @@ def test_ranks_that_may_never_begin_have_less_time(spoken: dict[float, list[int]
     assert (clock.noticed_by(watch, range(0, 900, 5)) or [None])[0] == at
 
 
-@pytest.mark.parametrize(("line", "troubled", "ranks"), [
-    ("0: slurmstepd-n1: error:  mpi/pmix_v4: pmixp_coll_belong_chk: n1 [0]: x.c:280: No process controlled by this", True, []),
-    ("0: [2026-09-10T10:08:16.944] error:  mpi/pmix_v4: _process_server_request: n1 [0]: x.c:935: unexpected contrib", True, []),
-    ("0: slurmstepd: error: mpi/pmi2: failed to send temp kvs to compute nodes", True, []),
-    ("0: slurmstepd: error: mpi/pmi2: no value for key hwloc in req", False, [0]),
-    ("0: slurmstepd: error: mpi/pmi2: value not properly terminated in client request", False, [0]),
-    ("0: training begins", False, [0])])
+@pytest.mark.parametrize(("line", "troubled", "ranks"), table(__file__, "watches.toml", "plug_in"))
 def test_complaints_of_slurms_plug_in_are_no_words_of_a_rank(tmp_path: Path, line: str, troubled: bool, ranks: list[int]) -> None:
     run = create_run(tmp_path, "x")
     spoken = NodeLogs(run, place(Degrees(data=4), "cluster", 2), ("n1", "n2"))
@@ -164,9 +151,7 @@ def test_what_follows_is_an_echo() -> None:
     assert [(end.host, end.code) for end in ends] == [("n2", 1)]
 
 
-@pytest.mark.parametrize(("line", "told", "waits"), [
-    (ONE_FAILED, True, True), (ONE_FAILED, False, False), ("srun: error: n2: task 3: Terminated\n", True, True),
-    ("srun: error: n2: task 3: Exited with exit code 75\n", False, True)])
+@pytest.mark.parametrize(("line", "told", "waits"), table(__file__, "watches.toml", "grace", globals()))
 def test_ranks_that_were_told_to_stop_have_their_grace(tmp_path: Path, line: str, told: bool, waits: bool) -> None:
     """One has saved, or died of it, and the others have not saved yet."""
     log, now = tmp_path / "srun.log", [0.0]
@@ -187,12 +172,8 @@ LAUNCHED = "srun: launching StepId=7.1 on host n1, 2 tasks: [0-1]\nsrun: launchi
 
 
 @pytest.mark.parametrize("begins", [True, False])
-@pytest.mark.parametrize(("said", "later", "hosts"), [
-    (ENDED, "", ("n2",)), (ENDED, "srun: error: n2: task 3: Terminated\n", ("n2",)), (ENDED, OTHERS, ()),
-    ("srun: launch/slurm: n1: tasks 0-1: Completed\n" + OTHERS, "", ()),
-    ("srun: launch/slurm: _task_start: Node n2, 2 tasks started\n", "", ()),  # srun does not end it
-])
-def test_who_does_not_tell(tmp_path: Path, said: str, later: str, hosts: tuple[str, ...], begins: bool) -> None:
+@pytest.mark.parametrize(("said", "later", "hosts"), table(__file__, "watches.toml", "silent_hosts", globals()))
+def test_who_does_not_tell(tmp_path: Path, said: str, later: str, hosts: list[str], begins: bool) -> None:
     """Of a step that is under way: hosts whose tasks had ended by then were named."""
     log, now = tmp_path / "srun.log", [0.0]
     log.write_text(EARLIER + ("" if begins else LAUNCHED + said))
@@ -204,7 +185,7 @@ def test_who_does_not_tell(tmp_path: Path, said: str, later: str, hosts: tuple[s
         with open(log, "a") as file:
             file.write(words)
         assert tasks.noticed() is (seconds == 146.0 and bool(hosts))
-    assert tasks.hosts == hosts
+    assert [*tasks.hosts] == hosts
 
 
 def test_a_site_that_leaves_its_tasks_more_time() -> None:

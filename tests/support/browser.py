@@ -1,7 +1,5 @@
 """Pages opened in a real headless browser: the elements drawn, their sizes, and the browser's complaints."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -12,6 +10,7 @@ from html import unescape
 from pathlib import Path
 
 import pytest
+from tables import table
 
 PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 needs_browser = pytest.mark.skipif(PROGRAM is None, reason="no browser: apt-get install chromium")
@@ -19,16 +18,7 @@ FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-
          "--disable-component-update", "--disable-sync", "--enable-logging=stderr", "--hide-scrollbars",
          "--allow-file-access-from-files", "--disable-web-security", "--virtual-time-budget=3000", "--dump-dom")
 # The page is inspected from a frame around it, so that it is not changed: its scripts run under its own policy.
-FRAME = """<!doctype html><body style="margin: 0"><pre id="measured"></pre>
-<iframe id="page" width="{width}" height="900" style="border: 0" src="{page}"></iframe>
-<script>document.getElementById("page").addEventListener("load", event => {{
-  const inside = event.target.contentDocument, root = inside.documentElement;
-  const size = one => {{ const box = one.getBoundingClientRect(); return [box.width, box.height]; }};
-  document.getElementById("measured").textContent = JSON.stringify({{
-    figures: [...inside.querySelectorAll("svg:not(.defs), .nodes, .tree")].map(
-      one => [one.classList[0] || one.tagName, ...size(one)]),
-    width: root.clientWidth, needed: root.scrollWidth, text: inside.body.innerText}});
-}});</script></body>"""
+FRAME = table(__file__, "browser.toml", "frame")
 
 
 @dataclass(frozen=True)
@@ -48,7 +38,6 @@ class Opened:
 
 
 def opened(page: Path, width: int = 1280) -> Opened:
-    """Open ``page`` in a window of ``width`` pixels."""
     assert PROGRAM is not None
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         frame = Path(folder, "frame.html")

@@ -5,8 +5,6 @@ their rooms. Processes that it starts are recognized by the verbs that it names:
 ``hpc_mp.cli.launch`` and for the rooms in which a job then runs.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import sys

@@ -3,8 +3,6 @@
 ``python emulated.py RUN RANKS`` starts RANKS of them and prints how they ended as one JSON document.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

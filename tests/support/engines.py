@@ -1,7 +1,5 @@
 """The engine in forked ranks without a rendezvous, a run directory or a checkpoint: steps, and what ranks hold after them."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

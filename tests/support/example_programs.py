@@ -1,7 +1,5 @@
 """The example programs, and the data that tests need to disturb each and to compare its results."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """``python fake_cli.py launch …`` is ``hpc-mp launch …`` with the fake ranks of ``emulated.py``, without torch."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import sys

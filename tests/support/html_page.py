@@ -1,7 +1,5 @@
 """A strict reader of our HTML pages."""
 
-from __future__ import annotations
-
 from html.parser import HTMLParser
 
 VOID = {"meta", "br", "img", "input", "hr", "link", "base", "source", "embed"}

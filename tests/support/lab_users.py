@@ -1,7 +1,5 @@
 """Tests that use the Slurm of the lab: they request its fixture, directly or through another fixture."""
 
-from __future__ import annotations
-
 import ast
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Helpers shared by the tests of the emulator and of the launcher."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -17,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 from click.testing import CliRunner, Result
+from tables import table
 
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.cli.main import cli
@@ -25,20 +24,7 @@ from hpc_mp.rundir import Manifest, RunDirectory, create_run, write_json, write_
 from hpc_mp.rundir.records import StepMetrics, line_of
 
 MARK = "HPC_MP_TEST_MARK"
-JOB = """
-[job]
-name = "t"
-nodes = {nodes}
-ranks_per_node = {ranks}
-[model]
-config = {{ model_type = "gpt2", n_layer = 2, n_embd = 64, n_head = 4, vocab_size = 512, n_positions = 64 }}
-[data]
-files = ["text.txt"]
-sequence_length = 32
-[train]
-steps = 5
-global_batch = 8
-"""
+JOB = table(__file__, "launching.toml", "job")
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Small real jobs for the exactness tests: text with partly ignored labels, tiny models, and runs of whole ranks."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -12,6 +10,7 @@ from typing import Any
 
 import torch
 from ranks import exit_codes
+from tables import swapped, table
 from torch import Tensor
 
 from hpc_mp.job import JobSpec, dump_job, load_job
@@ -22,72 +21,19 @@ from hpc_mp.rundir.checkpoint_index import read_indexes
 from hpc_mp.train.checkpoint.shard_file import LocalPart, ShardReader
 from hpc_mp.train.rank.bootstrap import lay_out
 
-# Sizes without even divisors: 5 layers, a vocabulary of 307, an intermediate size of 102; 8 heads over 4 key-value heads.
-MODELS: dict[str, str] = {
-    "gpt2": 'model_type = "gpt2", n_layer = 5, n_embd = 32, n_head = 8, n_inner = 102, vocab_size = 307, n_positions = 32, '
-            "resid_pdrop = 0.0, embd_pdrop = 0.0, attn_pdrop = 0.0",
-    "qwen2": 'model_type = "qwen2", num_hidden_layers = 5, hidden_size = 32, num_attention_heads = 8, num_key_value_heads = 4, '
-             "intermediate_size = 102, vocab_size = 307, max_position_embeddings = 32",
-    "llama": 'model_type = "llama", num_hidden_layers = 5, hidden_size = 32, num_attention_heads = 8, num_key_value_heads = 4, '
-             "intermediate_size = 102, vocab_size = 307, max_position_embeddings = 32",
-}
-MODELS["gptj"] = ('model_type = "gptj", n_layer = 5, n_embd = 64, n_head = 8, n_inner = 102, vocab_size = 307, n_positions = 32, '
-                  "rotary_dim = 6")
-MODELS["mixtral"] = MODELS["llama"].replace("llama", "mixtral") + (
-    ", num_local_experts = 5, num_experts_per_tok = 2, sliding_window = 7")  # of 24 tokens
-MODELS["llama-tied"] = MODELS["llama"] + ", tie_word_embeddings = true"
-MODELS["gpt2-untied"] = MODELS["gpt2"] + ", tie_word_embeddings = false"
-# Other options of configs for the same code: biases, a separate head size, a padding row, scaled rotary positions …
-LLAMA = MODELS["llama"]
-VARIANTS: dict[str, str] = {
-    "llama with biases": LLAMA + ", attention_bias = true, mlp_bias = true",
-    "llama with its own head size": LLAMA + ", head_dim = 6",
-    "llama with a padding row": LLAMA + ", pad_token_id = 5",
-    "llama with scaled positions": LLAMA + ', rope_parameters = { rope_type = "linear", factor = 2.0, rope_theta = 5000.0 }',
-    "llama without groups": LLAMA.replace("num_key_value_heads = 4", "num_key_value_heads = 8"),
-    "llama with two key-value heads": LLAMA.replace("num_key_value_heads = 4", "num_key_value_heads = 2"),
-    "llama with one key-value head": LLAMA.replace("num_key_value_heads = 4", "num_key_value_heads = 1"),
-    "gptj, tied": MODELS["gptj"] + ", tie_word_embeddings = true",
-    "gptj with positions on whole heads": MODELS["gptj"].replace("rotary_dim = 6", "rotary_dim = 8"),
-    "mixtral, tied": MODELS["mixtral"] + ", tie_word_embeddings = true",
-    "mixtral without groups or window": MODELS["mixtral"].replace("num_key_value_heads = 4", "num_key_value_heads = 8").replace(
-        ", sliding_window = 7", ""),
-    "mixtral with one choice of many experts": MODELS["mixtral"].replace("num_local_experts = 5, num_experts_per_tok = 2",
-                                                                         "num_local_experts = 40, num_experts_per_tok = 1"),
-    "gpt2 scaled by layer": MODELS["gpt2"] + ", scale_attn_by_inverse_layer_idx = true",
-    # Frequencies that transformers chooses by the largest position: of 24 positions, ranks and documents have fewer than 20.
-    **{f"{model} with {kind}": f"{MODELS[model].replace('sliding_window = 7', 'head_dim = 4')}, "
-                               f"rope_parameters = {{ {scaling}, rope_theta = 5000.0 }}"
-       for model in ("llama", "qwen2", "mixtral") for kind, scaling in {
-           "longrope": 'rope_type = "longrope", factor = 4.0, original_max_position_embeddings = 20, '
-                       "short_factor = [1.0, 1.1], long_factor = [2.0, 3.5]",
-           "dynamic": 'rope_type = "dynamic", factor = 4.0',
-           "yarn": 'rope_type = "yarn", factor = 4.0, original_max_position_embeddings = 8'}.items()},
-    "gpt2 with relu": MODELS["gpt2"] + ', activation_function = "relu"',
-}
+MODELS: dict[str, str] = table(__file__, "layouts.toml", "models")
+
+
+def varied(model: str, swaps: Sequence[str], more: str) -> str:
+    """Return the configuration of a model in which texts are swapped, and to which others are added."""
+    text = swapped(MODELS[model], swaps)
+    return f"{text}, {more}" if more else text
+
+
+VARIANTS = {name: varied(*row) for name, row in table(__file__, "layouts.toml", "variants").items()}
 
 DEVICE = os.environ.get("TEST_DEVICE", "cpu")  # the device of the engine; plain transformers always uses the CPU
-JOB = """
-[job]
-name = "exact"
-directory = "runs"
-device = "{device}"
-[model]
-config = {{ {model} }}
-[data]
-files = ["text.jsonl"]
-sequence_length = 24
-[train]
-steps = 3
-global_batch = 24
-precision = "fp64"
-optimizer = "adamw"
-eps = 1e-2
-learning_rate = 1e-2
-weight_decay = 0.1
-clip = 0.5
-seed = 7
-""".replace("{device}", DEVICE)
+JOB = table(__file__, "layouts.toml", "job").replace("{device}", DEVICE)
 
 
 @dataclass(frozen=True)
@@ -129,7 +75,7 @@ class Result:
     apart: float = 0.0
     ranks: tuple[RankState, ...] = ()
 
-    def distance(self, other: Result) -> float:
+    def distance(self, other: "Result") -> float:
         """Return the largest difference of any loss, norm or parameter, and of ``apart``."""
         assert self.parameters.keys() == other.parameters.keys()
         pairs = [*zip(self.losses, other.losses, strict=True), *zip(self.norms, other.norms, strict=True)]
@@ -192,8 +138,7 @@ def run_whole(spec: JobSpec, before: Callable[[], None] = lambda: None, run: Run
         before: called in every rank first, to break something on purpose.
     """
     run = run or start(spec)
-    codes = exit_codes(spec.ranks, run.job, before, timeout=600.0)
-    assert codes == [0] * spec.ranks, run.main_log.read_text()
+    assert exit_codes(spec.ranks, run.job, before, timeout=600.0) == [0] * spec.ranks, run.main_log.read_text()
     checkpoint, skipped = newest_complete(run.checkpoints)
     assert checkpoint is not None and not skipped
     losses, norms, dropped, routers = (tuple(line[key] for line in read_lines(run.metrics))
@@ -203,16 +148,13 @@ def run_whole(spec: JobSpec, before: Callable[[], None] = lambda: None, run: Run
 
 
 def trained_run(spec: JobSpec, before: Callable[[], None] = lambda: None) -> RunDirectory:
-    """Return the directory of a new run that ``run_whole`` has trained."""
     run = start(spec)
     run_whole(spec, before, run)
     return run
 
 
-def relaunch(
-    run: RunDirectory, directory: Path, model: str, overrides: Sequence[str], before: Callable[[], None] = lambda: None,
-) -> Result:
-    """Resume a run with a changed job, and return its result."""
+def relaunch(run: RunDirectory, directory: Path, model: str, overrides: Sequence[str],
+             before: Callable[[], None] = lambda: None) -> Result:
     spec = job(directory, model, overrides)
     prepare(spec, run)
     return run_whole(spec, before, run)
@@ -225,7 +167,6 @@ def unfilled(spec: JobSpec) -> dict[str, Tensor]:
 
 
 def parameters(spec: JobSpec, checkpoint: Path) -> dict[str, Tensor]:
-    """Return the parameters of a checkpoint."""
     state = unfilled(spec)
     whole = [LocalPart(name, tuple(values.shape), tuple(slice(0, size) for size in values.shape), values)
              for name, values in state.items()]

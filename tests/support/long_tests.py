@@ -4,8 +4,6 @@ A line has the CPU seconds of a case, with all processes that it starts, a tab, 
 than 5 s, or if the cheaper cases of its function already take 3 s. This file is a pytest plugin.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

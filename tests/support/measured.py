@@ -1,7 +1,5 @@
 """Synthetic rates between nodes, as a survey would measure them, for given leaves."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import combinations
 from random import Random

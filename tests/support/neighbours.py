@@ -3,8 +3,6 @@
 ``python tests/support/neighbours.py ROOM`` prints them; ``make test ROOM=launch`` runs them.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """slurm/node-start.sh and node-end.sh, run as srun would run them on one node."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

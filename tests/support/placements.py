@@ -1,22 +1,14 @@
 """Placements shared by several tests."""
 
-from __future__ import annotations
-
 from itertools import permutations
 
 from hypothesis import strategies as st
+from tables import table
 
 from hpc_mp.layout.placement import Degrees, Placement, place
 
 # 64 ranks, 8 per node: order | (nodes spanned, hops) for T P D, at T4 P4 D4 | T2 P4 D8 | T8 P4 D2
-COSTS = """
-DPT | 1,0 2,1 4,3 | 1,0 1,0 8,7 | 1,0 4,3 2,1
-PDT | 1,0 4,3 2,1 | 1,0 4,3 2,1 | 1,0 4,3 2,1
-PTD | 2,1 4,3 1,0 | 2,1 4,3 1,0 | 2,1 4,3 1,0
-DTP | 2,1 1,0 4,3 | 1,0 1,0 8,7 | 4,3 1,0 2,1
-TDP | 4,3 1,0 2,1 | 2,1 1,0 4,3 | 8,7 1,0 1,0
-TPD | 4,3 2,1 1,0 | 2,1 4,3 1,0 | 8,7 1,0 1,0
-"""
+COSTS = table(__file__, "placements.toml", "costs")
 COST_DEGREES = (Degrees(4, 4, 4), Degrees(2, 4, 8), Degrees(8, 4, 2))
 
 FABRIC = """SwitchName=s1 Nodes=n[1,3]

@@ -1,7 +1,5 @@
 """The reference of exactness: one process of plain transformers and torch.optim on the samples of a job."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections import Counter
@@ -114,9 +112,8 @@ def _router_losses(spec: JobSpec, choices: Sequence[tuple[Tensor, Tensor]]) -> T
     return total / spec.train.global_batch
 
 
-def _separated(
-    firsts: Sequence[int], length: int, documents: Sequence[int], window: int | None,
-) -> tuple[dict[str, Tensor], Tensor]:
+def _separated(firsts: Sequence[int], length: int, documents: Sequence[int],
+               window: int | None) -> tuple[dict[str, Tensor], Tensor]:
     """Return, for samples that begin with these tokens, position_ids and a 4D mask for transformers' models, and a mask of the
     labels that belong to their token's own document."""
     of_token = torch.tensor([number for number, tokens in enumerate(documents) for _ in range(tokens)])

@@ -1,7 +1,5 @@
 """Slurm's programs, faked by scripts on PATH. Their arguments are recorded; tests set their output."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import warm

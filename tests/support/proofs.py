@@ -9,8 +9,6 @@ keys of all proofs that stand, a line for each file. So a new machine begins wit
 pytest plugin.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

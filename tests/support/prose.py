@@ -3,8 +3,6 @@
     python tests/support/prose.py [FOLDER …]
 """
 
-from __future__ import annotations
-
 import ast
 import sys
 from collections.abc import Iterator
@@ -45,8 +43,7 @@ def identifiers(path: Path) -> Iterator[tuple[int, str]]:
 
 def main() -> int:
     folders = [Path(word).resolve() for word in sys.argv[1:]] or [ROOT / "hpc_mp"]
-    files = [file for folder in folders for file in sorted(folder.rglob("*.py"))
-             if not any(map(file.is_relative_to, LATER))]
+    files = [file for folder in folders for file in sorted(folder.rglob("*.py")) if not any(map(file.is_relative_to, LATER))]
     faults = [f"{file.relative_to(ROOT)}:{line}: {text}" for file in files for line, text in
               (*docstrings(file), *identifiers(file))]
     print("\n".join(faults) or f"{len(files)} files: docstrings open with a noun or a verb, identifiers are nouns")

@@ -1,7 +1,5 @@
 """Functions run on N forked ranks. The imports of a rank happen only once, so that 8 ranks take seconds."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import os
@@ -95,7 +93,6 @@ class Crew:
         return results
 
     def end(self) -> None:
-        """Kill all ranks."""
         for pid, _ in self._ranks.values():
             os.kill(pid, signal.SIGKILL)
         for pipe, (pid, _) in self._ranks.items():
@@ -119,8 +116,7 @@ def _child(rank: int, world: int, listener: socket.socket, parent: Connection, o
         os.environ.update({
             "SLURM_PROCID": str(rank), "SLURM_NTASKS": str(world), "SLURM_LOCALID": str(rank), "SLURM_STEP_ID": "0",
             "SLURM_JOB_ID": "1", "SLURMD_NODENAME": "node0", "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(listener.getsockname()[1]), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
-        })
+            "MASTER_PORT": str(listener.getsockname()[1]), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"})
         if rank == 0:
             os.environ["HPC_MP_LISTEN_FD"] = str(listener.fileno())
         else:
@@ -144,9 +140,7 @@ def _answered(call: Call) -> bytes:
         return pickle.dumps((False, traceback.format_exc()))
 
 
-def exit_codes(
-    world: int, job_file: Path, before: Callable[[], None] = lambda: None, timeout: float = TIMEOUT,
-) -> list[int]:
+def exit_codes(world: int, job_file: Path, before: Callable[[], None] = lambda: None, timeout: float = TIMEOUT) -> list[int]:
     """Return the exit codes of all ranks of a launched run. ``before``: called in each of them first."""
 
     def rank() -> int:

@@ -1,14 +1,16 @@
 """Recorded output of Slurm 24.11 about jobs in many states. Run as a program, this module records it again."""
 
-from __future__ import annotations
-
 import re
+import sys
 import time
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from slurm_lab.chroot import built
 from slurm_lab.cluster import Cluster
 from slurm_lab.lab import Lab
+from tables import table
 
 from hpc_mp.cluster.slurm.job import LINE
 
@@ -18,16 +20,7 @@ LINES, SHOWN = "squeue-24.11.lines", "scontrol-24.11.lines"
 WORDS = ("JobId", "ArrayJobId", "ArrayTaskId", "HetJobId", "HetJobOffset", "JobName", "JobState", "Reason", "Restarts",
          "ExitCode", "StartTime", "ReqNodeList", "ExcNodeList", "NodeList", "BatchHost")
 # job: its options. Each ends or remains in a different state.
-JOBS: dict[str, tuple[str, ...]] = {
-    "running": ("--nodes=2", "--wrap=sleep 600"),
-    "failed": ("--wrap=exit 3",),
-    "killed": ("--wrap=kill -9 $$",),
-    "held": ("--hold", "--wrap=true"),
-    "requeued": ("--requeue", "--wrap=sleep 600"),
-    "array": ("--array=0-2%1", "--wrap=sleep 600"),
-    "components": ("--ntasks=1", ":", "--ntasks=1", "--wrap=sleep 600"),
-    "clearing up": ("--open-mode=append", "--wrap=trap '' TERM; while :; do sleep 1; done"),
-}
+JOBS: dict[str, tuple[str, ...]] = table(__file__, "recorded.toml", "jobs")
 
 
 def play(lab: Cluster) -> dict[str, int]:

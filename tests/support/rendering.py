@@ -3,8 +3,6 @@
 ``python tests/support/rendering.py`` rewrites the golden files.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import re
@@ -13,6 +11,8 @@ import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
+
+from tables import table
 
 from hpc_mp.base.assets import asset
 from hpc_mp.cluster.slurm.releases import Version, print_version, releases
@@ -61,7 +61,6 @@ def text(spec: AnySpec, run: Path = RUN, known: ClusterFacts | None = None) -> s
 
 
 def form(name: str, version: Version | None, **sections: Any) -> str:
-    """Return the script of a form for a release."""
     spec = job(**FORMS[name] | sections)
     runs = [RUN.with_name(f"{number:04d}") for number in range(1, max(1, len(runs_of(spec.sweep))) + 1)]
     return render(spec, runs, facts(version), python=PYTHON).text
@@ -87,26 +86,13 @@ def write_golden() -> None:
 
 # All stand-ins are bash scripts: they start quickly, and paths may have blanks.
 # The launching interpreter, as the host program: records its arguments and starts the command after "--".
-FAKE_HOST = """#!/bin/bash
-[[ $4 == --after ]] && exit "$5"
-printf '%s\\0' "$0" "$@" > "$RECORD.argv"
-env -0 > "$RECORD.env"
-pwd > "$RECORD.cwd"
-until [[ $1 == -- ]]; do shift; done
-shift
-"$@"
-"""
+FAKE_HOST = table(__file__, "rendering.toml", "fake_host")
 # The command that srun starts follows its options and those of a container's command.
 FAKE_SRUN = """#!/bin/bash
 until [[ $1 == bash ]]; do shift; done
 exec "$@"
 """
-FAKE_RANK = """#!/bin/bash
-printf '%s\\0' "$0" "$@" > "$RECORD.rank"
-printf '%s' "$TMPDIR" > "$RECORD.tmp"
-sed -n 's/^SigIgn:[[:space:]]*//p' /proc/$$/status > "$RECORD.ignored"
-exit 75
-"""
+FAKE_RANK = table(__file__, "rendering.toml", "fake_rank")
 SAYS = """#!/bin/sh
 printf '%s\\0' "$0" "$@" >> "$RECORD.said"
 """

@@ -1,7 +1,5 @@
 """Training jobs on the lab's Slurm, launched by the real command and compared with one process of plain transformers."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

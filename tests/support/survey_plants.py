@@ -1,7 +1,5 @@
 """Faults planted at random places into a lab of shaped links, and the expected diagnosis of each by the survey."""
 
-from __future__ import annotations
-
 import os
 import random
 import time

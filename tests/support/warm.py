@@ -4,8 +4,6 @@ They are separate processes with their own environment, arguments, output and ex
 except for the emulator's zygote, which is forked from them in the same way.
 """
 
-from __future__ import annotations
-
 import os
 import runpy
 import signal

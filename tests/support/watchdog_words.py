@@ -1,7 +1,5 @@
 """The messages of a rank whose NCCL watchdog detects a collective that does not end (torch 2.13, ProcessGroupNCCL.cpp)."""
 
-from __future__ import annotations
-
 SAYS = ("[rank{rank}]:[E1125 02:49:05.112 ProcessGroupNCCL.cpp:629] [Rank {rank}] Watchdog caught collective operation timeout: "
         "WorkNCCL(SeqNum={number}, OpType={operation}, NumelIn=1048576, NumelOut=1048576, Timeout(ms)=600000) ran for 600029 "
         "milliseconds before timing out.")

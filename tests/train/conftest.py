@@ -1,7 +1,5 @@
 """Results that all tests of a process share: the engine's for each model and its overrides, and those of plain transformers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path

@@ -3,8 +3,6 @@
 All that this file returns is called in the rank first.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from functools import update_wrapper

@@ -1,7 +1,5 @@
 """Checkpoints: resume is exact on the same and on other layouts, damage and full disks are survived."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil
@@ -20,6 +18,7 @@ from exact import EXACT, GPT2, LLAMA, Engine, Launched, cases, pairs
 from layouts import job, prepare, relaunch, run_whole, start, trained_run, write_text
 from planting import planted, wrapped
 from ranks import exit_codes
+from tables import table
 
 from hpc_mp.job import JobSpec, dump_job
 from hpc_mp.rundir import RunDirectory, newest_complete, problem, read_json, read_lines
@@ -48,9 +47,8 @@ SAME = {"1": ONE, "tp2pp2": TP2PP2, "dp2zero3": DP2Z3, "dp2zero1": DP2Z1, "dp4ze
 
 
 @pairs(SAME, (GPT2, LLAMA), {"1": (LLAMA,), "tp2pp2": (GPT2,), "dp2zero3": (LLAMA,), "dp2zero1": (GPT2,)})
-def test_resume_is_bit_for_bit_on_the_same_layout(
-    place: Path, engine: Engine, launched: Launched, model: str, name: str, tmp_path: Path,
-) -> None:
+def test_resume_is_bit_for_bit_on_the_same_layout(place: Path, engine: Engine, launched: Launched, model: str, name: str,
+                                                  tmp_path: Path) -> None:
     whole = engine(model, *SAME[name], "train.steps=4", "train.dropout=0.1")
     first = launched(model, *SAME[name], "train.steps=2", "train.dropout=0.1")
     resumed = relaunch(copied(first, tmp_path), place, model, [*SAME[name], "train.steps=4", "train.dropout=0.1"])
@@ -73,9 +71,8 @@ RESUMED = [*((model, name, 6) for name, models in QUICK.items() for model in mod
 
 
 @pytest.mark.parametrize(("model", "name", "steps"), cases(RESUMED, [case for case in RESUMED if case[2] == 6]))
-def test_resume_on_another_layout_is_exact(
-    place: Path, engine: Engine, launched: Launched, model: str, name: str, steps: int, tmp_path: Path,
-) -> None:
+def test_resume_on_another_layout_is_exact(place: Path, engine: Engine, launched: Launched, model: str, name: str, steps: int,
+                                           tmp_path: Path) -> None:
     """Of one process that never stopped: 3 steps on the one layout and more, up to ``steps``, on the other."""
     before, after = OTHER[name]
     first = launched(model, *before, "train.steps=3")
@@ -117,9 +114,8 @@ HARMS, PATTERNS = (truncate, flip_a_byte, Path.unlink), ("shard-00002-*", "state
 @pytest.mark.parametrize(("harm", "pattern"), [
     pytest.param(harm, pattern, marks=() if h == p else pytest.mark.prove)
     for (h, harm), (p, pattern) in product(enumerate(HARMS), enumerate(PATTERNS))])
-def test_the_checkpoint_before_a_damaged_one_is_used(
-    place: Path, engine: Engine, launched: Launched, tmp_path: Path, harm: Callable[[Path], None], pattern: str,
-) -> None:
+def test_the_checkpoint_before_a_damaged_one_is_used(place: Path, engine: Engine, launched: Launched, tmp_path: Path,
+                                                     harm: Callable[[Path], None], pattern: str) -> None:
     """That every changed byte is found is shown in tests/rundir/test_rundir.py."""
     run = copied(launched("gpt2", *EVERY_SECOND, "train.steps=4"), tmp_path)
     newest = complete_steps(run.checkpoints)[-1]
@@ -291,15 +287,7 @@ def test_a_run_goes_on_with_another_global_batch_where_the_samples_ended(place: 
     assert trained_samples(noting_positions(second, spec))[48:] == list(range(120, 136)), "its own resume goes on from there too"
 
 
-REFUSED = {
-    "another activation": ('model.config.activation_function="relu"',
-                           "model.activation_function = 'gelu_new', but this job has 'relu'"),
-    "fewer layers": ("model.config.n_layer=4", "model.n_layer = 5, but this job has 4"),
-    "an untied head": ("model.config.tie_word_embeddings=false", "model.tie_word_embeddings = True, but this job has False"),
-    "another number of heads": ("model.config.n_head=4", "model.n_head = 8, but this job has 4"),
-    "another optimizer": ('train.optimizer="sgd"', "optimizer = 'adamw', but this job has 'sgd'"),
-    "no step more": ("train.steps=2", "leaves nothing to do"),
-}
+REFUSED = table(__file__, "checkpoint.toml", "refused")
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -308,8 +296,7 @@ def test_the_state_of_another_model_is_refused(place: Path, launched: Launched, 
     override, words = REFUSED[name]
     origin = launched(GPT2, "train.steps=2")
     more = [] if name == "no step more" else ["train.steps=3"]
-    spec = job(place, GPT2, [*more, override, f'checkpoint.resume="{origin.path}"'])
-    run = start(spec)
+    run = start(job(place, GPT2, [*more, override, f'checkpoint.resume="{origin.path}"']))
     assert exit_codes(1, run.job) == [2]
     failure = read_json(run.failure(1, 0))
     assert failure["kind"] == "user" and words in failure["message"]

@@ -1,8 +1,6 @@
 """Pipelines under NCCL's rule that two ranks wait for each other at their first message (no GPU is needed to show it). Groups
 over gloo: one thread for all of them, which hardly wakes where nothing comes, and names that all ranks agree on."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import time
@@ -67,9 +65,6 @@ def test_connecting_in_the_first_step_would_hang(place: Path) -> None:
     spec = job(place, "gpt2", [*SETTINGS, *layout(pipeline=2, schedule="gpipe", microbatches=2)])
     with pytest.raises(RuntimeError, match="rank"):
         run_engine(spec, before=connect_in_the_first_step)
-
-
-# --- groups over gloo ------------------------------------------------------------------------------------------------
 
 
 TASKS = Path("/proc/self/task")

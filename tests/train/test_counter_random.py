@@ -1,7 +1,5 @@
 """First values: normal, the same whatever slice is drawn, and drawn in little memory."""
 
-from __future__ import annotations
-
 import math
 import resource
 

@@ -1,8 +1,6 @@
 """Features together, in fp64 to 1e-12: a covering set of combinations in which every pair of values of any two features stands,
 each compared with one process; and random models on random layouts, with steps and microbatches in which no label counts."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -70,7 +68,6 @@ def combinations() -> list[dict[str, Any]]:
 
 
 def overrides(c: dict[str, Any], disk: Path) -> list[str]:
-    """The keys of a job."""
     more: dict[str, Any] = {"order": f'"{c["order"]}"', "context": c["context"], "sequence": c["sequence"], "zero": c["zero"],
                             "expert": c["expert"], "recompute": f'"{c["recompute"]}"', "schedule": c["schedule"],
                             "microbatches": c["microbatches"], "reduce": c["reduce"]}
@@ -126,9 +123,6 @@ def test_what_is_left_out_is_refused(place: Path, tmp_path: Path) -> None:
         with nullcontext() if words is None else pytest.raises(HpcMpError, match=words):
             spec = job(place, c["model"], overrides(c, tmp_path))
             check_layout(read_shape(spec), spec)
-
-
-# --- random models on random layouts ---------------------------------------------------------------------------------
 
 
 QUICK_SEEDS = (1, 5)  # run by every `make test`; the others are proofs

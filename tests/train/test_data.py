@@ -1,7 +1,5 @@
 """Patterns to files, files to documents."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -10,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import table
 from token_files import write
 
 from hpc_mp.base.errors import HpcMpError
@@ -42,21 +41,7 @@ def test_odd_directory_names_are_taken_literally(tmp_path: Path, folder: str) ->
 
 
 @pytest.mark.parametrize(("pattern", "rule", "remedy"), [
-    ("none/*.txt", "matches no file (looked in {root})", "check the path"),
-    ("none.txt", "matches no file (looked in {root})", "check the path"),
-    ("folder/*", "matches no file (looked in {root}/folder)", "check the path"),
-    ("nul\0.txt", "matches no file", "check the path"),
-    ("x" * 300, "matches no file", "check the path"),
-    ("folder", "is a directory", "folder/*.txt"),
-    ("a.parquet", "not supported yet", ".jsonl"),
-    ("A.PARQUET", "not supported yet", ".jsonl"),
-    ("a.txt.gz", "compressed", "unpack"),
-    ("a.so", "binary", "narrower pattern"),
-    ("*.pyc", "binary", "narrower pattern"),
-    ("pipe", "not a regular file", "write its text into a regular file"),
-    ("gone.txt", "cannot be read (No such file or directory)", "fix the link"),
-    ("gone.t*", "cannot be read (No such file or directory)", "fix the link"),
-])
+    *table(__file__, "data.toml", "bad_patterns"), ("x" * 300, "matches no file", "check the path")])
 def test_bad_patterns(tmp_path: Path, pattern: str, rule: str, remedy: str) -> None:
     for name in ("a.parquet", "A.PARQUET", "a.txt.gz", "a.so", "a.pyc"):
         write(tmp_path / name)
@@ -94,11 +79,9 @@ def test_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize("row", [
     "plain", "[]", "3", "null", '{"text": 3}', '{"content": "x"}', '{"prompt": "x"}', '{"completion": "x"}',
     '{"text": "x", "prompt": "y"}', '{"text": "x", "completion": "y"}', '{"prompt": ["x"], "completion": "y"}',
-    '{"text": "x"', "[" * 100_000, '{"text": ' + "1" * 5000 + "}", b'{"text": "\xff"}', b"\x00",
-])
+    '{"text": "x"', "[" * 100_000, '{"text": ' + "1" * 5000 + "}", b'{"text": "\xff"}', b"\x00"])
 def test_malformed_rows_name_file_and_line(tmp_path: Path, row: str | bytes) -> None:
-    raw = row if isinstance(row, bytes) else row.encode()
-    file = write(tmp_path / "bad.jsonl", b'{"text": "fine"}\n\n' + raw + b"\n")
+    file = write(tmp_path / "bad.jsonl", b'{"text": "fine"}\n\n' + (row if isinstance(row, bytes) else row.encode()) + b"\n")
     with pytest.raises(HpcMpError, match=re.escape(f"{file}, line 3: is not a row")) as caught:
         read(file)
     assert '{"prompt": "…", "completion": "…"}' in caught.value.remedy
@@ -112,20 +95,16 @@ def test_undecodable_text_is_replaced_and_counted(tmp_path: Path) -> None:
         ("caf\ufffd \ufffd\ufffd ok \ufffd", 3), ("\ufffd\ufffd\ufffd!", 3), ("naïve \ufffd", 0)]
 
 
-@pytest.mark.parametrize("content", [b"\x7fELF\0\0", "wide".encode("utf-16"), b"some words\n" * 20_000 + b"\0"])
-def test_binary_text_files_are_refused(tmp_path: Path, content: bytes) -> None:
-    with pytest.raises(HpcMpError, match="NUL bytes"):
-        read(write(tmp_path / "a.txt", content))
-
-
-def test_a_file_that_went_away(tmp_path: Path) -> None:
-    with pytest.raises(HpcMpError, match="No such file"):
-        read(tmp_path / "gone.txt")
+@pytest.mark.parametrize(("content", "words"), [
+    *((content, "NUL bytes") for content in (b"\x7fELF\0\0", "wide".encode("utf-16"), b"some words\n" * 20_000 + b"\0")),
+    (None, "No such file")])
+def test_binary_files_and_those_that_went_away_are_refused(tmp_path: Path, content: bytes | None, words: str) -> None:
+    with pytest.raises(HpcMpError, match=words):
+        read(tmp_path / "a.txt" if content is None else write(tmp_path / "a.txt", content))
 
 
 @given(text=st.text(st.sampled_from("ab \n\r\té漢🙂\ufeff")), size=st.integers(4, 16), row=st.booleans())
-def test_pieces_put_together_are_the_document(tmp_path_factory: pytest.TempPathFactory, text: str, size: int,
-                                              row: bool) -> None:
+def test_pieces_put_together_are_the_document(tmp_path_factory: pytest.TempPathFactory, text: str, size: int, row: bool) -> None:
     content = json.dumps({"text": text}) if row else text
     file = write(tmp_path_factory.getbasetemp() / f"pieces{'.jsonl' if row else '.txt'}", content)
     with pytest.MonkeyPatch.context() as patch:
@@ -139,11 +118,7 @@ def test_pieces_put_together_are_the_document(tmp_path_factory: pytest.TempPathF
     assert sum(piece.size for piece in found) == len(content.encode()) - (0 if row else len(text) - len(whole)) * 3
 
 
-@pytest.mark.parametrize(("text", "parts"), [
-    ("one\ntwo\nthree four\n", ["one\ntwo\n", "three four\n"]),  # after a line end
-    ("one two three four", ["one two three", " four"]),  # before a space, which a byte-level BPE has at a word's head
-    ("fünfundzwanzigäöü", ["fünfundzwanzig", "äöü"]),  # between characters
-])
+@pytest.mark.parametrize(("text", "parts"), table(__file__, "data.toml", "pieces"))
 def test_where_pieces_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, parts: list[str]) -> None:
     monkeypatch.setattr(documents, "PIECE", 8)
     assert [piece.text for piece in read(write(tmp_path / "a.txt", text))] == parts

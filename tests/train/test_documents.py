@@ -1,8 +1,6 @@
 """Documents that are separate in their samples: every layout equals one process of plain transformers that is given positions and
 a block-diagonal mask, in fp64 to 1e-12; evaluations equal plain transformers on each document's part of a row by itself."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import cache
@@ -11,28 +9,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import exact
 import pytest
 import torch
 from engines import quiet, run_engine
-from exact import (
-    EXACT,
-    GPT2,
-    GPTJ,
-    HELD_OUT,
-    LAYOUTS,
-    LLAMA,
-    MIXTRAL,
-    ONE_STEP,
-    OWN_ATTENTION,
-    TIED,
-    WHOLE_SAMPLES,
-    WRONG,
-    Engine,
-    Plain,
-    Reference,
-    Trained,
-    cases,
-)
+from exact import EXACT, GPT2, GPTJ, LLAMA, MIXTRAL, ONE_STEP, WHOLE_SAMPLES, WRONG, Engine, Plain, Reference, Trained, cases
 from layouts import Result, job, layout, prepare, run_whole, trained_run
 from plain import plain_model
 from planting import frequencies_of_own_positions, planted, wrapped
@@ -105,7 +86,7 @@ MORE = {
     "pp2 offload": layout(pipeline=2, microbatches=4, offload=["activations"], offload_horizon=0),
     "pp2 full offload": layout(pipeline=2, microbatches=4, recompute='"full"', offload=["activations"], offload_horizon=0),
 }
-LAID_OUT = {name: LAYOUTS[name] for name in (
+LAID_OUT = {name: exact.LAYOUTS[name] for name in (
     "tp2", "pp2 1f1b M3", "pp2 zero_bubble M3", "pp2 zero_bubble_v M4", "pp2 layers 0+5", "dp2 zero3", "sp2", "sp2 dp2 zero3",
     "tp2 pp2 dp2 zero3", "tp2 pp2 dp2 zero2 interleaved_1f1b", "cp2 ring", "cp4 ring", "cp2 ulysses", "cp8 ulysses",
     "tp2 cp2 ulysses", "sp2 cp2 ring zero2", "dp2 cp2 zero3", "pp2 cp2 ring zero_bubble", "ep2 zero2",
@@ -118,12 +99,10 @@ QUICK = {
 
 
 @pytest.mark.parametrize(("model", "name"), cases((
-    (model, name) for model in (GPT2, GPTJ, LLAMA, TIED, MIXTRAL, "qwen2") for name in LAID_OUT
-    if not (model in WHOLE_SAMPLES and "cp" in name) and not (model in OWN_ATTENTION and "selective" in name)
+    (model, name) for model in (GPT2, GPTJ, LLAMA, exact.TIED, MIXTRAL, "qwen2") for name in LAID_OUT
+    if not (model in WHOLE_SAMPLES and "cp" in name) and not (model in exact.OWN_ATTENTION and "selective" in name)
     and (model == MIXTRAL or "ep2" not in name)), QUICK))
-def test_separate_documents_equal_plain_transformers(
-    separate: Engine, expected: Reference, model: str, name: str,
-) -> None:
+def test_separate_documents_equal_plain_transformers(separate: Engine, expected: Reference, model: str, name: str) -> None:
     assert separate(model, *LAID_OUT[name]).distance(expected(model)) < EXACT
 
 
@@ -138,9 +117,8 @@ def test_separate_documents_with_dropout_are_the_same_on_all_layouts(separate: E
 @pytest.mark.parametrize("name", cases(("pp2 1f1b M3", "sp2 cp2 ring zero2"), ("pp2 1f1b M3",)))
 def test_16_bits_are_near(separate: Engine, name: str) -> None:
     """Masks have the format that computes."""
-    exact = separate(LLAMA)
-    found = separate(LLAMA, *LAID_OUT[name], 'train.precision="bf16"')
-    assert found.losses == pytest.approx(exact.losses, abs=3e-3)
+    whole = separate(LLAMA)
+    assert separate(LLAMA, *LAID_OUT[name], 'train.precision="bf16"').losses == pytest.approx(whole.losses, abs=3e-3)
 
 
 CHOSEN = [(f"{model} with longrope", name) for model in (LLAMA, "qwen2", MIXTRAL)
@@ -148,9 +126,8 @@ CHOSEN = [(f"{model} with longrope", name) for model in (LLAMA, "qwen2", MIXTRAL
 
 
 @pytest.mark.parametrize(("model", "name"), cases(CHOSEN, (CHOSEN[0], CHOSEN[-2])))
-def test_short_documents_get_the_frequencies_of_whole_samples(
-    separate: Engine, expected: Reference, model: str, name: str,
-) -> None:
+def test_short_documents_get_the_frequencies_of_whole_samples(separate: Engine, expected: Reference, model: str,
+                                                              name: str) -> None:
     """A step has documents of whole samples, by which transformers chooses; most microbatches have none."""
     found = separate(model, *LAID_OUT.get(name) or layout(pipeline=2 if "pp2" in name else 1, microbatches=24))
     assert found.distance(expected(model)) < EXACT
@@ -239,8 +216,7 @@ def alone(spec: JobSpec, checkpoint: Path) -> float:
     ((MIXTRAL, "pp2 1f1b M3"), (GPT2, "cp2 ring"), (LLAMA, "cp2 ulysses"), (GPTJ, "tp2"), (LLAMA, "tp2 pp2 dp2 zero3")),
     ((MIXTRAL, "pp2 1f1b M3"),)))
 def test_an_evaluation_equals_documents_by_themselves(place: Path, model: str, name: str) -> None:
-    spec = job(place, model, [*SEPARATE, *HELD_OUT, ONE_STEP, *LAID_OUT[name]])
-    run = trained_run(spec)
+    run = trained_run(job(place, model, [*SEPARATE, *exact.HELD_OUT, ONE_STEP, *LAID_OUT[name]]))
     (line,) = read_lines(run.evaluations)
     (found,) = run_ranks(1, alone, job(place, model, SEPARATE), run.checkpoint(1))
     assert line["loss"] == pytest.approx(found, abs=EXACT, rel=0)
@@ -279,15 +255,12 @@ def test_samples_are_what_the_rows_of_a_file_say(place: Path) -> None:
 
 def test_a_run_keeps_what_it_began_with(place: Path) -> None:
     """Its own checkpoint is refused; another run may begin with it, and says what is different."""
-    more = ("train.steps=1", "checkpoint.every=1")
-    spec = job(place, GPT2, [*SEPARATE, *more])
-    run = trained_run(spec)
+    run = trained_run(job(place, GPT2, [*SEPARATE, *("train.steps=1", "checkpoint.every=1")]))
     changed = job(place, GPT2, [SEPARATE[1], "train.steps=2"])
     prepare(changed, run)
     with pytest.raises(AssertionError, match="was trained with documents = 'separate', but this job has 'joined'"):
         run_whole(changed, run=run)
-    other = job(place, GPT2, [SEPARATE[1], "train.steps=2", f'checkpoint.resume="{run.path}"'])
-    begun = trained_run(other)
+    begun = trained_run(job(place, GPT2, [SEPARATE[1], "train.steps=2", f'checkpoint.resume="{run.path}"']))
     assert "documents were separate there, and are joined from now on" in begun.main_log.read_text()
 
 

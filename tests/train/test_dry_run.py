@@ -1,7 +1,5 @@
 """A dry run says of every rank to the byte what a real one holds, sends, opens and writes."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -16,8 +14,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from click.testing import CliRunner
+from exact import keyed
 from layouts import job, layout
 from ranks import run_ranks
+from tables import table
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
@@ -45,17 +45,7 @@ ON_CPU = 'job.device="cpu"'
 SEPARATE = 'data.documents="separate"'
 
 # name -> (model, overrides); what a rank of each does is compared for some ranks in ``make test``, for all in ``make prove``
-CASES: dict[str, tuple[str, list[str]]] = {
-    "tp2 pp2 dp2 zero1 bf16": ("llama-tied", [BF16, *layout(2, 2, 2, zero=1, microbatches=3)]),
-    "tp2 pp2 dp2 zero3 bf16": ("gpt2", [BF16, *layout(2, 2, 2, zero=3, microbatches=2)]),
-    "pp2 dp2 zero2 zero_bubble_v": ("llama-tied", layout(pipeline=2, data=2, zero=2, microbatches=3, schedule="zero_bubble_v")),
-    "dp4 zero3 shard2": ("qwen2", layout(data=4, zero=3, shard_degree=2, microbatches=2)),
-    "tp2 pp2 zero0 dropout": ("gpt2", ["train.dropout=0.1", *layout(2, 2, zero=0, microbatches=2)]),
-    "dp2 zero3 offload bf16": ("llama", [BF16, *layout(data=2, zero=3, microbatches=2, offload=["optimizer", "parameters"])]),
-    "one rank": ("llama", layout()),
-    "cp2 longrope": ("llama with longrope", layout(context=2)),
-    "pp2 separate documents": ("llama", [SEPARATE, *layout(pipeline=2, microbatches=3)]),
-}
+CASES = keyed(table(__file__, "dry_run.toml", "cases"))
 SOME = {"tp2 pp2 dp2 zero1 bf16": (7,), "dp4 zero3 shard2": (1,), "cp2 longrope": (1,)}
 
 
@@ -71,9 +61,8 @@ class PromptGloo(TorchDispatchMode):
         super().__init__()
         self.lent: list[tuple[dist.Work, list[Tensor]]] = []
 
-    def __torch_dispatch__(
-        self, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, function: Any, types: Sequence[type], args: Sequence[Any] = (),
+                           kwargs: Mapping[str, Any] | None = None) -> Any:
         self.lent = [(work, owned) for work, owned in self.lent if not work.is_completed()]
         if function.namespace != "c10d" or function.name() in ("c10d::send", "c10d::recv_"):
             return function(*args, **(kwargs or {}))
@@ -212,8 +201,7 @@ def check_against_the_plan(spec: JobSpec, rank: int) -> DryRun:
     forward, backward = (sum(size for axis, size in sent.items() if axis.startswith("pipeline") and axis.endswith(payload))
                          for payload in "FB")
     assert max(forward, backward) == planned.pp
-    ring = "shard" if spec.shard_degree > 1 else "replicate"
-    assert sent[ring] == pytest.approx(planned.dp, rel=1e-12)
+    assert sent["shard" if spec.shard_degree > 1 else "replicate"] == pytest.approx(planned.dp, rel=1e-12)
     assert sent["ends"] == planned.tied
     assert sent["expert"] == pytest.approx((spec.parallel.expert - 1) * planned.ep, rel=1e-12)
     assert sent["shard of experts"] + sent["replicate of experts"] == planned.expert_dp + planned.expert_replicas
@@ -245,20 +233,7 @@ def test_the_planner_says_the_same(tmp_path: Path, model: str, overrides: list[s
     check_against_the_plan(job(tmp_path, model, [ON_CPU, BF16, *overrides]), rank)
 
 
-LARGE = """
-[job]
-ranks_per_node = 8
-[model]
-config = { model_type = "llama", %s, num_key_value_heads = 8, vocab_size = 128256, max_position_embeddings = 8192 }
-[data]
-files = ["not there"]
-sequence_length = 8192
-[parallel]
-tensor = 8
-[train]
-steps = 1
-precision = "bf16"
-"""
+LARGE = table(__file__, "dry_run.toml", "large")
 SIZES = {
     "70B": "num_hidden_layers = 80, hidden_size = 8192, intermediate_size = 28672, num_attention_heads = 64",
     "405B": "num_hidden_layers = 126, hidden_size = 16384, intermediate_size = 53248, num_attention_heads = 128",
@@ -266,10 +241,7 @@ SIZES = {
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize(("size", "nodes", "pipeline", "batch", "rank"), [
-    ("70B", 128, 4, 512, 0), ("70B", 128, 4, 512, 300), ("70B", 128, 4, 512, 1023),
-    ("405B", 2048, 16, 2048, 0), ("405B", 2048, 16, 2048, 9000), ("405B", 2048, 16, 2048, 16383),
-])
+@pytest.mark.parametrize(("size", "nodes", "pipeline", "batch", "rank"), table(__file__, "dry_run.toml", "large_models"))
 def test_large_models(tmp_path: Path, size: str, nodes: int, pipeline: int, batch: int, rank: int) -> None:
     """The command as a user gives it. It prints its CPU time, some 20 s; the timeout is for one that would take hours."""
     path = tmp_path / "job.toml"
@@ -306,11 +278,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("runs*"))  # nothing is written
 
 
-@pytest.mark.parametrize(("options", "words"), [
-    (["--dry-run", "--rank", "1"], "must be 0 to 0 in this job"), (["--rank", "1"], "Add --dry-run"),
-    (["--json"], "^--json: .*Add --dry-run"), (["--set", "train.steps=1"], "Add --dry-run"),
-    (["--profile", "--dry-run"], "^--profile: "), (["--profile", "--rank", "1"], "^--rank: "),
-])
+@pytest.mark.parametrize(("options", "words"), table(__file__, "dry_run.toml", "refused"))
 def test_what_cannot_be_is_refused(tmp_path: Path, options: list[str], words: str) -> None:
     job(tmp_path, "gpt2")
     with pytest.raises(HpcMpError, match=words):

@@ -1,7 +1,5 @@
 """Evaluation is plain transformers' loss on all held-out tokens, on every layout, and training does not notice it."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -10,25 +8,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import exact
 import pytest
 from click.testing import CliRunner
 from engines import quiet, run_engine
-from exact import (
-    COVER,
-    GPT2,
-    HELD_OUT,
-    LAYOUTS,
-    LLAMA,
-    MIXTRAL,
-    ONE_STEP,
-    TIED,
-    WRONG,
-    Engine,
-    Plain,
-    Reference,
-    cases,
-    check_evaluations,
-)
+from exact import GPT2, HELD_OUT, LAYOUTS, LLAMA, MIXTRAL, ONE_STEP, WRONG, Engine, Plain, Reference, cases, check_evaluations
 from layouts import job, layout, relaunch, start, trained_run
 from planting import planted, wrapped
 from ranks import exit_codes
@@ -90,10 +74,9 @@ def test_a_wrong_evaluation_is_seen(place: Path, control: str) -> None:
 
 def written(place: Path, name: str, model: str, *overrides: str) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
     """What a run wrote: the numbers of all steps, and every tensor file of its checkpoint."""
-    spec = job(place, model, [*LAYOUTS[name], DROPOUT, 'train.precision="fp32"', *overrides])
-    run = trained_run(spec)
-    exact = ("step", "loss", "grad_norm", "tokens", "label_tokens")
-    steps = [{key: line[key] for key in exact} for line in read_lines(run.metrics)]
+    run = trained_run(job(place, model, [*LAYOUTS[name], DROPOUT, 'train.precision="fp32"', *overrides]))
+    shown = ("step", "loss", "grad_norm", "tokens", "label_tokens")
+    steps = [{key: line[key] for key in shown} for line in read_lines(run.metrics)]
     newest, _ = newest_complete(run.checkpoints)
     assert newest is not None
     files = {path.name: path.read_bytes() for path in sorted(newest.glob("*.safetensors"))}
@@ -107,11 +90,11 @@ def a_changed_parameter(evaluate: Any, line: Pipeline, work: Any) -> Any:
     return evaluate(line, work)
 
 
-UNCHANGED = {"tp2 pp2 dp2 zero1 zero_bubble_v": LLAMA, "dp2 zero3": TIED}
+UNCHANGED = {"tp2 pp2 dp2 zero1 zero_bubble_v": LLAMA, "dp2 zero3": exact.TIED}
 
 
 @pytest.mark.parametrize("name", cases(
-    dict.fromkeys([*UNCHANGED, *(each for each in COVER if each.startswith(("tp2", "dp", "pp2 dp")))]), UNCHANGED))
+    dict.fromkeys([*UNCHANGED, *(each for each in exact.COVER if each.startswith(("tp2", "dp", "pp2 dp")))]), UNCHANGED))
 def test_training_is_the_same_with_and_without_evaluations(place: Path, name: str) -> None:
     model = UNCHANGED.get(name, GPT2)
     assert written(place, name, model, *EVERY) == written(place, name, model, "train.steps=2")
@@ -139,9 +122,8 @@ def stopped_in_its_last_evaluation(share: Any, evaluator: evaluation.Evaluator, 
 
 @pytest.mark.parametrize(("broken_off", "code", "left", "saved"), [
     (killed_after_its_evaluation, 1, [2], 1), (stopped_in_its_last_evaluation, EXIT_STOPPED, [2], 3)])
-def test_a_resume_on_another_layout_gives_the_same_evaluations(
-    place: Path, reference: Reference, broken_off: Callable[[], None], code: int, left: list[int], saved: int,
-) -> None:
+def test_a_resume_on_another_layout_gives_the_same_evaluations(place: Path, reference: Reference, broken_off: Callable[[], None],
+                                                               code: int, left: list[int], saved: int) -> None:
     """Killed after the first evaluation and before its checkpoint: that evaluation is cut away and made again. Asked to stop in
     the last one: it is put off, the state is saved, and the run is not complete before it has been made."""
     each = list(HELD_OUT)
@@ -169,8 +151,7 @@ def test_each_row_is_one_replicas_in_equally_many_passes() -> None:
 def held_out_text(place: Path, tmp_path: Path, text: str) -> HeldOut:
     (tmp_path / "few.txt").write_text(text)
     spec = job(place, GPT2, [f'evaluate.files=["{tmp_path}/few.txt"]'])
-    training = prepare_job(spec, 307, place / "cache", quiet)
-    found = prepare_held_out(spec, 307, place / "cache", quiet, training)
+    found = prepare_held_out(spec, 307, place / "cache", quiet, prepare_job(spec, 307, place / "cache", quiet))
     assert found is not None
     return HeldOut(found, 24)
 
@@ -197,8 +178,7 @@ def test_one_token_alone_is_refused(tmp_path: Path) -> None:
 
 def test_text_that_is_trained_on_too_is_named(place: Path, caplog: pytest.LogCaptureFixture) -> None:
     spec = job(place, GPT2, ['evaluate.files=["*.jsonl"]'])
-    training = prepare_job(spec, 307, place / "cache", quiet)
-    prepare_held_out(spec, 307, place / "cache", quiet, training)
+    prepare_held_out(spec, 307, place / "cache", quiet, prepare_job(spec, 307, place / "cache", quiet))
     assert [message for message in caplog.messages if "text.jsonl" in message and "held-out.jsonl" not in message]
 
 
@@ -211,13 +191,11 @@ best_forgotten = wrapped(retention, "best_checkpoint", lambda best: lambda run: 
 @pytest.mark.parametrize("spoilt", [False, True])
 def test_the_best_checkpoint_stays_and_is_exported(place: Path, tmp_path: Path, spoilt: bool) -> None:
     """A rate that is far too high: the loss on held-out text rises, and the best checkpoint is none of the newest."""
-    spec = job(place, GPT2, RISING)
-    run = trained_run(spec, best_forgotten if spoilt else lambda: None)
+    run = trained_run(job(place, GPT2, RISING), best_forgotten if spoilt else lambda: None)
     losses = {line["step"]: line["loss"] for line in read_lines(run.evaluations)}
     best = min(losses, key=lambda step: losses[step])
     assert list(losses) == [1, 2, 3, 4] and best < 4, losses
-    kept = [step_of(path) for path in complete_steps(run.checkpoints)]
-    assert kept == ([4] if spoilt else [best, 4])
+    assert [step_of(path) for path in complete_steps(run.checkpoints)] == ([4] if spoilt else [best, 4])
     if not spoilt:
         found = CliRunner().invoke(export, [str(run.path), "--best", "--output", str(tmp_path / "model"), "--json"])
         assert found.exit_code == 0 and json.loads(found.stdout)["step"] == best

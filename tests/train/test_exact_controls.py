@@ -1,7 +1,5 @@
 """Negative controls of exactness: each breaks one thing that it rests on, and the same comparison must see it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Experts that ranks share out, the losses of routers, and experts with a capacity: every layout equals one process, in fp64 to
 1e-12, and drops what one process drops."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections import Counter
@@ -14,12 +12,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from engines import run_engine
-from exact import EXACT, LAYOUTS, MIXTRAL, ONE_STEP, WRONG, Engine, Plain, Reference, cases, check_state
+from exact import EXACT, LAYOUTS, MIXTRAL, ONE_STEP, WRONG, Engine, Plain, Reference, cases, check_state, keyed, keys_of
 from hypothesis import given
 from hypothesis import strategies as st
 from layouts import job, layout, relaunch, trained_run
 from planting import planted, wrapped
 from ranks import run_ranks
+from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.models import check_layout, expert_capacity, expert_cut, read_shape
@@ -31,12 +30,7 @@ from hpc_mp.train.rank.rendezvous import connect, meet, rendezvous
 
 MANY = "mixtral with one choice of many experts"
 WHOLE = "mixtral without groups or window"
-MORE: dict[str, tuple[str, list[str]]] = {
-    "ep4 dp4 zero3": (MANY, layout(data=4, expert=4, zero=3, microbatches=2)),
-    "ep4 tp2 zero1": (MANY, layout(2, data=4, expert=4, zero=1)),
-    "ep2 cp2": (WHOLE, layout(context=2, expert=2, microbatches=2)),
-    "ep2 cp2 dp2 zero3": (WHOLE, layout(data=2, context=2, expert=2, zero=3, microbatches=2)),
-}
+MORE = keyed(table(__file__, "exact_experts.toml", "more"))
 
 
 @pytest.mark.parametrize("name", cases(MORE, ("ep2 cp2",)))
@@ -48,13 +42,7 @@ def test_one_choice_of_many_and_cut_sequences(engine: Engine, reference: Referen
 # --- losses of routers -----------------------------------------------------------------------------------------------
 
 LOSSES = ["train.router_balance=0.5", "train.router_z=0.05"]
-ROUTED = {
-    "one": [], "tp2": LAYOUTS["tp2"], "ep2 zero3": LAYOUTS["ep2 zero3"], "pp2 zero_bubble": LAYOUTS["pp2 ep2 zero_bubble"],
-    "sp2 whole": LAYOUTS["sp2 ep2 experts whole"], "tp2 pp2 full": layout(2, 2, microbatches=3, recompute="full"),
-    "sp2": LAYOUTS["sp2"], "tp2 attention": layout(2, tensor_modules=["*.self_attn"], microbatches=2),
-    "tp2 pp2 ep2 zero3": LAYOUTS["tp2 pp2 ep2 zero3"], "cp2": layout(context=2, microbatches=2),
-    "cp2 ulysses ep2": layout(context=2, expert=2, context_method="ulysses"),
-}
+ROUTED = {name: keys_of(*row) for name, row in table(__file__, "exact_experts.toml", "routed").items()}
 
 
 @pytest.mark.parametrize("name", cases(ROUTED, ("ep2 zero3", "sp2 whole")))
@@ -110,8 +98,7 @@ CHANGES = {
 @pytest.mark.parametrize("change", cases(CHANGES, ("ep2 to tp2 pp2", "tp2 pp2 to ep2")))
 def test_a_checkpoint_goes_on_on_another_layout(place: Path, engine: Engine, change: str) -> None:
     before, after = CHANGES[change]
-    spec = job(place, MIXTRAL, before)
-    run = trained_run(spec)
+    run = trained_run(job(place, MIXTRAL, before))
     assert relaunch(run, place, MIXTRAL, [*after, "train.steps=5"]).distance(engine(MIXTRAL, "train.steps=5")) < EXACT
 
 
@@ -133,10 +120,7 @@ def there_and_back(counts: list[list[int]]) -> tuple[list[float], tuple[int, ...
     return there.flatten().tolist(), journey.counts, back.flatten().tolist(), rows.grad.flatten().tolist()
 
 
-@pytest.mark.parametrize(("counts", "there"), [
-    ([[2, 0, 1], [1, 1, 1]], [[0.0, 1.0, 100.0, 110.0], [20.0, 120.0]]),
-    ([[0, 0, 3], [0, 0, 0]], [[], [20.0, 21.0, 22.0]]),  # a rank without a row, and one that sends all away
-])
+@pytest.mark.parametrize(("counts", "there"), table(__file__, "exact_experts.toml", "journeys"))
 def test_rows_lie_by_expert_there_and_come_back_to_their_places(counts: list[list[int]], there: list[list[float]]) -> None:
     for rank, found in enumerate(run_ranks(2, there_and_back, counts)):
         own = [100.0 * rank + 10 * expert + row for expert, count in enumerate(counts[rank]) for row in range(count)]
@@ -149,26 +133,7 @@ def test_rows_lie_by_expert_there_and_come_back_to_their_places(counts: list[lis
 
 
 SMALL = ["train.expert_capacity=0.75"]  # 0.75 × 24 × 2 / 5 = 7.2: 8 of each sample
-LIMITED: dict[str, tuple[str, list[str]]] = {
-    "one": (MIXTRAL, []),
-    "one M6": (MIXTRAL, layout(microbatches=6)),
-    "losses of routers": (MIXTRAL, [*LOSSES, *layout(data=2, expert=2, microbatches=2)]),
-    "tp2": (MIXTRAL, layout(2, microbatches=2)),
-    "tp2 attention": (MIXTRAL, layout(2, tensor_modules=["*.self_attn"], microbatches=2)),
-    "sp2": (MIXTRAL, LAYOUTS["sp2"]),
-    "sp2 ep2 experts whole": (MIXTRAL, [*LAYOUTS["sp2 ep2 experts whole"], "parallel.microbatches=3"]),
-    "dp2 zero1": (MIXTRAL, LAYOUTS["dp2 zero1"]), "dp2 zero3": (MIXTRAL, LAYOUTS["dp2 zero3"]),
-    **{name: (MIXTRAL, LAYOUTS[name]) for name in (
-        "ep2 zero2", "ep3 zero1", "ep2 dp4 zero3 shard2", "tp2 ep2 zero2", "pp2 ep2 1f1b", "pp2 ep2 zero_bubble",
-        "pp2 ep2 zero3 zero_bubble_v", "tp2 pp2 ep2 zero3", "ep2 zero3 full", "pp2 ep2 every-2 zero_bubble", "ep2 offload")},
-    "activations on the host": (MIXTRAL, layout(pipeline=2, microbatches=4, offload=["activations"], offload_horizon=0)),
-    "tp2 pp2 full": (MIXTRAL, layout(2, 2, microbatches=3, recompute="full")),
-    **{f"cp2 {method} ep2 {recompute}": (WHOLE, layout(
-        context=2, expert=2, context_method=f'"{method}"', microbatches=2, recompute=f'"{recompute}"'))
-       for method in ("ring", "ulysses") for recompute in ("none", "full")},
-    "sp2 cp2 experts whole": (WHOLE, layout(2, context=2, sequence="true", tensor_modules=["*.self_attn"], microbatches=2)),
-    "ep4 dp4 zero3": (MANY, layout(data=4, expert=4, zero=3, microbatches=2)),
-}
+LIMITED = keyed(table(__file__, "exact_experts.toml", "limited"))
 QUICK = ("one M6", "sp2 ep2 experts whole", "pp2 ep2 zero_bubble", "ep2 zero3 full", "cp2 ring ep2 none")
 
 
@@ -204,9 +169,8 @@ def test_one_choice_of_each_expert_drops_most(place: Path, engine: Engine, plain
 
 
 @given(st.integers(1, 3), st.integers(0, 7), st.integers(1, 3), st.integers(1, 5), st.data())
-def test_an_expert_takes_the_earliest_of_each_sample(
-    samples: int, tokens: int, choices: int, most: int, data: st.DataObject,
-) -> None:
+def test_an_expert_takes_the_earliest_of_each_sample(samples: int, tokens: int, choices: int, most: int,
+                                                     data: st.DataObject) -> None:
     size = samples * tokens * choices
     chosen = data.draw(st.lists(st.integers(0, 3), min_size=size, max_size=size))
     index = torch.tensor(chosen, dtype=torch.int32).view(samples, tokens, choices)
@@ -220,10 +184,7 @@ def test_an_expert_takes_the_earliest_of_each_sample(
     assert torch.equal(capacity.kept(index[:, :before], most), taken[:, :before])
 
 
-@pytest.mark.parametrize(("factor", "sequence", "most"), [
-    (None, 24, None), (0.75, 24, 8), (1.0, 24, 10), (2.5, 24, 24), (0.01, 24, 1),
-    (0.55, 100, 22),  # in binary the product is a bit more than 22
-])
+@pytest.mark.parametrize(("factor", "sequence", "most"), table(__file__, "exact_experts.toml", "capacities"))
 def test_how_many_choices_an_expert_takes(place: Path, factor: float | None, sequence: int, most: int | None) -> None:
     assert expert_capacity(factor, sequence, read_shape(job(place, MIXTRAL))) == most
 
@@ -300,15 +261,8 @@ def test_drops_that_one_rank_alone_reports_are_seen(place: Path, plain: Plain) -
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 REFUSED: dict[str, tuple[str, list[str], str]] = {
-    "not a divisor": (MIXTRAL, layout(data=3, expert=2), "does not divide data(3) × context(1) = 3"),
-    "ranks without an expert": (MIXTRAL, layout(data=4, expert=4), "so that 1 ranks of a group get none"),
-    "no experts": ("llama", layout(data=2, expert=2), "llama has no experts"),
-    "no router": ("llama", ["train.router_z=0.1"], "has no effect: llama has no experts"),
-    "a capacity without experts": (
-        "llama", ["train.expert_capacity=1.0"], "train.expert_capacity = 1: has no effect: llama has no experts"),
-    "no capacity": (MIXTRAL, ["train.expert_capacity=0.0"], "train.expert_capacity"),
-    "less than none": (MIXTRAL, ["train.expert_capacity=-1.0"], "train.expert_capacity"),
-}
+    name: (model, keys_of(also, how), words)
+    for name, (model, also, how, words) in table(__file__, "exact_experts.toml", "refused").items()}
 
 
 @pytest.mark.parametrize("name", REFUSED)

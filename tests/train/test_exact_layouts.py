@@ -2,36 +2,14 @@
 engine alone and as a whole run; and so does every order of ranks, option of a model, and optimizer. Ranks hold the state that the
 planner predicts."""
 
-from __future__ import annotations
-
 from itertools import permutations
 from pathlib import Path
 
+import exact
 import pytest
 import torch
 from engines import run_engine
-from exact import (
-    COVER,
-    EXACT,
-    GPT2,
-    GPTJ,
-    HELD_OUT,
-    LAYOUTS,
-    LLAMA,
-    MIXTRAL,
-    OPTIMIZERS,
-    TIED,
-    UNTIED,
-    Engine,
-    Launched,
-    Plain,
-    Reference,
-    cases,
-    check_evaluations,
-    check_state,
-    paired,
-    pairs,
-)
+from exact import COVER, EXACT, GPT2, HELD_OUT, LAYOUTS, LLAMA, MIXTRAL, TIED, Engine, Reference, cases, paired, pairs
 from layouts import VARIANTS, job, layout, run_whole, write_text
 from planting import wrapped
 
@@ -57,7 +35,7 @@ QUICK_FREQUENCIES = {("llama with longrope", "cp2 ring"), ("qwen2 with longrope"
 
 
 @pytest.mark.parametrize(("model", "name"), [
-    *COVERED, *paired(["pp2 1f1b M3", "tp2 pp2 dp2 zero2"], [UNTIED], {"pp2 1f1b M3": (UNTIED,)}),
+    *COVERED, *paired(["pp2 1f1b M3", "tp2 pp2 dp2 zero2"], [exact.UNTIED], {"pp2 1f1b M3": (exact.UNTIED,)}),
     *paired(["tp2", "tp2 pp2 M3", "tp2 pp2 dp2 zero1"], VARIANTS, {"tp2": tuple(QUICK)}), *cases(FREQUENCIES, QUICK_FREQUENCIES)])
 def test_a_layout_equals_one_process(engine: Engine, reference: Reference, model: str, name: str) -> None:
     assert engine(model, *LAYOUTS[name]).distance(reference(model)) < EXACT
@@ -69,14 +47,14 @@ def test_a_layout_evaluates_as_one_process(engine: Engine, reference: Reference,
     result = engine(model, *HELD_OUT, *LAYOUTS[name])
     expected = reference(model, *HELD_OUT)
     assert result.distance(expected) < EXACT and [step for step, _, _ in result.evaluations] == [2, 3]
-    check_evaluations(result, expected)
+    exact.check_evaluations(result, expected)
 
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_whole_run_equals_one_process(place: Path, reference: Reference, name: str) -> None:
     result, expected = run_whole(job(place, WHOLE[name], [*HELD_OUT, *LAYOUTS[name]])), reference(WHOLE[name], *HELD_OUT)
     assert result.distance(expected) < EXACT
-    check_evaluations(result, expected)
+    exact.check_evaluations(result, expected)
 
 
 ORDERS = ["".join(letters) for letters in permutations("DPT")]
@@ -85,8 +63,7 @@ ORDERS = ["".join(letters) for letters in permutations("DPT")]
 # Pipeline varies fastest here; tensor does in DPT, the order of the layouts above, and data in PTD, among the proofs.
 @pairs(ORDERS, (GPT2, LLAMA), {"TDP": (GPT2,)})
 def test_every_letter_order_is_exact(engine: Engine, reference: Reference, model: str, name: str) -> None:
-    overrides = [*layout(2, 2, 2, microbatches=3), f'parallel.order="{name}"']
-    assert engine(model, *overrides).distance(reference(model)) < EXACT
+    assert engine(model, *[*layout(2, 2, 2, microbatches=3), f'parallel.order="{name}"']).distance(reference(model)) < EXACT
 
 
 SGD = {"tp2": (GPT2,), "pp2 1f1b M3": (LLAMA,), "dp2 zero0": (), "dp2 zero1": (LLAMA,), "dp2 zero3": (GPT2,),
@@ -95,7 +72,7 @@ SGD = {"tp2": (GPT2,), "pp2 1f1b M3": (LLAMA,), "dp2 zero0": (), "dp2 zero1": (L
 
 @pairs(SGD, (GPT2, LLAMA), SGD)
 def test_sgd_equals_one_process(engine: Engine, reference: Reference, model: str, name: str) -> None:
-    assert engine(model, *OPTIMIZERS["sgd"], *LAYOUTS[name]).distance(reference(model, *OPTIMIZERS["sgd"])) < EXACT
+    assert engine(model, *exact.OPTIMIZERS["sgd"], *LAYOUTS[name]).distance(reference(model, *exact.OPTIMIZERS["sgd"])) < EXACT
 
 
 # --- context parallelism ---------------------------------------------------------------------------------------------
@@ -111,7 +88,7 @@ def test_queries_in_several_stretches(place: Path, engine: Engine, overrides: tu
     assert run_engine(job(place, LLAMA, [*overrides, *LAYOUTS["cp2 ring"]]), before=few_queries).distance(one) < EXACT
 
 
-def test_a_checkpoint_goes_on_with_other_context_ranks(place: Path, engine: Engine, launched: Launched) -> None:
+def test_a_checkpoint_goes_on_with_other_context_ranks(place: Path, engine: Engine, launched: exact.Launched) -> None:
     """Two steps on D1 C4 (ring), the third one on T2 D2: as three steps on any layout."""
     one = engine(GPT2)
     half = launched(GPT2, "train.steps=2", *LAYOUTS["cp4 ring"])
@@ -134,9 +111,9 @@ STATE = ["dp2 zero0", "dp4 zero1", "dp2 zero3",
          "dp4 zero3 shard2 once", "pp2 dp2 zero2 1f1b once", "dp2 zero3 M1 once", "dp4 zero1 shard2", "tp2 pp2 dp2 zero2", "tp4"]
 
 
-@pairs([*STATE, "pp3 dp2 zero1 layers 0+5+0"], (GPT2, LLAMA, GPTJ, MIXTRAL), COVER | {"tp2 pp2 dp2 zero2": (GPT2, MIXTRAL)})
+@pairs([*STATE, "pp3 dp2 zero1 layers 0+5+0"], (GPT2, LLAMA, exact.GPTJ, MIXTRAL), COVER | {"tp2 pp2 dp2 zero2": (GPT2, MIXTRAL)})
 def test_the_predicted_state_is_what_ranks_hold(place: Path, engine: Engine, model: str, name: str) -> None:
-    check_state(job(place, model, LAYOUTS[name]), engine(model, *LAYOUTS[name]))
+    exact.check_state(job(place, model, LAYOUTS[name]), engine(model, *LAYOUTS[name]))
 
 
 FEW_NUMBERS = [f"model.config.{key}={value}" for key, value in {
@@ -144,7 +121,7 @@ FEW_NUMBERS = [f"model.config.{key}={value}" for key, value in {
 
 
 @pytest.mark.parametrize("ranks", cases((6, 192), (6,)))
-def test_ranks_without_any_part_of_a_unit_train_too(tmp_path: Path, plain: Plain, ranks: int) -> None:
+def test_ranks_without_any_part_of_a_unit_train_too(tmp_path: Path, plain: exact.Plain, ranks: int) -> None:
     """The last norm has four numbers for all of them."""
     few = [*FEW_NUMBERS, "train.steps=2", f"train.global_batch={ranks}"]
     write_text(tmp_path)

@@ -1,7 +1,5 @@
 """Dropout is the same on every layout; 16 bits compute over fp32 masters; rounding does not grow over hundreds of steps."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

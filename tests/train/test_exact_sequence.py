@@ -1,8 +1,6 @@
 """Sequence parallelism, key-value heads that ranks share, chosen modules, and ranks without a row of the vocabulary equal one
 process, in fp64 to 1e-12."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -27,9 +25,7 @@ def test_every_rank_draws_the_dropout_of_its_own_tokens(engine: Engine, model: s
 
 
 @pytest.mark.parametrize(("tensor", "length"), [(2, 23), *(pytest.param(4, n, marks=pytest.mark.prove) for n in (22, 7))])
-def test_ranks_may_have_different_numbers_of_tokens(
-    place: Path, engine: Engine, plain: Plain, tensor: int, length: int,
-) -> None:
+def test_ranks_may_have_different_numbers_of_tokens(place: Path, engine: Engine, plain: Plain, tensor: int, length: int) -> None:
     size = f"data.sequence_length={length}"
     one = engine("gpt2", size)
     assert one.distance(plain(job(place, "gpt2", [size]))) < EXACT
@@ -62,16 +58,14 @@ GROUPS = {"tp2": layout(2, microbatches=2), "sp2": layout(2, microbatches=2, seq
 CHOSEN = [
     ("gpt2-untied", ["*.mlp"], "sp2"), ("llama", ["*.self_attn"], "sp2 dp2 zero2"), ("llama-tied", ["*.embed_tokens"], "tp2 pp2"),
     ("llama", ["*.[0-3].*", "lm_head"], "sp2"), ("llama", ["*.mlp"], "tp2"), ("gpt2-untied", ["*.2.*"], "sp2 pp2 dp2 zero3"),
-    ("gpt2-untied", ["*.attn", "*.wte"], "sp2"),
-]
+    ("gpt2-untied", ["*.attn", "*.wte"], "sp2")]
 QUICK = 4  # of these are in ``make test``
 MORE = [(model, patterns, name) for model, patterns, _ in CHOSEN for name in GROUPS if (model, patterns, name) not in CHOSEN]
 
 
 @pytest.mark.parametrize(("model", "patterns", "name"), cases([*CHOSEN, *MORE], CHOSEN[:QUICK]))
-def test_modules_that_are_not_chosen_stay_whole(
-    engine: Engine, reference: Reference, model: str, patterns: list[str], name: str,
-) -> None:
+def test_modules_that_are_not_chosen_stay_whole(engine: Engine, reference: Reference, model: str, patterns: list[str],
+                                                name: str) -> None:
     assert engine(model, *GROUPS[name], f"parallel.tensor_modules={patterns}").distance(reference(model)) < EXACT
 
 
@@ -79,9 +73,8 @@ def test_modules_that_are_not_chosen_stay_whole(
     ("true", layout(4)), ("false", layout(4, sequence="true")),
     *(pytest.param(tied, overrides, marks=pytest.mark.prove) for tied in ("true", "false")
       for overrides in (layout(4, sequence="true", data=2, zero=3, microbatches=2), layout(4, 2, microbatches=2)))])
-def test_ranks_without_a_row_of_the_vocabulary_compute_along(
-    tmp_path: Path, trained: Trained, plain: Plain, tied: str, overrides: list[str],
-) -> None:
+def test_ranks_without_a_row_of_the_vocabulary_compute_along(tmp_path: Path, trained: Trained, plain: Plain, tied: str,
+                                                             overrides: list[str]) -> None:
     """5 words and an MLP of 5 over 4 ranks: 2, 2, 1 and nothing."""
     write_text(tmp_path)
     given = words(tmp_path / "words", ["?", "def", "return", "the", "self"])

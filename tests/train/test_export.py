@@ -1,7 +1,5 @@
 """``hpc-mp export`` and the way back: what the engine trains is what plain transformers computes, and the reverse."""
 
-from __future__ import annotations
-
 import json
 import logging
 import resource
@@ -63,8 +61,7 @@ def test_an_older_run_goes_on_with_the_tokenizer_that_it_trained(tmp_path: Path,
     assert theirs(text, add_special_tokens=False)["input_ids"] == own.encode(text, add_special_tokens=False).ids
     tokenizer.rename(tmp_path / "elsewhere")
     assert export(run, tmp_path / "model").tokenizer is None
-    fresh = trained_run(spec)
-    assert '"Split"' in (Path(fresh.tokenizer.read_text()) / "tokenizer.json").read_text()
+    assert '"Split"' in (Path(trained_run(spec).tokenizer.read_text()) / "tokenizer.json").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -141,9 +138,8 @@ def check_loss(loss: float, directory: Path, spec: JobSpec, step: int = 1) -> No
 
 @pytest.mark.parametrize(("model", "precision"), cases(product(sorted(MODELS), TOLERANCE), {
     *((model, "fp64") for model in FIRST), ("gpt2", "fp32")}))
-def test_plain_transformers_computes_the_loss_of_the_engine(
-    trained: Callable[..., Trained], tmp_path: Path, model: str, precision: str,
-) -> None:
+def test_plain_transformers_computes_the_loss_of_the_engine(trained: Callable[..., Trained], tmp_path: Path, model: str,
+                                                            precision: str) -> None:
     spec, run = trained(model, precision)
     document = apart(exported, run, tmp_path / "model", "--step", "2")
     assert (document["step"], document["dtype"]) == (2, {"fp32": "float32", "fp64": "float64"}[precision])
@@ -299,9 +295,7 @@ def test_a_damaged_checkpoint_is_passed_over_by_name(place: Path, tmp_path: Path
 # --- what the run lacks or has besides -------------------------------------------------------------------------------
 
 
-def test_a_moved_run_keeps_its_tokenizer_and_one_without_says_so(
-    trained: Callable[..., Trained], tmp_path: Path,
-) -> None:
+def test_a_moved_run_keeps_its_tokenizer_and_one_without_says_so(trained: Callable[..., Trained], tmp_path: Path) -> None:
     _, run = trained("gpt2", "fp32")
     moved = tmp_path / "moved"
     shutil.copytree(run.path, moved / "exact" / "0001")
@@ -334,9 +328,7 @@ def continued(place: Path, directory: Path, *more: str) -> JobSpec:
 
 
 @pytest.mark.parametrize("model", cases(sorted(MODELS), FIRST))
-def test_a_job_goes_on_with_what_was_exported(
-    place: Path, trained: Callable[..., Trained], tmp_path: Path, model: str,
-) -> None:
+def test_a_job_goes_on_with_what_was_exported(place: Path, trained: Callable[..., Trained], tmp_path: Path, model: str) -> None:
     _, run = trained(model, "fp64")
     first, second = tmp_path / model, tmp_path / "second"
     apart(exported, run, first)

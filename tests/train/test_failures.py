@@ -1,7 +1,5 @@
 """What ranks check of each other, how they record their ends, and how long they wait and write."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource
@@ -47,8 +45,7 @@ def caused(error: Exception, cause: Exception) -> Exception:
     (NodeLost("n1 is silent", ("n1",), silent=True), "lost"),
     (RuntimeError("Connection closed by peer [10.0.0.1]:1234"), "peer"),
     (OSError(errno.ENOSPC, "No space left on device"), "space"),
-    (ValueError("boom"), "error"),
-])
+    (ValueError("boom"), "error")])
 def test_kinds_of_failure(error: Exception, kind: str) -> None:
     assert failure_kind(error) == kind
 
@@ -104,8 +101,7 @@ def test_open_files_that_run_out_do_not_hide_why_a_rank_ends(place: Path, fault:
 
 
 def test_groups_of_a_step_time_out_as_the_job_says(place: Path) -> None:
-    spec = job(place, "gpt2", ["job.ranks_per_node=2", "parallel.pipeline=2", "parallel.microbatches=2",
-                                "job.step_timeout=70"])
+    spec = job(place, "gpt2", ["job.ranks_per_node=2", "parallel.pipeline=2", "parallel.microbatches=2", "job.step_timeout=70"])
     run = start(spec)
 
     seen: list[float] = []

@@ -1,7 +1,5 @@
 """How ranks start, stop and give way: identity by place, fences, reasons to stop."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import signal
@@ -23,16 +21,7 @@ from ranks import exit_codes, run_ranks, train
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.placement import Degrees, to_dict
 from hpc_mp.layout.placement import place as placed
-from hpc_mp.rundir import (
-    TOKEN,
-    AttemptRecord,
-    RunDirectory,
-    newest_complete,
-    read_json,
-    read_lines,
-    write_attempt,
-    write_json,
-)
+from hpc_mp.rundir import TOKEN, AttemptRecord, RunDirectory, newest_complete, read_json, read_lines, write_attempt, write_json
 from hpc_mp.rundir.checkpoints import complete_steps
 from hpc_mp.rundir.rank_env import RankEnv, at_place, check_place
 from hpc_mp.train.checkpoint import checkpoint
@@ -199,6 +188,21 @@ def test_without_a_new_start_the_same_run_ends_well(place: Path) -> None:
     assert len(read_lines(run.metrics)) == 6
 
 
+def test_a_rank_that_lost_another_is_not_called_hung_while_it_lingers(place: Path) -> None:
+    """A step has 1 s, and a rank lingers for 4 s."""
+    run = start(job(place, "gpt2", ["job.nodes=2", "job.ranks_per_node=1", "job.step_timeout=1"]))
+    write_json(run.placement, to_dict(placed(Degrees(data=2), "DPT", 1)))
+    written(run)
+
+    def fault(number: int) -> None:
+        if number == 1 and os.environ["SLURM_PROCID"] == "1":
+            raise RuntimeError("of rank 1")
+
+    assert run_ranks(2, as_slurm(run, before=before_steps(fault))) == [1, 1]
+    kinds = {record["message"]: record["kind"] for record in (read_json(run.failure(3, rank)) for rank in range(2))}
+    assert kinds.pop("RuntimeError: of rank 1") == "error" and list(kinds.values()) == ["peer"]
+
+
 # --- reasons to stop -------------------------------------------------------------------------------------------------
 
 
@@ -285,8 +289,7 @@ def test_a_stop_before_the_first_step_ends_without_one(tmp_path: Path, phase: st
     reason = "stop file" if phase == "tokenizing" else "asked to by SIGUSR2"
     assert (steps, detail) == (0, reason) and f"stopped before the first step of this attempt: {reason}" in last
     assert not complete_steps(run.checkpoints) and not list(run.path.glob("failures/*"))
-    caches = list(run.cache.glob("tokens-*"))
-    assert bool(caches) == (phase != "tokenizing"), "tokenizing was broken off"
+    assert bool(list(run.cache.glob("tokens-*"))) == (phase != "tokenizing"), "tokenizing was broken off"
     run.stop.unlink(missing_ok=True)
     assert exit_codes(2, run.job) == [0, 0], "and the next start goes on"
 

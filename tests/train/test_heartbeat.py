@@ -1,7 +1,5 @@
 """Signs of life between nodes, and of steps within a rank: in threads over real sockets, and with really stopped ranks."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
@@ -75,12 +73,8 @@ def greeted(to: Node, node: int) -> socket.socket:
 
 
 @pytest.mark.parametrize(("nodes", "mute", "named", "ambiguous"), [
-    (4, [2], ["n2"], False),
-    (4, [1, 3], ["n1", "n3"], False),
-    (4, [1, 2, 3], ["n0"], False),
-    (2, [1], ["n1"], True),
-    (4, [], [], False),
-])
+    (4, [2], ["n2"], False), (4, [1, 3], ["n1", "n3"], False), (4, [1, 2, 3], ["n0"], False), (2, [1], ["n1"], True),
+    (4, [], [], False)])
 def test_rank_0_names_exactly_the_silent_nodes(nodes: int, mute: list[int], named: list[str], ambiguous: bool) -> None:
     first = server(nodes)
     others = [greeted(first, node) if node in mute else client(first, node) for node in range(1, nodes)]
@@ -231,8 +225,7 @@ def stopped(job: Path, mark: str, rank: int, nodes: int, *overrides: str) -> Run
     started = warm.Program(command(job, [f"job.nodes={nodes}", "train.steps=100000", *overrides])[1:], environment(mark))
     run = RunDirectory(job.parent / "runs" / "exact" / "0001")
     until(lambda: len(read_lines(run.metrics)) >= 2, 120)
-    pid = next(line["pid"] for line in read_lines(run.ranks) if line["rank"] == rank)
-    os.kill(pid, signal.SIGSTOP)
+    os.kill(next(line["pid"] for line in read_lines(run.ranks) if line["rank"] == rank), signal.SIGSTOP)
     done = started.end(120)
     assert done.returncode == 1, done.stderr
     return run

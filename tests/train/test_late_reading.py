@@ -1,7 +1,5 @@
 """A step is launched without asking the device for a number; what it came to is read when the next one has been launched."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The loss of a few tokens at a time, and blocks compiled: the same training."""
 
-from __future__ import annotations
-
 import re
 from itertools import product
 from pathlib import Path
@@ -106,8 +104,7 @@ def test_compiled_blocks_train_alike(place: Path, engine: Engine, model: str, na
 
         compile_ = torch.compile
         torch.compile = lambda given, **how: compile_(given, backend="aot_eager", **how)  # type: ignore[assignment]
-        code = train(run.job)
-        return code, counters["stats"]["unique_graphs"]
+        return train(run.job), counters["stats"]["unique_graphs"]
 
     found = run_ranks(spec.ranks, rank, timeout=250.0)
     assert all(code == 0 and 3 <= graphs <= 40 for code, graphs in found), (found, run.main_log.read_text())

@@ -1,7 +1,5 @@
 """Ranks that come up through MPI: a real mpiexec where there is one, and refusals."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -11,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from layouts import job, run_whole, start, write_text
+from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, dump_job
@@ -23,11 +22,7 @@ LAYOUT = ["job.nodes=2", "job.ranks_per_node=2", "parallel.tensor=2", "parallel.
 needs_mpi = pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec (pip install mpich)")
 
 
-@pytest.mark.parametrize(("size", "expected", "environ", "words"), [
-    (1, 8, {"SLURM_MPI_TYPE": "pmi2"}, ["MPI came up as 8 singletons", "SLURM_MPI_TYPE=pmi2", "srun --mpi=list", "PMIx"]),
-    (1, 2, {}, ["2 singletons", "none of SLURM_MPI_TYPE, PMI_RANK"]),
-    (3, 4, {"PMI_SIZE": "3"}, ["3 processes", "4 ranks", "PMI_SIZE=3"]),
-])
+@pytest.mark.parametrize(("size", "expected", "environ", "words"), table(__file__, "mpi.toml", "refused"))
 def test_another_number_of_processes_is_refused(size: int, expected: int, environ: dict[str, str], words: list[str]) -> None:
     with pytest.raises(HpcMpError) as caught:
         check_size(size, expected, environ)
@@ -66,8 +61,7 @@ def test_ranks_started_by_mpiexec_train_as_forked_ones(tmp_path: Path) -> None:
     path.write_text(dump_job(spec))
     done = mpiexec(2, path)
     assert done.returncode == 0, done.stderr
-    run = RunDirectory(tmp_path / "runs" / "exact" / "0002")
-    assert tuple(line["loss"] for line in read_lines(run.metrics)) == losses
+    assert tuple(line["loss"] for line in read_lines(RunDirectory(tmp_path / "runs" / "exact" / "0002").metrics)) == losses
     assert mpiexec(1, path).returncode == 2, "and another number of processes is refused"
 
 

@@ -1,7 +1,5 @@
 """Optimizer state in the host's memory or on a disk: the same training to the last bit, with little of the state in memory."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from collections.abc import Callable, Iterator
@@ -23,7 +21,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import dump_job
 from hpc_mp.layout.offload import BUFFERS, CHUNK, GRAIN, chunk_elements
 from hpc_mp.planner.device import Device, check_offload
-from hpc_mp.rundir import read_json
+from hpc_mp.rundir import checkpoint_index, read_json
 from hpc_mp.train.checkpoint import shard_file
 from hpc_mp.train.checkpoint.shard_file import LocalPart
 from hpc_mp.train.engine import optimizer_state
@@ -48,8 +46,7 @@ CASES = [("tp2 pp2 dp2 zero2", TIED), ("dp2 zero3", LLAMA), ("dp2 zero0", GPT2),
 def test_training_is_the_same_to_the_last_bit(place: Path, engine: Engine, name: str, model: str, precision: str) -> None:
     more = [f'train.precision="{precision}"', *LAYOUTS[name]]
     whole = engine(model, *more)
-    spec = job(place, model, [*more, *on_disk(place)])
-    assert run_engine(spec, before=small_chunks).distance(whole) == 0
+    assert run_engine(job(place, model, [*more, *on_disk(place)]), before=small_chunks).distance(whole) == 0
     assert not list((place / "disk").iterdir()), "no file has a name"
 
 
@@ -76,8 +73,7 @@ def test_checkpoints_go_from_one_home_to_the_other(place: Path, engine: Engine) 
     whole = engine(GPT2, "train.steps=4")
     disk, dp2, zero3 = on_disk(place), LAYOUTS["dp2 zero0"], LAYOUTS["dp2 zero3"]
     for first, second in (([*disk, *dp2], zero3), (dp2, [*disk, *zero3])):
-        spec = job(place, GPT2, ["train.steps=2", *first])
-        run = trained_run(spec, small_chunks)
+        run = trained_run(job(place, GPT2, ["train.steps=2", *first]), small_chunks)
         assert relaunch(run, place, GPT2, ["train.steps=4", *second], small_chunks).distance(whole) < EXACT
 
 
@@ -114,9 +110,8 @@ def test_a_chunk_is_no_longer_than_the_longest_part() -> None:
     assert chunk_elements([13, 700, 1]) == 700
 
 
-def trained(
-    home: StateHome, masters: dict[str, torch.Tensor], steps: int, look: Callable[[], None] = lambda: None,
-) -> list[torch.optim.Optimizer]:
+def trained(home: StateHome, masters: dict[str, torch.Tensor], steps: int,
+            look: Callable[[], None] = lambda: None) -> list[torch.optim.Optimizer]:
     """Steps of AdamW with gradients that stay the same; ``look`` is called after each turn's update. What has the gradients comes
     back."""
     optimizers: list[torch.optim.Optimizer] = []
@@ -189,8 +184,7 @@ def used(directory: Path, shape: StateShape, masters: dict[str, torch.Tensor], l
     gradients = trained(home, masters, 2, look)
     parts = [LocalPart(f"{unit}.{slot}", tuple(values.shape), (slice(0, len(values)),), values, home.release)
              for unit, slots in home.arrays().items() for slot, values in slots.items()]
-    index = shard_file.write_shard(directory / "shard", parts)
-    shard_file.ShardReader(directory, index).read(parts)
+    shard_file.ShardReader(directory, shard_file.write_shard(directory / "shard", parts)).read(parts)
     for part in parts:
         assert all(float(values.abs().max()) > 0 for values in part.pieces())
     assert gradients, "they are there all the time"
@@ -209,7 +203,7 @@ def most_resident(directory: Path, release: Callable[[FileStore, torch.Tensor], 
         release(self, values)
 
     FileStore.release = released  # type: ignore[method-assign]
-    shard_file.BLOCK = shard_file.PIECE  # what a reader holds of any checkpoint is not what is asked for here
+    checkpoint_index.BLOCK = shard_file.PIECE  # what a reader holds of any checkpoint is not what is asked for here
     used(directory, SHAPE, masters_of(SHAPE), look)  # torch and others load what they need at a first use
     masters = masters_of(BIG)
     before = process.memory_info().rss + sum(master.nbytes for master in masters.values())  # gradients come
@@ -218,9 +212,8 @@ def most_resident(directory: Path, release: Callable[[FileStore, torch.Tensor], 
 
 
 @pytest.mark.parametrize(("release", "little"), [(FileStore.release, True), (keep_all, False)])
-def test_less_than_a_tenth_of_the_state_is_in_memory(
-    tmp_path: Path, release: Callable[[FileStore, torch.Tensor], None], little: bool,
-) -> None:
+def test_less_than_a_tenth_of_the_state_is_in_memory(tmp_path: Path, release: Callable[[FileStore, torch.Tensor], None],
+                                                     little: bool) -> None:
     (most,) = run_ranks(1, most_resident, tmp_path, release)
     print(f"resident of the state at most: {most:.3f}")
     assert most < 0.1 if little else most > 0.9, most
@@ -240,9 +233,7 @@ def peak_of_rank(job_file: Path, release: Callable[[FileStore, torch.Tensor], No
 
 @pytest.mark.prove
 @pytest.mark.parametrize("name", ["one rank", "dp2 zero1", "dp2 zero0"])
-def test_a_training_rank_holds_less_than_a_tenth_of_its_state(
-    place: Path, monkeypatch: pytest.MonkeyPatch, name: str,
-) -> None:
+def test_a_training_rank_holds_less_than_a_tenth_of_its_state(place: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """The largest memory of a rank falls by more than nine tenths of its optimizer state, in a run that begins and saves, and in
     one that goes on from there. There it does not where nothing is released: what was loaded is still there as they compute."""
     monkeypatch.setitem(MODELS, "gpt2-larger", LARGER)

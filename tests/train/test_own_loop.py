@@ -1,7 +1,5 @@
 """The engine in a loop of one's own, as ``demo/own_loop.py`` shows it."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import sys

@@ -1,7 +1,5 @@
 """Parameters in host memory: the same training to the last bit, with nothing of them on the device but what runs."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,15 +41,13 @@ CASES = [
     ("pp2 dp2 zero3 interleaved_1f1b once", TIED, "fp32", [ALL, "parallel.offload_horizon=0"]),
     ("pp3 dp2 zero3 layers 0+5+0", TIED, "bf16", [BOTH]), ("sp2 dp2 zero3", GPT2, "bf16", [BOTH]),
     ("dp2 cp2 zero3", LLAMA, "bf16", [BOTH]), ("ep2 dp4 zero3 shard2", MIXTRAL, "bf16", [BOTH]),
-    ("ep2 zero3", MIXTRAL, "fp32", [BOTH]),
-]
+    ("ep2 zero3", MIXTRAL, "fp32", [BOTH])]
 QUICK = [case for case in CASES if case[0] in ("tp2 pp2 dp2 zero3", "dp4 zero3 shard2", "pp2 dp2 zero3 interleaved_1f1b once")]
 
 
 @pytest.mark.parametrize(("name", "model", "precision", "offload"), cases(CASES, QUICK))
-def test_training_is_the_same_to_the_last_bit(
-    place: Path, engine: Engine, name: str, model: str, precision: str, offload: list[str],
-) -> None:
+def test_training_is_the_same_to_the_last_bit(place: Path, engine: Engine, name: str, model: str, precision: str,
+                                              offload: list[str]) -> None:
     more = [f'train.precision="{precision}"', *LAYOUTS[name]]
     whole = engine(model, *more)
     assert run_engine(job(place, model, [*more, *offload]), before=small_chunks).distance(whole) == 0
@@ -120,8 +116,7 @@ def test_checkpoints_go_from_the_host_to_the_device_and_back(place: Path, engine
     whole = engine(GPT2, "train.steps=4")
     away, zero1 = [BOTH, *LAYOUTS["dp2 zero3"]], LAYOUTS["pp2 dp2 zero2 1f1b once"]
     for first, second in ((away, zero1), (zero1, away)):
-        spec = job(place, GPT2, ["train.steps=2", *first])
-        run = trained_run(spec, small_chunks)
+        run = trained_run(job(place, GPT2, ["train.steps=2", *first]), small_chunks)
         assert relaunch(run, place, GPT2, ["train.steps=4", *second]).distance(whole) < EXACT
 
 

@@ -1,7 +1,5 @@
 """What a rank notes of its messages, whoever sends them, and what it writes down when it stands still."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal
@@ -49,8 +47,7 @@ def test_messages_are_counted_alike_on_both_sides() -> None:
             dist.all_gather_object([None, None], "object")
             for _ in range(2):
                 (dist.send if me == 0 else dist.recv)(torch.ones(1), 1 - me, group=group)
-            work = dist.all_reduce(torch.ones(3), async_op=True)
-            work.wait()
+            dist.all_reduce(torch.ones(3), async_op=True).wait()
             dist.barrier()
         quiet = waits.wait is None
         dist.barrier()

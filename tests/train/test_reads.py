@@ -1,7 +1,5 @@
 """Of a checkpoint each byte is read once at a resume, by all ranks together."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -28,9 +26,8 @@ DP4Z3 = ["job.ranks_per_node=4", "parallel.zero=3", "parallel.microbatches=2"]
 Read = tuple[str, int, int]  # file, first byte, bytes
 
 
-def reads_of_resume(
-    directory: Path, model: str, before: Sequence[str], after: Sequence[str],
-) -> tuple[list[Read], dict[str, int]]:
+def reads_of_resume(directory: Path, model: str, before: Sequence[str],
+                    after: Sequence[str]) -> tuple[list[Read], dict[str, int]]:
     """What ranks read of the files of tensors as they go on, and the sizes of these files."""
     first = job(directory, model, [*before, "train.steps=1"])
     run = start(first)
@@ -69,9 +66,8 @@ def counted(file: str, name: str) -> int:
     (torch.bfloat16, (4, 64, 32768), (slice(1, 3), slice(16, 32), slice(0, 32768))),
     (torch.float32, (1024, 4096), (slice(7, 900), slice(1000, 2000))),
 ], ids=["whole", "rows", "few rows", "columns", "rows of experts", "short parts of rows"])
-def test_of_a_checkpoint_a_rank_reads_its_own_part_alone(
-    tmp_path: Path, stored: torch.dtype, shape: tuple[int, ...], box: tuple[slice, ...],
-) -> None:
+def test_of_a_checkpoint_a_rank_reads_its_own_part_alone(tmp_path: Path, stored: torch.dtype, shape: tuple[int, ...],
+                                                         box: tuple[slice, ...]) -> None:
     """Of 96 MiB in two files; no page of them counts as its memory."""
     names = [f"model.layers.{layer}.mlp.up_proj.weight" for layer in range(6)]
     values = torch.arange(prod(shape), dtype=torch.int32).remainder_(251).view(shape).to(stored)

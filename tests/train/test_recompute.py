@@ -1,8 +1,6 @@
 """Recomputation and activation offload change no result: with dropout, under every schedule, ZeRO stage and tensor degree. Ranks
 keep for their backwards the chunks that the schedule says, and the bytes that planner and horizon say."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from itertools import product

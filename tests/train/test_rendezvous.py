@@ -1,7 +1,5 @@
 """Where ranks are told to meet, and who is let in there: ranks of this start alone, whatever a stranger does at their port."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import resource
@@ -31,17 +29,11 @@ from hpc_mp.train.rank.signals import EXIT_STOPPED, STOPPING, StopFlag, ending_i
 TORCHRUN = {"MASTER_ADDR": "n7", "MASTER_PORT": "29400", "TORCHELASTIC_USE_AGENT_STORE": "True"}
 
 
-def test_known_hosts_go_before_variables() -> None:
+def test_known_hosts_go_before_variables_and_else_the_launcher_says_where() -> None:
     assert rendezvous(AttemptRecord("1.0.1", 1, ("n1",), "n1", 4711, "s"), TORCHRUN) == Rendezvous("n1", 4711, "s")
-
-
-def test_without_known_hosts_the_launcher_says_where() -> None:
     record = AttemptRecord("here.8.1", 1, (), "", 4711, "s")
     assert rendezvous(record, TORCHRUN) == Rendezvous("n7", 29400, "s", hosted=False)
     assert rendezvous(record, {"MASTER_PORT": "4711"}) == Rendezvous("127.0.0.1", 4711, "s")
-
-
-def test_ranks_without_a_record_have_the_secret_of_their_launcher() -> None:
     assert rendezvous(None, {"HPC_MP_SECRET": "s", "SLURM_JOB_ID": "7"}).secret == "s"
     assert rendezvous(None, {"SLURM_JOB_ID": "7"}).secret == "7.0.0"
 

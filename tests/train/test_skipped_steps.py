@@ -1,8 +1,6 @@
 """A step whose gradients are not finite changes nothing, on all ranks alike; a run may have so many of them. fp16's loss scale
 moves as DeepSpeed's does, and no other step is skipped."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -29,8 +27,7 @@ from hpc_mp.train.engine.optimizer import Optimizer
 
 @pytest.mark.parametrize(("name", "model", "rank", "value"), [
     ("one", "gpt2", 0, math.nan), ("tp2 pp2 dp2 zero1", "llama-tied", 1, math.inf), ("dp4 zero3", "llama", 3, math.inf),
-    ("dp2 zero0", "gpt2", 1, math.nan),
-])
+    ("dp2 zero0", "gpt2", 1, math.nan)])
 def test_a_skipped_step_changes_nothing(place: Path, plain: Plain, name: str, model: str, rank: int, value: float) -> None:
     spec = job(place, model, LAYOUTS.get(name, ()))
     run = start(spec)
@@ -45,16 +42,14 @@ def test_a_skipped_step_changes_nothing(place: Path, plain: Plain, name: str, mo
 
 def test_a_resume_after_a_skipped_step_is_exact(place: Path, plain: Plain) -> None:
     """AdamW corrects its bias by the number of updates, not of steps."""
-    spec = job(place, "gpt2", ["train.steps=2"])
-    run = trained_run(spec, plant(math.inf, 0, 1))
+    run = trained_run(job(place, "gpt2", ["train.steps=2"]), plant(math.inf, 0, 1))
     resumed = relaunch(run, place, "gpt2", ["train.steps=4"])
     right = plain(job(place, "gpt2", ["train.steps=4"]), skipped=(1,))
     assert replace(resumed, norms=right.norms).distance(right) < EXACT
 
 
 def test_one_too_many_ends_the_run(place: Path) -> None:
-    spec = job(place, "gpt2", ["train.skip_steps=0"])
-    run = start(spec)
+    run = start(job(place, "gpt2", ["train.skip_steps=0"]))
     assert exit_codes(1, run.job, plant(math.nan, 0, 1)) == [1]
     message = read_json(run.failure(1, 0))["message"]
     assert "step 2, on the samples 24 to 47: the gradient norm is nan" in message and "0 steps may be skipped" in message
@@ -64,8 +59,7 @@ def test_one_too_many_ends_the_run(place: Path) -> None:
 @pytest.mark.parametrize(("overrides", "ranks"), [
     ((), 1), (layout(data=2, zero=3), 2), (('train.precision="fp16"', "train.loss_scale={ initial = 1.0, minimum = 1.0 }"), 1)])
 def test_a_run_without_any_other_step_fails(place: Path, overrides: Sequence[str], ranks: int) -> None:
-    spec = job(place, "gpt2", ["train.steps=2", *overrides])
-    run = start(spec)
+    run = start(job(place, "gpt2", ["train.steps=2", *overrides]))
     assert 1 in exit_codes(ranks, run.job, lambda: [plant(math.nan, 0, step)() for step in (0, 1)])
     assert "all 2 steps of the run were skipped, and its model is as it began" in run.main_log.read_text()
     assert not list(run.checkpoints.glob("step-*"))
@@ -95,9 +89,6 @@ def test_a_step_without_labels_changes_nothing(place: Path, plain: Plain, name: 
     assert found.losses[1] is None
     assert replace(found, norms=right.norms, losses=right.losses).distance(right) < EXACT
     assert "none of their tokens counts in the loss; it is skipped" in run.main_log.read_text()
-
-
-# --- the loss scale of fp16 ------------------------------------------------------------------------------------------
 
 
 CPU = torch.device("cpu")
@@ -130,8 +121,7 @@ def test_the_scale_moves_as_deepspeeds(name: str) -> None:
 @pytest.mark.parametrize(("state", "rule", "absorbed"), [
     (ScaleState(4, 0, 2), LossScale(), True), (ScaleState(4, 0, 1), LossScale(), True), (ScaleState(1, 7, 2), LossScale(), True),
     (ScaleState(1, 0, 1), LossScale(), False), (ScaleState(4, 0, 2), LossScale(window=0), False),
-    (first(Unscaled()), Unscaled(), False),
-])
+    (first(Unscaled()), Unscaled(), False)])
 def test_a_step_is_absorbed_while_the_scale_can_give_way(state: ScaleState, rule: LossScale, absorbed: bool) -> None:
     assert bool(advanced(on_device(state, CPU), torch.tensor(False), rule)[1]) == absorbed
     assert not advanced(on_device(state, CPU), torch.tensor(True), rule)[1]
@@ -149,8 +139,7 @@ def test_an_overflow_on_one_rank_skips_that_step_on_all(place: Path, name: str, 
     """What ranks hold behind the step is what they held before it, to the last bit; training goes on."""
     spec = job(place, model, [*FP16, *LAYOUTS[name]])
     run = start(spec)
-    found = run_whole(spec, before=plant(math.inf, rank, 1), run=run)
-    assert [norm is None for norm in found.norms] == [False, True, False]
+    assert [norm is None for norm in run_whole(spec, before=plant(math.inf, rank, 1), run=run).norms] == [False, True, False]
     one, two, three = (run.checkpoints / f"step-0000000{step}" for step in (1, 2, 3))
     assert content(one) == content(two), "parameters and optimizer state"
     assert content(two).keys() == content(three).keys() and content(two) != content(three)
@@ -190,8 +179,7 @@ def test_gradients_that_16_bits_lose_survive_with_a_scale(engine: Engine) -> Non
 @pytest.mark.parametrize("name", cases(("tp2", "dp2 zero3", "pp2 1f1b M3", "tp2 pp2 dp2 zero2"), ("tp2 pp2 dp2 zero2",)))
 def test_fp16_is_near_fp32_on_every_layout(engine: Engine, name: str) -> None:
     whole = engine(LLAMA, 'train.precision="fp32"')
-    result = engine(LLAMA, 'train.precision="fp16"', *LAYOUTS[name])
-    assert 1e-6 < result.distance(whole) < 1e-3, "fp16 keeps 11 bits"
+    assert 1e-6 < engine(LLAMA, 'train.precision="fp16"', *LAYOUTS[name]).distance(whole) < 1e-3, "fp16 keeps 11 bits"
 
 
 def resumed(spec: JobSpec, run: RunDirectory, before: Callable[[], None] = lambda: None) -> tuple[float, ...]:
@@ -217,5 +205,4 @@ def test_a_resume_goes_on_with_the_scale(place: Path) -> None:
 
 def test_skipped_steps_count_when_the_scale_cannot_give_way(place: Path) -> None:
     spec = job(place, GPT2, ['train.precision="fp16"', "train.loss_scale.window=0", "train.skip_steps=1"])
-    run = trained_run(spec, plant(math.inf, 0, 1))
-    assert "it is skipped, 1 of 1" in run.main_log.read_text()
+    assert "it is skipped, 1 of 1" in trained_run(spec, plant(math.inf, 0, 1)).main_log.read_text()

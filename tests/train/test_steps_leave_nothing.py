@@ -1,7 +1,5 @@
 """What a step allocates is free again when it is over: nothing that autograd keeps outlives it. A rank notes what it holds."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import json
@@ -86,9 +84,6 @@ def test_the_heap_does_not_grow_with_steps(tmp_path: Path, name: str) -> None:
 
 def test_a_graph_that_grows_is_seen(tmp_path: Path) -> None:
     assert max(_growth(tmp_path, LAYOUTS["zero_bubble"], forget=True)) > 2 * MOST
-
-
-# --- the note of how much a rank holds -------------------------------------------------------------------------------
 
 
 def noted(file: Path) -> int:

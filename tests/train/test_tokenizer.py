@@ -1,7 +1,5 @@
 """Which tokenizer a job gets: given, of the pretrained model, or trained."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -17,6 +15,7 @@ from unicodedata import normalize
 import numpy as np
 import pytest
 import tokenizers
+from tables import table
 from token_files import ODD, TEXT, gpt2_files, prepared, words, write, write_rows
 
 from hpc_mp.base.errors import HpcMpError
@@ -150,20 +149,10 @@ def test_an_own_rule_is_kept_or_refused(tmp_path: Path, family: str, given: dict
     assert settings == ({} if fits else {"tokenizer_class": bpe.CLASS})
 
 
-@pytest.mark.parametrize(("family", "config", "difference"), [
-    ("llama", {"eos_token": bpe.END, "pad_token": "<pad>"}, "the id of '<pad>' is None here, 299 there"),
-    ("mixtral", {"eos_token": "<end>"}, "the id of '<end>' is None here, 299 there"),
-    ("gpt2", {"eos_token": bpe.END, "bos_token": "<s>"}, "the id of '<s>' is None here, 299 there"),
-    ("gptj", {"eos_token": bpe.END, "unk_token": "<unk>"}, "the id of '<unk>' is None here, 299 there"),
-    ("llama", {"added_tokens_decoder": {"900": {"content": "<x>", "special": True}}}, "the id of '<x>' is None here, 299 there"),
-    ("qwen2", {"eos_token": bpe.END, "additional_special_tokens": ["<im>"]}, "the id of '<im>' is None here, 300 there"),
-    ("qwen2", {}, "eos_token_id is None here, 0 there"),
-    ("gpt2", {}, {"tokenizer_class": bpe.CLASS}),  # else that class names an end that the run does not have
-    ("qwen2", {"eos_token": bpe.END, "unk_token": None, "pad_token": bpe.END, "bos_token": None}, {}),
-    ("llama", {"eos_token": bpe.END, "pad_token": bpe.END}, {})], ids=str)
-def test_special_and_added_tokens_are_compared(
-    tmp_path: Path, family: str, config: dict[str, object], difference: str | dict[str, str],
-) -> None:
+@pytest.mark.parametrize(
+    ("family", "config", "difference"), table(__file__, "tokenizer.toml", "special_tokens", vars(bpe)), ids=str)
+def test_special_and_added_tokens_are_compared(tmp_path: Path, family: str, config: dict[str, object],
+                                               difference: str | dict[str, str]) -> None:
     text = write(tmp_path / "a.txt", TEXT)
     source = bpe.train([text], ["a"], vocabulary=300, cache=tmp_path / "cache", model_type=family)
     (source / "special_tokens_map.json").unlink()
@@ -203,22 +192,7 @@ def test_a_run_does_not_depend_on_the_given_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("files", "rule"), [
-    ({}, "is not a directory with a tokenizer"),
-    ({"tokenizer_config.json": "{}"}, "is not a directory with a tokenizer"),
-    ({"tokenizer.json": "{"}, "cannot be loaded"),
-    ({"tokenizer.json": '{"model": {}}'}, "cannot be loaded"),
-    ({"tokenizer.json": b"\xff"}, "cannot be loaded"),
-    ({"vocab.json": "{", "merges.txt": ""}, "cannot be loaded"),
-    ({"vocab.json": "{}"}, "not supported yet"),
-    ({"tokenizer.model": "x"}, "this kind is not supported yet"),
-    ({"vocab.txt": "x"}, "this kind is not supported yet"),
-    ({"vocab.json": "{}", "merges.txt": "", "added_tokens.json": "{}"}, "this kind is not supported yet"),
-    ({"vocab.json": "{}", "merges.txt": "", "config.json": '{"model_type": "qwen2"}'},
-     "not supported yet (qwen2: vocab.json"),
-    ({"vocab.json": "{}", "merges.txt": "", "tokenizer_config.json": '{"tokenizer_class": "CLIPTokenizer"}'},
-     "not supported yet (CLIPTokenizer: vocab.json"),
-    ({"vocab.json": "{}", "merges.txt": "", "tokenizer_config.json": "[]"}, "cannot be read"),
-])
+    *table(__file__, "tokenizer.toml", "refused"), ({"tokenizer.json": b"\xff"}, "cannot be loaded")])
 def test_tokenizers_that_are_refused(tmp_path: Path, files: dict[str, str | bytes], rule: str) -> None:
     directory = tmp_path / "tokenizer"
     for name, content in files.items():

@@ -1,7 +1,5 @@
 """Token sets and the cache that keeps them."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -75,8 +73,7 @@ def test_a_large_text_keeps_every_byte(tmp_path: Path, monkeypatch: pytest.Monke
     token_set = prepared(tmp_path / "cache", write(tmp_path / "a.txt", text), write(tmp_path / "b.txt", text),
                          progress=lambda done, total: seen.append((done, total)))
     tokenizer = load(token_set.tokenizer_directory)
-    ids = token_set.tokens().tolist()
-    assert tokenizer.encoder.decode(ids, skip_special_tokens=False) == 2 * (text + bpe.END)
+    assert tokenizer.encoder.decode(token_set.tokens().tolist(), skip_special_tokens=False) == 2 * (text + bpe.END)
     assert token_set.documents().tolist() == [0, token_set.count // 2]
     assert len(seen) > 10 and seen == sorted(seen)
     assert {total for _, total in seen} == {2 * len(text.encode())} and seen[-1][0] == seen[-1][1]
@@ -210,8 +207,7 @@ print(token_set.directory, token_set.count)
 def test_processes_that_prepare_at_once(tmp_path: Path, damaged: bool) -> None:
     files = [Path(sysconfig.get_path("stdlib")) / f"{name}.py" for name in ("ast", "argparse", "typing")]
     if damaged:
-        old = prepared(tmp_path / "cache", *files, vocabulary=2000)
-        os.truncate(old.directory / "tokens.bin", 100)
+        os.truncate(prepared(tmp_path / "cache", *files, vocabulary=2000).directory / "tokens.bin", 100)
     processes = [subprocess.Popen([sys.executable, "-c", PREPARE, str(tmp_path / "cache"), *map(str, files)], text=True,
                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
                  for _ in range(3)]

@@ -1,7 +1,5 @@
 """``hpc-mp train --profile`` measures what embedding, block and head take, and ``partition = "profile"`` cuts by it."""
 
-from __future__ import annotations
-
 import json
 import time
 from math import prod

@@ -1,7 +1,5 @@
 """The tokens of a text that comes in pieces are those of one pass over it, with every kind of tokenizer."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Texts and tokenizers for the tests of tokens."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

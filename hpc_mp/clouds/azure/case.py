@@ -3,8 +3,6 @@
 A node's attributes override those of the nodes that it extends, which override ``[[node defaults]]``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -181,7 +179,6 @@ def misspelt(word: str, names: Iterable[str], likeness: float = 0.82) -> str:
 
 
 def _cluster(section: TemplateSection, values: Mapping[str, Value], offer: Offer) -> ResolvedCluster:
-    """Return the cluster of a section ``[cluster name]``."""
     sections = [node for node in section.sections if node.key in NODE_KINDS]
     by_name = {node.name.casefold(): node for node in reversed(sections)}
     nodes = tuple(_node(node, _lineage(node, by_name), values, offer) for node in sections)

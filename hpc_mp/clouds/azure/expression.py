@@ -4,8 +4,6 @@ An expression is in ``${…}``, after ``:=`` or after ``= =``. It is translated 
 ``ifThenElse``, ``&& || !``, equality and order are evaluated; arithmetic, text, records and ``c ? a : b`` are UNKNOWN.
 """
 
-from __future__ import annotations
-
 import ast
 import operator
 import re

@@ -1,7 +1,5 @@
 """The files beside a template: values of its parameters, and the project whose specs it uses."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

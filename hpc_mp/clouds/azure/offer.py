@@ -1,7 +1,5 @@
 """Components of a cluster on Azure: sizes from the machine catalogue; images and heads from ``cyclecloud/images.toml``."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

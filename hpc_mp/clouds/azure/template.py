@@ -1,7 +1,5 @@
 """The parsed form of a cluster template: nested sections, attributes as text, each with its line."""
 
-from __future__ import annotations
-
 import re
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -52,13 +50,13 @@ class TemplateSection:
     rank: int
     line: int = field(compare=False)
     attributes: tuple[Attribute, ...] = ()
-    sections: tuple[TemplateSection, ...] = ()
+    sections: "tuple[TemplateSection, ...]" = ()
 
     @property
     def key(self) -> str:
         return self.kind.casefold()
 
-    def walk(self) -> Iterator[TemplateSection]:
+    def walk(self) -> "Iterator[TemplateSection]":
         """Yield this section and all below it, in the order of the file."""
         yield self
         for section in self.sections:

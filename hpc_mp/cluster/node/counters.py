@@ -4,8 +4,6 @@ A lifetime count is meaningless: a cable that was changed a year ago still has i
 readings are compared with the oldest one of the last three hours. If none was kept yet, two readings a moment apart are compared.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import time
@@ -31,7 +29,7 @@ _FILES = {  # files that hold one number to the counter's name, of the parts of 
     "/sys/devices/system/edac/mc/mc[0-9]*/[cu]e_count": "memory/{6}/{7}",
     "/sys/devices/system/cpu/cpu[0-9]*/thermal_throttle/package_throttle_count": "heat/{5}",
 }
-_TCP = ("OutSegs", "RetransSegs", "InErrs", "ListenDrops", "ListenOverflows", "TCPTimeouts", "OutRsts", "RcvbufErrors")
+_TCP = ("OutSegs", "RetransSegs")
 
 Values = Mapping[str, int]
 
@@ -136,13 +134,11 @@ def _interfaces(source: NodeSource) -> Iterator[tuple[str, int]]:
 
 
 def _tcp(source: NodeSource) -> Iterator[tuple[str, int]]:
-    for file in ("/proc/net/snmp", "/proc/net/netstat"):
-        lines = (maybe(source.text, file) or "").splitlines()
-        for names, values in zip(lines[::2], lines[1::2], strict=False):
-            kind = names.partition(":")[0]
-            if kind in ("Tcp", "TcpExt", "Udp"):
-                yield from ((f"tcp/{name}" if kind != "Udp" else f"udp/{name}", int(value))
-                            for name, value in zip(names.split()[1:], values.split()[1:], strict=True) if name in _TCP)
+    lines = (maybe(source.text, "/proc/net/snmp") or "").splitlines()
+    for names, values in zip(lines[::2], lines[1::2], strict=False):
+        if names.startswith("Tcp:"):
+            yield from ((f"tcp/{name}", int(value))
+                        for name, value in zip(names.split()[1:], values.split()[1:], strict=True) if name in _TCP)
 
 
 def _pci(source: NodeSource) -> Iterator[tuple[str, int]]:

@@ -1,7 +1,5 @@
 """Processors and their clock source."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,9 +22,7 @@ class Cpus:
         sockets: packages; None if the kernel does not number them.
         nodes: NUMA nodes that have processors.
         governors: name to number of processors; empty if the machine cannot set frequencies.
-        capped: processors whose highest allowed frequency is below the hardware's, with both in kHz.
         clock, clocks: the clock source in use, and the available ones.
-        load: processes that ran or waited for a disk, averaged over 15 minutes.
     """
 
     online: int
@@ -34,10 +30,8 @@ class Cpus:
     sockets: int | None
     nodes: int
     governors: Mapping[str, int]
-    capped: Mapping[int, tuple[int, int]]
     clock: str | None
     clocks: tuple[str, ...]
-    load: float | None
     kind: MachineType | None
 
 
@@ -45,25 +39,14 @@ def read_cpus(source: NodeSource) -> Cpus:
     """Read the processors. Raises Unavailable."""
     online = members(source.text(f"{_BASE}/online"))
     packages = {maybe(source.number, f"{_BASE}/cpu{cpu}/topology/physical_package_id") for cpu in online} - {None, -1}
-    governors, capped = Counter[str](), {}
-    for cpu in online:
-        base = f"{_BASE}/cpu{cpu}/cpufreq"
-        governor = maybe(source.text, f"{base}/scaling_governor")
-        if governor:
-            governors[governor] += 1
-        allowed, highest = maybe(source.number, f"{base}/scaling_max_freq"), maybe(source.number, f"{base}/cpuinfo_max_freq")
-        if allowed and highest and allowed < highest:
-            capped[cpu] = (allowed, highest)
-    load = (maybe(source.text, "/proc/loadavg") or "").split()
+    governors = (maybe(source.text, f"{_BASE}/cpu{cpu}/cpufreq/scaling_governor") for cpu in online)
     return Cpus(
         online=len(online),
         offline=members(maybe(source.text, f"{_BASE}/offline") or ""),
         sockets=len(packages) or None,
         nodes=sum(bool(maybe(source.text, f"{path}/cpulist")) for path in source.names("/sys/devices/system/node/node[0-9]*")),
-        governors=governors,
-        capped=capped,
+        governors=Counter(filter(None, governors)),
         clock=maybe(source.text, f"{_CLOCK}/current_clocksource"),
         clocks=tuple((maybe(source.text, f"{_CLOCK}/available_clocksource") or "").split()),
-        load=float(load[2]) if len(load) > 2 else None,
         kind=read_machine_type(source),
     )

@@ -5,8 +5,6 @@ ending. A child is abandoned instead, with none of our descriptors. Abandoned ch
 still hangs is not tried again: a reading every minute leaves one such child, not a thousand.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -42,9 +40,8 @@ def in_time(tasks: Mapping[str, Callable[[], T]], seconds: float, ledger: Path |
     return {name: results[name] for name in tasks}
 
 
-def _collect(
-    tasks: Mapping[str, Callable[[], T]], seconds: float, hung: dict[str, tuple[int, str]]
-) -> dict[str, T | Unavailable]:
+def _collect(tasks: Mapping[str, Callable[[], T]], seconds: float,
+             hung: dict[str, tuple[int, str]]) -> dict[str, T | Unavailable]:
     """Start all tasks and collect results until the deadline. Children that are then abandoned are added to ``hung``."""
     end = time.monotonic() + seconds
     results: dict[str, T | Unavailable] = {}

@@ -1,7 +1,5 @@
 """AMD GPUs: only recognised and counted, and their memory errors read."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

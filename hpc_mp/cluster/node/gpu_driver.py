@@ -1,7 +1,5 @@
 """The driver of NVIDIA's GPUs, as seen in the kernel, in the file system, and in the result of nvidia-smi."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

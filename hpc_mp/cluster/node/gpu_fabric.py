@@ -1,7 +1,5 @@
 """Managers of the NVLink fabric: the fabric manager of this node, and the IMEX daemon for memory of other nodes."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

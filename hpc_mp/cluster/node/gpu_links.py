@@ -1,7 +1,5 @@
 """NVLinks, and the path from each GPU to each other GPU and NIC, as reported by nvidia-smi."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace

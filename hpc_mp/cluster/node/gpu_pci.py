@@ -1,7 +1,5 @@
 """GPUs and NVSwitches on the PCI bus, and their settings from ``lspci``."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Programs that hold NVIDIA's GPUs."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The host's name, its clock, and its firewalls."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

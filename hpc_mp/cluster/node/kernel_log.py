@@ -1,6 +1,4 @@
-"""The kernel's log, from any source that this user may read, and the kernel's taint, which outlives an overwritten log."""
-
-from __future__ import annotations
+"""The kernel's log, from any source that this user may read."""
 
 import contextlib
 import os
@@ -44,11 +42,6 @@ def read_kernel_log(source: NodeSource) -> tuple[KernelMessage, ...]:
         with contextlib.suppress(Unavailable):
             return tuple(_stamped(source.text(name)[-_MOST:], up))
     raise Unavailable("; ".join(failures))
-
-
-def read_taint(source: NodeSource) -> int:
-    """Return the bits that mark past events of this kernel since boot; every user may read them. Raises Unavailable."""
-    return source.number("/proc/sys/kernel/tainted")
 
 
 def _kmsg(source: NodeSource) -> str:

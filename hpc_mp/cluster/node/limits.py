@@ -1,7 +1,5 @@
 """Limits and cgroups of this process, and so of a program started here."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

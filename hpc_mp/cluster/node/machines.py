@@ -1,7 +1,5 @@
 """The catalogue's machine type of this node."""
 
-from __future__ import annotations
-
 import re
 
 from hpc_mp.catalogue import MachineType, catalogue

@@ -1,7 +1,5 @@
 """Main memory: its size, NUMA nodes and settings, and the part that processes share."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +20,7 @@ class HostMemory:
 
     Attributes:
         of: ``/proc/meminfo``, in bytes; ``HugePages_…`` are counts.
-        settings: ``zone_reclaim_mode``, ``overcommit_memory`` … of ``/proc/sys/vm`` and ``numa_balancing``, if they exist.
+        settings: the kernel's ``zone_reclaim_mode`` and ``numa_balancing``, if they exist.
         nodes: bytes of every NUMA node that has processors.
         gpus: True if GPUs are here.
     """
@@ -45,9 +43,8 @@ class SharedMemory:
 
 def read_memory(source: NodeSource) -> HostMemory:
     """Read the main memory. Raises Unavailable."""
-    settings = {name: maybe(source.number, f"/proc/sys/vm/{name}")
-                for name in ("zone_reclaim_mode", "overcommit_memory", "max_map_count", "swappiness")}
-    settings["numa_balancing"] = maybe(source.number, "/proc/sys/kernel/numa_balancing")
+    settings = {name: maybe(source.number, f"/proc/sys/{folder}/{name}")
+                for folder, name in (("vm", "zone_reclaim_mode"), ("kernel", "numa_balancing"))}
     nodes = {}
     for path in source.names("/sys/devices/system/node/node[0-9]*"):
         size = re.search(r"MemTotal:\s+(\d+) kB", maybe(source.text, f"{path}/meminfo") or "")
@@ -64,8 +61,7 @@ def read_memory(source: NodeSource) -> HostMemory:
 
 def read_shared(source: NodeSource) -> SharedMemory:
     """Read ``/dev/shm``. Raises Unavailable."""
-    left = tuple(name for pattern in ("nccl-*", "torch_*", "vader_segment*", "psm2_shm*", "ucx_shm*", "sm_segment*",
-                                         "mpich_shm*")
+    left = tuple(name for pattern in ("nccl-*", "torch_*", "vader_segment*", "psm2_shm*", "ucx_shm*", "sm_segment*", "mpich_shm*")
                  for name in source.names(f"{SHM}/{pattern}"))
     if not source.path(SHM).is_dir():
         raise Unavailable(f"{SHM}: does not exist")

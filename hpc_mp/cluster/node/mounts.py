@@ -1,7 +1,5 @@
 """File systems and disks: mounts, whether they answer, and their free room; NVMe controllers and software RAID."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re

@@ -1,7 +1,5 @@
 """Network interfaces."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from hpc_mp.cluster.node.parse import maybe

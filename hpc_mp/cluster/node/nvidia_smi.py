@@ -1,7 +1,5 @@
 """The output of ``nvidia-smi``: a quick CSV row per GPU, or its whole answer in XML as a flat table of texts."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Parsing of facts that may be missing."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from typing import TypeVar

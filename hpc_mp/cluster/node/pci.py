@@ -1,7 +1,5 @@
 """The PCI path between network adapters, GPUs and memory: links, bridges, the IOMMU, drivers for direct transfers."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

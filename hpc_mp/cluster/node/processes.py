@@ -1,7 +1,5 @@
 """Processes that should not exist: stuck in the kernel, zombies, left over from a job."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 
@@ -86,7 +84,6 @@ def _all(source: NodeSource) -> list[NodeProcess]:
 
 
 def _process(source: NodeSource, pid: int, up: float) -> NodeProcess | None:
-    """Return a process; None if it has ended meanwhile."""
     stat, status = maybe(source.text, f"/proc/{pid}/stat"), maybe(source.text, f"/proc/{pid}/status")
     if stat is None or status is None:
         return None

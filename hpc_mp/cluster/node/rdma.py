@@ -1,7 +1,5 @@
 """Network adapters with RDMA: InfiniBand, RoCE, EFA."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Kernel limits that matter for a job of more than a thousand ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -58,11 +56,4 @@ def read_scale(source: NodeSource) -> KernelLimits:
         raise Unavailable("/proc/sys shows none of its settings")
     cluster = bool(source.names(f"{CLASS}/*") or source.names("/etc/slurm/*") or source.names("/var/spool/slurm*/*"))
     return KernelLimits(settings, cluster, max((interface.speed or 0 for interface in read_interfaces(source)), default=0),
-                        _page(source))
-
-
-def _page(source: NodeSource) -> int:
-    try:
-        return int(source.answer(("getconf", "PAGESIZE")))
-    except Unavailable:
-        return 4096
+                        int(maybe(source.answer, ("getconf", "PAGESIZE")) or 4096))

@@ -1,7 +1,5 @@
 """The source of a node's facts: files below a root and outputs of programs, of this node or of a recorded one."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Mapping, Sequence

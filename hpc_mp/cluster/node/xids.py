@@ -9,8 +9,6 @@ continues to work. After 64 the catalogue recommends a reset, and support if tha
 awsome-distributed-training.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The allocation of this job, from its script's environment."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ Keys are case-insensitive, ``#`` begins a comment, and a backslash at the end of
 26.05.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass

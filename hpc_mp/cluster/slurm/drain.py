@@ -1,7 +1,5 @@
 """Draining of a node. The health check is packed with this file, so it needs only the standard library."""
 
-from __future__ import annotations
-
 from hpc_mp.base.command import CommandFailed, Runner
 from hpc_mp.cluster.slurm.records import show_records
 

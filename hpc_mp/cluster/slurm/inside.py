@@ -1,7 +1,5 @@
 """The place where a job runs: a step inside a live allocation, a Slurm job, or emulated nodes here; with the reason."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Mapping

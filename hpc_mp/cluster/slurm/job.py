@@ -1,7 +1,5 @@
 """One job as Slurm sees it, the meaning of its reasons, and the parsers for output of squeue, scontrol and sacct."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Mapping
@@ -46,7 +44,7 @@ class SlurmJob:
     nodes: tuple[str, ...] = ()
     restarts: int = 0
     exit_code: int | None = None
-    parts: tuple[SlurmJob, ...] = ()
+    parts: "tuple[SlurmJob, ...]" = ()
 
     @property
     def ended(self) -> bool:
@@ -88,7 +86,7 @@ def parse_lines(text: str) -> list[SlurmJob]:
     if text.strip() and not rows:
         raise ValueError("squeue has an unexpected form")
     return [explained(SlurmJob(job_id, state, reason, start=time_of(start), nodes=_nodes(nodes), restarts=int(restarts),
-                               exit_code=_printed(code) if state in FINAL else None))
+                               exit_code=_exit_code(code) if state in FINAL else None))
             for job_id, state, start, nodes, restarts, code, reason, _ in rows]
 
 
@@ -107,13 +105,13 @@ def _from_scontrol(facts: Mapping[str, str]) -> SlurmJob:
     state = facts["JobState"]
     return explained(SlurmJob(job_id, state, facts.get("Reason", ""), start=time_of(facts.get("StartTime", "")),
                               nodes=_nodes(facts.get("NodeList", "")), restarts=int(facts.get("Restarts", 0)),
-                              exit_code=_colon(facts.get("ExitCode", "")) if state in FINAL else None))
+                              exit_code=_exit_code(facts.get("ExitCode", "")) if state in FINAL else None))
 
 
 def parse_sacct(text: str) -> list[SlurmJob]:
     """Parse ``sacct --parsable2 --format=RECORD``; ``CANCELLED by 0`` is CANCELLED."""
     rows = (line.split("|") for line in text.splitlines() if line.count("|") == 4)
-    return [SlurmJob(job_id, state.partition(" ")[0], start=time_of(start), nodes=_nodes(nodes), exit_code=_colon(code))
+    return [SlurmJob(job_id, state.partition(" ")[0], start=time_of(start), nodes=_nodes(nodes), exit_code=_exit_code(code))
             for job_id, state, start, nodes, code in rows]
 
 
@@ -132,17 +130,9 @@ def _nodes(text: str) -> tuple[str, ...]:
         return (text,)
 
 
-def _colon(text: str) -> int | None:
-    """Parse an exit code; ``0:9`` means killed by signal 9."""
-    code, _, signal = text.partition(":")
-    return -int(signal or 0) or int(code) if code.isdigit() else None
-
-
-def _printed(code: str) -> int | None:
-    """Parse the exit_code of ``squeue --Format``: ``3:0`` on 24.11, the status of wait(2) on 22.05."""
-    return _colon(code) if ":" in code else _exit_status(int(code))
-
-
-def _exit_status(status: int) -> int:
-    """Return the exit code of a status of wait(2)."""
-    return -(status & 127) or status >> 8
+def _exit_code(text: str) -> int | None:
+    """Parse an exit code. ``0:9`` means killed by signal 9; ``squeue --Format`` of 22.05 prints the status of wait(2) instead."""
+    code, colon, number = text.partition(":")
+    if code.isdigit() and not colon:
+        return -(int(code) & 127) or int(code) >> 8
+    return -int(number) or int(code) if code.isdigit() else None

@@ -3,8 +3,6 @@
 ``squeue`` is asked first, then ``scontrol`` for the jobs that squeue does not list, then ``sacct``. Each may be absent.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import re
@@ -116,8 +114,7 @@ def _scontrol(job_ids: Iterable[str], ask: Runner) -> list[SlurmJob]:
 
 def _sacct(job_ids: Collection[str], ask: Runner) -> list[SlurmJob]:
     """Query sacct for jobs that have ended; its other states may be wrong if the controller does not know the job."""
-    answer = ask(("sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={','.join(job_ids)}",
-                  f"--format={RECORD}"))
+    answer = ask(("sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={','.join(job_ids)}", f"--format={RECORD}"))
     return [job for job in parse_sacct(answer) if job.ended]
 
 

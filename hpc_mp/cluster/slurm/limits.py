@@ -1,7 +1,5 @@
 """A site's limits for this user: accounts, qualities of service, and access to a partition."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -93,10 +91,8 @@ def partition_access(partition: str, ask: Runner = ask) -> PartitionAccess:
                 _names(facts.get("AllowQos")), _names(facts.get("DenyQos")) or frozenset())
 
 
-def terms(
-    partition: str, time_limit: str | None, accounts: Sequence[str], mine: Sequence[Association],
-    qos_by_name: Mapping[str, Qos], access: PartitionAccess,
-) -> JobTerms:
+def terms(partition: str, time_limit: str | None, accounts: Sequence[str], mine: Sequence[Association],
+          qos_by_name: Mapping[str, Qos], access: PartitionAccess) -> JobTerms:
     """Return the first account and quality of service that the partition accepts, the user's defaults first.
 
     Args:

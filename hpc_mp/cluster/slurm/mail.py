@@ -6,8 +6,6 @@ Slurm requeues the job. So jobs request no mail. The job that reaches the run's 
 of the job: 0 if the run is complete. This module is separate to hold this reasoning.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from hpc_mp.base.command import CommandFailed, Runner

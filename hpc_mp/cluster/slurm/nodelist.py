@@ -4,8 +4,6 @@ The order is kept because Slurm's own lists are not always sorted (with ``Topolo
 switches) and a node's position in the list is its ``SLURM_NODEID``. Libraries for host lists sort, or are GPL.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterable, Iterator

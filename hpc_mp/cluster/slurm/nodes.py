@@ -1,13 +1,12 @@
 """Nodes as Slurm sees them: states, addresses, and CPUs usable by jobs."""
 
-from __future__ import annotations
-
 import re
 import socket
 from collections.abc import Collection
 from dataclasses import dataclass
 
 from hpc_mp.base.command import Runner, ask
+from hpc_mp.cluster.slurm.job import time_of
 from hpc_mp.cluster.slurm.nodelist import compress
 from hpc_mp.cluster.slurm.records import find_record
 
@@ -49,6 +48,11 @@ def unresponsive_nodes(nodes: Collection[str], ask: Runner = ask) -> tuple[str, 
     Slurm does not report them."""
     states = node_states(nodes, ask=ask)
     return tuple(name for name, state in states.items() if state.state.startswith("down") or state.state.endswith("*"))
+
+
+def daemon_start(node: str, ask: Runner = ask) -> float | None:
+    """Return the unix seconds at which a node's slurmd started, at the node's boot or later; None if unknown."""
+    return time_of(find_record("node", node, ask).get("SlurmdStartTime", ""))
 
 
 def usable_cpus(node: str, ask: Runner = ask) -> int | None:

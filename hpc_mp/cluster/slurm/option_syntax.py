@@ -1,6 +1,4 @@
-"""Options of sbatch and srun, parsed as getopt_long does: short, abbreviated, or with a separate value."""
-
-from __future__ import annotations
+"""Options of sbatch and srun, parsed as getopt_long does: short, abbreviated, or with a separate value. Programs of srun."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -12,6 +10,8 @@ from hpc_mp.base.assets import asset_table
 TABLE = "slurm/sbatch-options.toml"
 SYNTAX = "slurm/option-syntax.toml"
 Program = Literal["sbatch", "srun"]
+# Programs in a file, an executable that is copied, a terminal, an image that lacks what the host has; no tasks at all.
+ALONE = frozenset({"multi-prog", "bcast", "pty", "test-only", "help", "usage", "version", "no-allocate"})
 
 
 class OptionWord(Protocol):
@@ -147,3 +147,20 @@ def _short(word: OptionWord, following: OptionWord | None, syntax: Syntax) -> tu
             return [*options, Option(name, attached, word.line, True)], 0
         return [*options, Option(name, following.text, word.line, True, following.line)], 1
     return options, 0
+
+
+def programs_of_srun(words: Sequence[str]) -> tuple[int, ...] | None:
+    """Return where the programs begin among srun's arguments: one index per component (``srun -n1 ./a : -n3 ./b``).
+
+    None if srun starts no program, or a program that no wrapper may precede, or if an option is unknown and may have a value.
+    """
+    places, begin = [], 0
+    while begin < len(words):
+        end = next((at for at in range(begin, len(words)) if words[at] == ":"), len(words))
+        options, program = parse([PlainWord(word) for word in words[begin:end]], syntax("srun"), permute=False)
+        if not program or any(
+                not option.is_known or option.name in ALONE or option.name.startswith("container") for option in options):
+            return None
+        places.append(end - len(program))
+        begin = end + 1
+    return tuple(places) or None

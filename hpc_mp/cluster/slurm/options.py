@@ -1,7 +1,5 @@
 """Options of sbatch that a job file may add: ``slurm.extra`` against the table ``slurm/sbatch-options.toml``."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Literal
 

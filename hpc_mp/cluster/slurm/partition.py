@@ -1,7 +1,5 @@
 """A partition's limits for one job: number of nodes, time, and the resources of each node."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -36,8 +34,7 @@ def partition_limits(partition: SlurmPartition, ask: Runner = ask) -> PartitionL
     nodes = [find_record("node", kind.nodes[0], ask) for kind in partition.kinds]
     most_cpus = _numbers([record.get("MaxCPUsPerNode")])
     usable = [min([*_numbers([node.get("CPUEfctv") or node.get("CPUTot")]), *most_cpus], default=None) for node in nodes]
-    kinds = tuple(kind if cpus is None else replace(kind, cpus=cpus)
-                  for kind, cpus in zip(partition.kinds, usable, strict=True))
+    kinds = tuple(kind if cpus is None else replace(kind, cpus=cpus) for kind, cpus in zip(partition.kinds, usable, strict=True))
     visible = sum(len(kind.nodes) for kind in kinds)
     return PartitionLimits(
         replace(partition, kinds=kinds),

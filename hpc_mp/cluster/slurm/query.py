@@ -1,7 +1,5 @@
 """Queries about Slurm itself: is it alive, its version, partitions with their nodes and GPUs."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Output of ``scontrol show`` as tables of words: Slurm's settings, and its records of nodes, partitions and jobs."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """``sbatch --test-only``: Slurm's own verdict on a script, without submitting it."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

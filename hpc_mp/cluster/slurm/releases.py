@@ -1,7 +1,5 @@
 """Differences between Slurm's releases that matter for a job script: the table ``slurm/versions.toml``."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 

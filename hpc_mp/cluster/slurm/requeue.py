@@ -4,8 +4,6 @@ Called by the job's script on its first node while the job still runs, with SIGT
 requeued.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -108,9 +106,7 @@ def requeue(job_id: str, restart: int, script: Path, ask: Runner = persistent, e
     return None
 
 
-def exclude(
-    job_id: str, ours: Sequence[BadNode], recorded: Collection[str], needed: int, ask: Runner = persistent,
-) -> Keeping:
+def exclude(job_id: str, ours: Sequence[BadNode], recorded: Collection[str], needed: int, ask: Runner = persistent) -> Keeping:
     """Keep a pending job off these nodes, and off those that its user excludes.
 
     The job is never held for that: a requeued job does not start at once, and its list of excluded nodes can be changed while it

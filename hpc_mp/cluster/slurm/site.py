@@ -1,7 +1,5 @@
 """The resources here: this machine's cores, memory and GPUs, and its Slurm cluster, if any."""
 
-from __future__ import annotations
-
 import getpass
 import os
 from collections.abc import Mapping

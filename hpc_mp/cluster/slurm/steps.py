@@ -1,7 +1,5 @@
 """Steps of an allocation: the srun commands that start tasks on its nodes, and srun's messages about them."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -3,8 +3,6 @@
 sbatch is called directly: the rendered script that was explained and kept in the run directory is the one that runs.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Environment variables of schedulers and launchers: those that a new job, or a step of this allocation, may inherit."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Collection, Mapping
@@ -41,5 +39,4 @@ def one_task_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _keep(environ: Mapping[str, str], names: Collection[str]) -> dict[str, str]:
-    return {name: value for name, value in environ.items()
-            if name in names or not (FOREIGN.match(name) or _DEFAULTS.match(name))}
+    return {name: value for name, value in environ.items() if name in names or not (FOREIGN.match(name) or _DEFAULTS.match(name))}

@@ -3,8 +3,6 @@
 It is Slurm's format with one exception: 4.0.9 names a block ``block_UUID CLIQUE``, with a blank, which Slurm refuses.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

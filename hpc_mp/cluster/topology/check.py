@@ -1,7 +1,5 @@
 """Comparison of Slurm's leaves with measured rates."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping

@@ -4,8 +4,6 @@
 nvidia.com/gpu.clique is both, joined by a dot.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

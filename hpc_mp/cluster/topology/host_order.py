@@ -4,8 +4,6 @@ Ranks fill nodes one after another, so the groups of an axis are in aligned bloc
 depends on the layout; an order that is good for all sizes is good for any.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 
 from hpc_mp.cluster.topology.model import SwitchTree
@@ -59,8 +57,7 @@ def _together(hosts: list[str], tree: SwitchTree, from_root: int) -> list[list[s
     for host in hosts:
         members.setdefault(switch(host), []).append(host)
     groups = sorted(members.items(), key=lambda item: -len(item[1]))
-    return [leaf for name, below in groups
-            for leaf in (_together(below, tree, from_root + 1) if name else [below])]
+    return [leaf for name, below in groups for leaf in (_together(below, tree, from_root + 1) if name else [below])]
 
 
 def _pieces(leaves: list[list[str]], sizes: Sequence[int]) -> Iterator[list[str]]:

@@ -8,8 +8,6 @@ The text format is in ibnetdiscover(8): a line ``Switch 36 "S-GUID" # "descripti
 a line per connected port, ``[1] "H-GUID"[1](PORTGUID) # "description" lid 4 4xHDR``.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections import Counter

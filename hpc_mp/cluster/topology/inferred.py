@@ -4,8 +4,6 @@ If a leaf's uplinks carry less than its nodes together, pairs across leaves are 
 communicate at once, as in the doctor's measurement. If uplinks carry everything, nothing can be inferred.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections import Counter

@@ -1,7 +1,5 @@
 """Switches between hosts: the switches above each host, and a topology as in Slurm's files (a tree, or blocks)."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -91,7 +89,6 @@ def from_addresses(addresses: Iterable[tuple[str, str]]) -> SwitchTree:
 
 
 def _ancestry(name: str, parent: Mapping[str, str]) -> Iterator[str]:
-    """Yield a switch, its parent, and so on to the root."""
     visited: set[str] = set()
     while name not in visited:
         yield name

@@ -1,7 +1,5 @@
 """Sources of a topology, and the recognition of their formats."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """The result of reading a source about the switches between hosts."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Slurm's topology as text: topology.conf, topology.yaml (25.05), and the output of ``scontrol show topology``."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -132,7 +130,6 @@ _KINDS = (*_LISTS, "torus3d", "flat")
 
 
 def _form(kind: Kind) -> Any:
-    """Return the model of one kind of topology."""
     switches, name, further = _LISTS[kind]
     keys: dict[str, Any] = {name: (str, ...), **{key: (str, ... if required else "") for key, required in further.items()}}
     lists: dict[str, Any] = {switches: (list[create_model(name, **keys)], ...)}  # type: ignore[misc]

@@ -3,8 +3,6 @@
 Blocks are for Slurm 24.05 and later: 23.11 has the plug-in, and refuses BlockSizes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any

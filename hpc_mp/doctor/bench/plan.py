@@ -1,7 +1,5 @@
 """Plan of a benchmark: its groups of ranks, its specification from the user's request, and the start of its ranks."""
 
-from __future__ import annotations
-
 import operator
 import os
 import re
@@ -62,10 +60,9 @@ class BenchPlan:
     start: Callable[[], Iterator[Event]]
 
 
-def plan(
-    request: BenchRequest, where: Where, environ: Mapping[str, str] = os.environ, ask: Runner = ask,
-    gpus: Callable[[], Sequence[Gpu]] = find_gpus, site: Callable[[Mapping[str, str]], SlurmSite | str] = find_site,
-) -> BenchPlan:
+def plan(request: BenchRequest, where: Where, environ: Mapping[str, str] = os.environ, ask: Runner = ask,
+         gpus: Callable[[], Sequence[Gpu]] = find_gpus,
+         site: Callable[[Mapping[str, str]], SlurmSite | str] = find_site) -> BenchPlan:
     """Plan the benchmark. Raises HpcMpError if it cannot be measured. ``gpus``, ``site``: discovery functions."""
     if where.place == "local":
         gpu_count = len(gpus())
@@ -80,9 +77,8 @@ def plan(
     return _job(request, environ, ask, site)
 
 
-def _job(
-    request: BenchRequest, environ: Mapping[str, str], ask: Runner, site: Callable[[Mapping[str, str]], SlurmSite | str]
-) -> BenchPlan:
+def _job(request: BenchRequest, environ: Mapping[str, str], ask: Runner,
+         site: Callable[[Mapping[str, str]], SlurmSite | str]) -> BenchPlan:
     """Plan a separate job on whole nodes: other jobs on them would share their network."""
     user_options = _user_options(request)
     partition = next((option.partition("=")[2] for option in user_options if option.startswith("--partition=")), None)
@@ -145,7 +141,7 @@ def _sizes(request: BenchRequest, backend: Backend, ranks: int) -> tuple[int, ..
     return sweep(begin, end, usual if factor is None else factor, step)
 
 
-def _groups(request: BenchRequest, nodes: int, ranks_per_node: int) -> Groups:
+def _groups(request: BenchRequest, nodes: int, ranks_per_node: int) -> "Groups":
     layout, world = request.layout, nodes * ranks_per_node
     if layout is None:
         return split(world, ranks_per_node, request.split)

@@ -1,7 +1,5 @@
 """Results of a benchmark as comparable numbers, and their comparison with expected bandwidth, with a verdict for each size."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

@@ -10,8 +10,6 @@ Events are lines among other output of the ranks:
     {"event": "refused", "value", "rule", "remedy"}    a rank found the input wrong
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -5,8 +5,6 @@ Nothing is written to a shared place: the specification is an argument, results 
 the events.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

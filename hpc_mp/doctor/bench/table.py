@@ -8,8 +8,6 @@ it. ``results`` has the slowest group at each size, ``groups`` all groups. Of th
 included.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -136,10 +134,9 @@ VERSION = 3
 SHOWN = re.compile(r"NCCL_|RCCL_|GLOO_|UCX_|FI_|OMPI_MCA_|TORCH_NCCL_|CUDA_VISIBLE_DEVICES$")
 
 
-def document(
-    spec: BenchSpec, ranks: Sequence[dict[str, Any]], versions: Mapping[str, str], rows: Sequence[BenchRow],
-    judged: Sequence[Judged], environ: Mapping[str, str], arguments: Sequence[str], times: tuple[str, str],
-) -> dict[str, Any]:
+def document(spec: BenchSpec, ranks: Sequence[dict[str, Any]], versions: Mapping[str, str], rows: Sequence[BenchRow],
+             judged: Sequence[Judged], environ: Mapping[str, str], arguments: Sequence[str],
+             times: tuple[str, str]) -> dict[str, Any]:
     """Return the whole document. ``times``: start and end of the run, as ``%Y-%m-%d %H:%M:%S``."""
     wrong = sum(1 for row in rows if row.wrong)
     return {

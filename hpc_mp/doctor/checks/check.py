@@ -1,7 +1,5 @@
 """The type of a check, and the runner of a set of checks: all at once, within one deadline even if a reader hangs."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

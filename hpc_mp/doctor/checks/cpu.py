@@ -1,6 +1,4 @@
-"""Checks of processors, their frequency, load and clock source; and of stuck, zombie and leftover processes."""
-
-from __future__ import annotations
+"""Checks of processors, their governor and clock source; and of stuck, zombie and leftover processes."""
 
 from collections.abc import Iterator
 
@@ -11,7 +9,6 @@ from hpc_mp.doctor.checks.check import Check, Judgement, or_well
 
 _GOOD_CLOCKS = ("tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter", "timebase", "tod", "xen")
 _GOOD_GOVERNORS = ("performance", "schedutil")
-_CAPPED = 0.95
 
 
 def count(cpus: Cpus) -> Iterator[Judgement]:
@@ -36,27 +33,10 @@ def governor(cpus: Cpus) -> Iterator[Judgement]:
     yield from or_well(bad, ", ".join(f"{name} on {many}" for name, many in cpus.governors.items()))
 
 
-def frequency(cpus: Cpus) -> Iterator[Judgement]:
-    if not cpus.governors:
-        return
-    low = {cpu: pair for cpu, pair in cpus.capped.items() if pair[0] < _CAPPED * pair[1]}
-    if low:
-        cap, peak = next(iter(low.values()))
-        yield Judgement("warning", f"{len(low)} processors are held to {cap / 1e6:g} of {peak / 1e6:g} GHz")
-    else:
-        yield Judgement("ok", "the highest frequency is allowed")
-
-
 def clock(cpus: Cpus) -> Iterator[Judgement]:
     if cpus.clock is not None:
         good = cpus.clock in _GOOD_CLOCKS
         yield Judgement("ok" if good else "warning", f"{cpus.clock}; there are {', '.join(cpus.clocks)}")
-
-
-def load(cpus: Cpus) -> Iterator[Judgement]:
-    if cpus.load is not None:
-        busy = cpus.load > 2 * cpus.online + 10
-        yield Judgement("warning" if busy else "ok", f"{cpus.load:g} over 15 minutes, {cpus.online} processors")
 
 
 CHECKS: tuple[Check[Cpus], ...] = (
@@ -66,15 +46,9 @@ CHECKS: tuple[Check[Cpus], ...] = (
           "hand the node back, or look at the firmware's settings (sub-NUMA clusters, SMT)"),
     Check("cpu-governor", read_cpus, governor, "`/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor`",
           "warning: neither `performance` nor `schedutil`", "cpupower frequency-set -g performance"),
-    Check("cpu-frequency", read_cpus, frequency, "`cpufreq/{scaling_max_freq,cpuinfo_max_freq}`",
-          "warning: the allowed maximum is below 95 % of the hardware's",
-          "cpupower frequency-set -u MAX; look at power capping in the firmware"),
     Check("clocksource", read_cpus, clock, "`/sys/devices/system/clocksource/clocksource0/current_clocksource`",
           "warning: hpet, acpi_pm or another slow one: reading the time then costs a microsecond and a system call",
           "boot with tsc=reliable if the kernel's log says that it gave the TSC up; a host whose TSC is unstable is faulty"),
-    Check("cpu-load", read_cpus, load, "`/proc/loadavg`",
-          "warning: over 15 minutes more than twice as many as there are processors, and 10",
-          "if no job runs here, find what runs or hangs (ps aux, top)"),
 )
 
 

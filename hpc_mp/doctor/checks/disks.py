@@ -1,7 +1,5 @@
 """Checks of disks and file systems."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from hpc_mp.base.text import data_size

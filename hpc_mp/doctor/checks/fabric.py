@@ -1,7 +1,5 @@
 """Checks of the fast network: ports, their rates, keys and addresses."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 
@@ -56,8 +54,7 @@ def state(fabric: RdmaFabric) -> Iterator[Judgement]:
             yield Judgement("ok", f"{port.state}, {port.physical}: not in use, and was never up", port.name)
         else:
             grave: Severity = "warning" if port.layer == "Ethernet" else "error"
-            yield Judgement(grave,
-                            f"state {port.state or 'unknown'}, physical state "
+            yield Judgement(grave, f"state {port.state or 'unknown'}, physical state "
                             f"{port.physical or 'unknown'}; 4: ACTIVE and 5: LinkUp were expected", port.name, _cure(port))
 
 
@@ -105,8 +102,7 @@ def firmware(fabric: RdmaFabric) -> Iterator[Judgement]:
         if len(versions) == 1:
             yield Judgement("ok", f"firmware {next(iter(versions))} on all {versions.total()}", board)
         else:
-            yield Judgement("warning",
-                            "firmware differs between adapters of one model: "
+            yield Judgement("warning", "firmware differs between adapters of one model: "
                             + ", ".join(f"{version} on {many}" for version, many in versions.most_common()), board)
 
 
@@ -121,8 +117,7 @@ def partition(fabric: RdmaFabric) -> Iterator[Judgement]:
         if not first:
             yield Judgement("error", "partition table has no key at index 0, which NCCL uses", port.name)
         elif not any(key & _FULL for key in port.keys.values()):
-            yield Judgement("error",
-                            f"{evidence}, and no key in the table is a full membership: "
+            yield Judgement("error", f"{evidence}, and no key in the table is a full membership: "
                             "two limited members cannot talk to each other", port.name)
         elif firsts[first] < max(firsts.values()):
             yield Judgement("error", f"{evidence}; most ports here have {firsts.most_common(1)[0][0]:#06x}", port.name)

@@ -1,7 +1,5 @@
 """Checks of clocks, power, temperature and modes of NVIDIA GPUs, and of the processes that use them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from hpc_mp.base.findings import Severity

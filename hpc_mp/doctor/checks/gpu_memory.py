@@ -1,7 +1,5 @@
 """Checks of NVIDIA GPU memory: errors, remapped rows, retired pages."""
 
-from __future__ import annotations
-
 from hpc_mp.base.text import counted
 from hpc_mp.cluster.node.nvidia_smi import GpuReport
 from hpc_mp.doctor.checks.check import Judgement

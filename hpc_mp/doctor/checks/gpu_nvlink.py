@@ -1,7 +1,5 @@
 """Checks of the paths between NVIDIA GPUs, and from GPUs to the network."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from hpc_mp.base.findings import Severity
@@ -106,8 +104,7 @@ def imex(facts: Imex) -> Iterator[Judgement]:
             yield Judgement("error", f"IMEX node is {state}", address)
     if facts.unconnected:
         first, second, letter = facts.unconnected[0]
-        yield Judgement("error",
-                        f"not connected to node {second} ({letter}); "
+        yield Judgement("error", f"not connected to node {second} ({letter}); "
                         f"{len(facts.unconnected)} such pairs; V is a version that differs", f"IMEX node {first}")
     if not facts.channels:
         yield Judgement("error", "no /dev/nvidia-caps-imex-channels/channel*: programs cannot use IMEX",
@@ -123,8 +120,7 @@ def clique(answer: SmiAnswer) -> Iterator[Judgement]:
     gpus = [gpu for gpu in joined if gpu.says("fabric/clusterUuid")]
     groups = [f"{gpu.says('fabric/clusterUuid')}.{gpu.says('fabric/cliqueId')}" for gpu in gpus]
     if lost:
-        yield Judgement("error",
-                        f"cluster UUID {lost[0].says('fabric/clusterUuid') or 'N/A'} on "
+        yield Judgement("error", f"cluster UUID {lost[0].says('fabric/clusterUuid') or 'N/A'} on "
                         f"{', '.join(map(str, lost))}: this tray belongs to no NVLink domain")
     elif len(set(groups)) > 1:
         odd = "; ".join(f"{gpu}: {group}" for gpu, group in zip(gpus, groups, strict=True) if group != usual_of(groups))
@@ -174,8 +170,7 @@ def nearest_nic(topology: GpuTopology) -> Iterator[Judgement]:
     direct = [gpu for gpu, way in best.items() if way in _DIRECT]
     kinds = ", ".join(sorted(set(best.values())))
     if not direct:
-        yield Judgement("ok",
-                        f"nearest NIC at {kinds}: no PCIe switch that a GPU and a NIC share is shown here; "
+        yield Judgement("ok", f"nearest NIC at {kinds}: no PCIe switch that a GPU and a NIC share is shown here; "
                         "NCCL_TOPO_FILE tells NCCL of those that are hidden")
     elif len(direct) == len(best):
         yield Judgement("ok", f"every GPU has a NIC on its own PCIe switch ({kinds})")

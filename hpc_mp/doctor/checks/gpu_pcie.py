@@ -1,7 +1,5 @@
 """Checks of the PCIe path from the processor to each NVIDIA GPU."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 

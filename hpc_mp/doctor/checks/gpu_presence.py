@@ -1,7 +1,5 @@
 """Checks of the presence of all GPUs and of their driver."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -100,12 +98,6 @@ def device_files(driver: GpuDriver) -> Iterator[Judgement]:
         yield Judgement("ok", "/dev/nvidiactl and /dev/nvidia-uvm are there")
 
 
-def excluded(driver: GpuDriver) -> Iterator[Judgement]:
-    left = (Judgement("warning", "the driver was told to leave this GPU alone (NVreg_ExcludedGpus)", bus)
-            for bus in driver.excluded)
-    yield from or_well(left, "no GPU is left alone on purpose" if driver.taken else "")
-
-
 def alike(answer: SmiAnswer) -> Iterator[Judgement]:
     """Check that the GPUs of a node are of one kind: a slow one slows all. GPUs that the driver cannot read are left out."""
     gpus = [gpu for gpu in seen(answer).gpus if not gpu.failed()]
@@ -182,8 +174,6 @@ CHECKS = (
           "error unless: the same version"),
     Check("gpu-device-files", read_driver, device_files, "/dev/nvidia*", "error unless: nvidiactl and nvidia-uvm",
           "nvidia-modprobe -u -c 0, or start nvidia-persistenced at boot; in a container: give it these devices"),
-    Check("gpu-excluded", read_driver, excluded, "/proc/driver/nvidia/gpus/*/information", "warning unless: none",
-          "find out why, in /etc/modprobe.d; have it replaced"),
     Check("gpu-alike", ask_smi, alike, "nvidia-smi -q -x", "warning unless: one model, VBIOS, firmware",
           "bring all GPUs to the same state"),
     row("gpu-answers", answers, "the driver gets every value", "error: ERR!, Unknown Error, GPU is lost, GPU requires reset …",

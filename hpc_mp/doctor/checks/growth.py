@@ -3,8 +3,6 @@
 Lifetime totals are never judged, except uncorrected memory errors since boot.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 
@@ -123,13 +121,6 @@ def loss(changes: Changes) -> Iterator[Judgement]:
     yield Judgement(grave, f"{repeats} of {sent} segments were sent again ({share:.2%}) {_over(changes)}")
 
 
-def refused(changes: Changes) -> Iterator[Judgement]:
-    grown = changes.grown.get("tcp/ListenDrops")
-    if grown is not None:
-        yield Judgement("warning" if grown > 10 else "ok",
-                        f"{grown} connections were dropped because a queue for new ones was full {_over(changes)}")
-
-
 def memory(changes: Changes) -> Iterator[Judgement]:
     for subject, counters in _subjects(changes, "memory/").items():
         lost, mended = changes.now.get(f"memory/{subject}/ue_count", 0), counters.get("ce_count", 0)
@@ -192,8 +183,6 @@ CHECKS: tuple[Check[Changes], ...] = (
     Check("tcp-retransmits", read_changes, loss, f"`/proc/net/snmp`: RetransSegs, OutSegs, {_SINCE}",
           "warning: above 0.1 % of at least 10,000 segments; error: above 5 %",
           "packets are lost between this host and others: look at its port's errors, then at the switch"),
-    Check("tcp-listen", read_changes, refused, f"`/proc/net/netstat`: ListenDrops, {_SINCE}",
-          "warning: more than 10 connections dropped", "raise net.core.somaxconn and net.ipv4.tcp_max_syn_backlog"),
     Check("memory-errors", read_changes, memory, f"`/sys/devices/system/edac/mc/mc*/{{ue,ce}}_count`, the latter {_SINCE}",
           "error: any that could not be corrected since boot; warning: more than 1000 corrected",
           "drain the node and replace the memory module that `edac-util -v` names"),

@@ -1,7 +1,5 @@
 """Checks of the host's name, clock, firewall and Ethernet."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -22,8 +20,7 @@ def own_name(host: HostName) -> Iterator[Judgement]:
     if outer and not first_is_loop:
         yield Judgement("ok", shown)
     else:
-        yield Judgement("warning",
-                        f"{shown}: ranks that look up this host's name get "
+        yield Judgement("warning", f"{shown}: ranks that look up this host's name get "
                         + ("an address that no other host can reach" if host.addresses else "nothing"))
 
 

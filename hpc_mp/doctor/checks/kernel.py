@@ -1,6 +1,4 @@
-"""Checks of the kernel log: of the last day, for errors of NVIDIA GPUs and NVSwitches; and of the taint flags since boot."""
-
-from __future__ import annotations
+"""Checks of the kernel log: of the last day, and for errors of NVIDIA GPUs and NVSwitches."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +8,7 @@ from typing import TypeVar
 from hpc_mp.base.findings import Severity
 from hpc_mp.base.text import ago, counted
 from hpc_mp.cluster.node.gpu_pci import read_gpus
-from hpc_mp.cluster.node.kernel_log import KernelMessage, read_kernel_log, read_taint
+from hpc_mp.cluster.node.kernel_log import KernelMessage, read_kernel_log
 from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.cluster.node.xids import NEEDS, Action, SXidLine, XidLine, sxid, xid
 from hpc_mp.doctor.checks.check import Check, Judgement, or_well
@@ -28,7 +26,8 @@ def _complaint(**patterns: tuple[str, ...]) -> Callable[[tuple[KernelMessage, ..
             if matches := [line for line in recent if pattern.search(line.text)]:
                 last = matches[-1]
                 when = "" if last.age is None else f" {ago(last.age)}"
-                yield Judgement(grave, f"{len(matches)} lines in the last day, the last{when}: {last.text.strip()[:160]}")
+                count = counted(len(matches), "line")
+                yield Judgement(grave, f"{count} in the last day, the last{when}: {last.text.strip()[:160]}")
                 return
         yield Judgement("ok", "no such line in the last day")
     return judge
@@ -87,17 +86,8 @@ _LINKS = (  # of a bond; it goes on with the others, and the link may be back
     "link status definitely down", r"now running without any active interface", r"No 802\.3ad response from the link partner",
 )
 
-_SCARS = {4: "a machine check (M)", 5: "a bad page of memory (B)", 7: "an oops (D)"}  # bits: Linux, admin-guide/tainted-kernels
 
-
-def scars(taint: int) -> Iterator[Judgement]:
-    """Check the taint flags. The flags of NVIDIA's and Mellanox's modules (P, O, E) are fine."""
-    events = [what for bit, what in _SCARS.items() if taint >> bit & 1]
-    yield Judgement("warning" if events else "ok",
-                    f"kernel.tainted = {taint}" + (f": {', '.join(events)} since boot" if events else ""))
-
-
-CHECKS: tuple[Check[tuple[KernelMessage, ...]] | Check[int], ...] = (
+CHECKS: tuple[Check[tuple[KernelMessage, ...]], ...] = (
     Check("kernel-hardware", read_kernel_log, _complaint(error=_HARDWARE + _FATAL_PCI, warning=_NOT_FATAL),
           "the kernel's log: machine checks, EDAC, `[Hardware Error]`, AER and DPC of PCI devices",
           "error: one that could not be corrected, in the last day; warning: one that was not fatal, or of the boot before",
@@ -115,9 +105,6 @@ CHECKS: tuple[Check[tuple[KernelMessage, ...]] | Check[int], ...] = (
           "the kernel's log: adapter's health, commands and cables, transmit timeout, neighbour or connection table full",
           "error: in the last day; warning: a link of a bond went down in the last day",
           "an adapter's firmware that stops needs a reset or a new adapter; for full tables see kernel-neighbours"),
-    Check("kernel-taint", read_taint, scars, "`/proc/sys/kernel/tainted`",
-          "warning: since boot a machine check, a bad page of memory or an oops, even if the log has lost it",
-          "drain the node, read the old log (journalctl -k -b), then reboot: after an oops, locks may be held for ever"),
 )
 
 

@@ -1,7 +1,5 @@
 """Checks of process limits and of the control group's limits."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from hpc_mp.base.findings import Severity

@@ -1,10 +1,8 @@
 """Checks of main memory, swap, huge pages, NUMA and shared memory."""
 
-from __future__ import annotations
+from collections.abc import Iterator
 
-from collections.abc import Callable, Iterator
-
-from hpc_mp.base.text import memory_size, several
+from hpc_mp.base.text import counted, memory_size, several
 from hpc_mp.cluster.node.memory import SHM, HostMemory, SharedMemory, read_memory, read_shared
 from hpc_mp.doctor.checks.check import Check, Judgement, or_well
 
@@ -12,7 +10,6 @@ _SIZE_TOLERANCE = 0.95  # of the machine kind's memory; the firmware reserves so
 _NODE_TOLERANCE = 0.9  # of the largest memory node
 _SHM, _SHM_TINY = 1 << 30, 64 << 20  # the second is the default of containers
 _FULL = 0.9
-_MAPS = 65_530
 
 
 def installed(memory: HostMemory) -> Iterator[Judgement]:
@@ -51,12 +48,9 @@ def huge(memory: HostMemory) -> Iterator[Judgement]:
                     f"{total} are set aside, {idle} of them unused ({memory_size(reserved)})" if total else "none are set aside")
 
 
-def _setting(name: str, good: Callable[[int], bool]) -> Callable[[HostMemory], Iterator[Judgement]]:
-    """Return a judge of the kernel's setting ``vm.NAME``."""
-    def judge(memory: HostMemory) -> Iterator[Judgement]:
-        if (value := memory.settings.get(name)) is not None:
-            yield Judgement("ok" if good(value) else "warning", f"vm.{name} = {value}")
-    return judge
+def reclaim(memory: HostMemory) -> Iterator[Judgement]:
+    if (mode := memory.settings.get("zone_reclaim_mode")) is not None:
+        yield Judgement("warning" if mode else "ok", f"vm.zone_reclaim_mode = {mode}")
 
 
 def balancing(memory: HostMemory) -> Iterator[Judgement]:
@@ -83,7 +77,7 @@ def left(shm: SharedMemory) -> Iterator[Judgement]:
     names = [name.rpartition("/")[2] for name in shm.left]
     bad = len(names) > 0 and used > 0.05 * shm.memory
     yield Judgement("warning" if bad else "ok",
-                    f"{len(names)} files as NCCL, torch and MPI make them, {memory_size(used)} in all"
+                    f"{counted(len(names), 'file')} as NCCL, torch and MPI make them, {memory_size(used)} in all"
                     + (f": {several(names)}" if names else ""), SHM)
 
 
@@ -101,14 +95,8 @@ CHECKS: tuple[Check[HostMemory] | Check[SharedMemory], ...] = (
     Check("memory-hugepages", read_memory, huge, "`/proc/meminfo`: HugePages_*",
           "warning: unused ones hold more than 10 % of the memory",
           "set vm.nr_hugepages to what is used; unused huge pages serve nobody else"),
-    Check("memory-reclaim", read_memory, _setting("zone_reclaim_mode", lambda mode: mode == 0),
-          "`/proc/sys/vm/zone_reclaim_mode`", "warning: not 0",
+    Check("memory-reclaim", read_memory, reclaim, "`/proc/sys/vm/zone_reclaim_mode`", "warning: not 0",
           "sysctl vm.zone_reclaim_mode=0: a full memory node else throws page cache away instead of using its neighbour"),
-    Check("memory-overcommit", read_memory, _setting("overcommit_memory", lambda mode: mode != 2),
-          "`/proc/sys/vm/overcommit_memory`", "warning: 2",
-          "sysctl vm.overcommit_memory=0: CUDA and forked data workers reserve far more than they use"),
-    Check("memory-maps", read_memory, _setting("max_map_count", lambda limit: limit >= _MAPS),
-          "`/proc/sys/vm/max_map_count`", "warning: below 65,530", "sysctl vm.max_map_count=262144"),
     Check("numa-balancing", read_memory, balancing, "`/proc/sys/kernel/numa_balancing`",
           "warning: on, in a node with GPUs and several memory nodes",
           "sysctl kernel.numa_balancing=0: it unmaps pages to see who uses them, which stalls ranks that are bound already"),

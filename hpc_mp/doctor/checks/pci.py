@@ -1,7 +1,5 @@
 """Checks of the path between adapters and GPUs: PCI links, bridges, the IOMMU, drivers for direct transfers."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterator
@@ -39,8 +37,7 @@ def redirecting(bridges: Bridges) -> Iterator[Judgement]:
     if isinstance(bridges.redirecting, Unavailable):
         raise bridges.redirecting
     if bridges.redirecting:
-        yield Judgement("warning",
-                        f"access control redirects in {len(bridges.redirecting)} PCI bridges of a "
+        yield Judgement("warning", f"access control redirects in {len(bridges.redirecting)} PCI bridges of a "
                         "machine that is not virtual: transfers between GPUs and adapters go through the root, slowly, or hang",
                         several(bridges.redirecting))
     else:

@@ -1,7 +1,5 @@
 """Judges of nvidia-smi's report on every GPU: one finding for each faulty GPU, one for all if none is faulty."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 
 from hpc_mp.base.text import counted

@@ -1,7 +1,5 @@
 """The passive checks, which are fast and safe beside a running job, and those that decide if a node gets a job."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hpc_mp.doctor.checks import (

@@ -1,7 +1,5 @@
 """Checks of kernel limits that a job of more than a thousand ranks reaches."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 from hpc_mp.base.text import memory_size
@@ -47,8 +45,7 @@ def buffers(scale: KernelLimits) -> Iterator[Judgement]:
         return
     least = min(scale.of["receive"][-1], scale.of["send"][-1])
     bad = least < _BUFFER and scale.speed > _FAST and scale.cluster
-    yield Judgement("warning" if bad else "ok",
-                    f"a connection's buffer may grow to {memory_size(least)}"
+    yield Judgement("warning" if bad else "ok", f"a connection's buffer may grow to {memory_size(least)}"
                     + (f"; the fastest interface has {scale.speed / 1000:g} Gb/s" if scale.speed else ""))
 
 

@@ -3,8 +3,6 @@
 A slow GPU is the most common straggler and silent corruption the worst fault. Both show only under load, compared with peers.
 """
 
-from __future__ import annotations
-
 from hpc_mp.doctor.compute.judge import Result, judge
 from hpc_mp.doctor.compute.workers import devices_here, measure
 

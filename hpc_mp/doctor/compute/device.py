@@ -1,7 +1,5 @@
 """The interface of a measurable device, the result of one kind of work on it, and a node's processors as a device of numpy."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Results of devices, and findings on those that compute slower than their peers, or with other results."""
 
-from __future__ import annotations
-
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence

@@ -7,8 +7,6 @@ There is therefore one right answer for every device, library and layout, and it
 runs on the same kind of device. It finds faults that small integers do not trigger.
 """
 
-from __future__ import annotations
-
 import hashlib
 from typing import Any
 

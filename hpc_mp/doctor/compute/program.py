@@ -4,8 +4,6 @@ It answers every line with one JSON line. The parent process thereby decides whi
 under load, one after the other for copies over shared paths.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import statistics

@@ -1,7 +1,5 @@
 """Measurement with torch: a GPU, or all processors of the node."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

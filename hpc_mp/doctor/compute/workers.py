@@ -1,7 +1,5 @@
 """Measurement of the devices of this machine: one process per device, all of them under load at the same time."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

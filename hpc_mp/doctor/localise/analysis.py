@@ -1,8 +1,6 @@
 """Analysis of the log of rounds: health of nodes by themselves, and of their uplinks under load; pairs that do not answer, and
 pairs that are slow although both ends are healthy."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from math import exp, isqrt, log
@@ -62,9 +60,8 @@ def _base(table: PairTable) -> float:
     return max(map(level, parts or [table.rate.ravel()])) if table.rate.size else 0.0
 
 
-def _nodes(
-    table: PairTable, cluster: ClusterLayout, base: float, rule: DecisionRule, trust: Bools | None
-) -> tuple[Health, float]:
+def _nodes(table: PairTable, cluster: ClusterLayout, base: float, rule: DecisionRule,
+           trust: Bools | None) -> tuple[Health, float]:
     raw = table.rate - base
     near = np.abs(raw) < 2 * NEAR
     sound = near
@@ -112,11 +109,9 @@ def silence(record: RoundLog) -> Silence:
     times: defaultdict[Pair, list[int]] = defaultdict(list)
     for turn, pair in unexplained:
         times[pair].append(turn)
-    excused = {pair: turns for pair, turns in times.items()
-               if all(record.answered.get(node, -1) > turns[0] for node in pair)}
+    excused = {pair: turns for pair, turns in times.items() if all(record.answered.get(node, -1) > turns[0] for node in pair)}
     aside = {node for turn, pair in unexplained if pair not in excused for node in pair if record.answered.get(node, -1) < turn}
-    return Silence(frozenset(down), frozenset(aside),
-                   frozenset(pair for pair, turns in excused.items() if len(turns) > 1),
+    return Silence(frozenset(down), frozenset(aside), frozenset(pair for pair, turns in excused.items() if len(turns) > 1),
                    frozenset(pair for pair, turns in excused.items() if len(turns) == 1 and pair not in record.talked))
 
 

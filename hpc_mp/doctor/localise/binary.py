@@ -1,7 +1,5 @@
 """Localisation from binary samples: bad and good pairs, named by the node, link or uplink that explains them. Pure."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 

@@ -7,8 +7,6 @@ convicts by at most the log of the fraction of slow samples among cleared pairs,
 through noise, and on shared uplinks through other pairs.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from math import log
 

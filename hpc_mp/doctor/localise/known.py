@@ -1,7 +1,5 @@
 """The knowledge after a round of the search, and the rounds that follow from it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random

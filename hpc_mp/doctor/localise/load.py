@@ -1,8 +1,6 @@
 """Health of uplinks, from rates under full load; and groups of nodes that share a leaf, learnt from pairs that stay fast while a
 crowd is slow."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import log

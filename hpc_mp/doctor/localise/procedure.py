@@ -1,7 +1,5 @@
 """The procedure of a search: a first pass over all nodes, then retests until nothing is in doubt."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from random import Random

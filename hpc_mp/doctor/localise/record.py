@@ -1,7 +1,5 @@
 """Data types of the localiser: its measurements, the cluster's layout, the log of rounds as columns, and its verdict."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -91,7 +89,7 @@ class PairTable:
     aimed: Bools  # True for ends in ``Round.aimed``, (rows, 2)
     rate: Floats  # log GB/s by rail, (rows, rails)
 
-    def take(self, rows: Bools) -> PairTable:
+    def take(self, rows: Bools) -> "PairTable":
         return PairTable(self.round[rows], self.one[rows], self.other[rows], self.alone[rows], self.full[rows],
                      self.aimed[rows], self.rate[rows])
 

@@ -1,7 +1,5 @@
 """Choice of pairs to measure again: suspects with healthy nodes."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
@@ -64,7 +62,6 @@ class Retests:
         return knowledge.undisturbed(pairs or rounds.disjoint(sorted(silence.doubtful)))
 
     def _missing(self, knowledge: Known, _: int) -> Round:
-        """Return a round of pairs that were never measured."""
         return knowledge.crowded(rounds.disjoint([pair for pair in combinations(knowledge.active, 2)
                                                   if pair not in knowledge.record.talked]))
 

@@ -1,7 +1,5 @@
 """Schedules of rounds of disjoint pairs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from math import ceil, floor, log2

@@ -8,8 +8,6 @@ the middle of the healthy rates is a suspicion. The fastest sample of every pair
 slow a pair down.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, log, pow, sqrt
@@ -40,7 +38,7 @@ class Pairs:
     def ends(self) -> set[int]:
         return {node for pair in self.rate for node in pair}
 
-    def without(self, nodes: Iterable[int] = (), pairs: Iterable[Pair] = ()) -> Pairs:
+    def without(self, nodes: Iterable[int] = (), pairs: Iterable[Pair] = ()) -> "Pairs":
         gone, cut = {*nodes}, {*pairs}
         return replace(self, rate={pair: rate for pair, rate in self.rate.items() if pair not in cut and not gone & {*pair}})
 

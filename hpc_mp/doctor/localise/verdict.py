@@ -1,7 +1,5 @@
 """Conversion of the evidence to named suspects."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator
 from math import exp, log

@@ -1,7 +1,5 @@
 """Comparison of the fit's suspects with the spread of the pairs without suspects."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import comb, exp, inf, log
@@ -109,8 +107,9 @@ def _remaining(suspects: Sequence[Suspect], state: NetworkState, cluster: Cluste
         if entry.suspect in confirmed and entry.suspect.kind == "node" and min(basis.nodes, basis.pairs) < RULE.clear:
             # If pairs differ, the fit's fraction of "the" healthy rate means little.
             yield from (_node(node, faults, pairs, cluster) for node in entry.nodes)
-        elif entry.suspect in confirmed or entry.suspect.factor == 0 or _of_load(entry.suspect, cluster):
-            yield entry.suspect
+        elif entry.suspect in confirmed or entry.suspect.factor == 0 or (
+                entry.suspect.kind == "uplink" and entry.suspect.certain and cluster.leaf is not None):
+            yield entry.suspect  # the evidence of a known leaf's uplink is the total rate of its nodes, not single pairs
         elif not entry.explained(faults):
             # The uplink of an unknown leaf is a set of nodes.
             of_nodes = entry.suspect.kind in OF_NODES or (entry.suspect.kind == "uplink" and cluster.leaf is None)
@@ -118,11 +117,6 @@ def _remaining(suspects: Sequence[Suspect], state: NetworkState, cluster: Cluste
             odds = basis.odds(entry.suspect, of_nodes, max(rates, default=inf))
             likely = entry.suspect.kind in OF_NODES and entry.suspect.certain and odds >= SUSPICION
             yield from [entry.suspect] if odds >= ODDS[of_nodes] else _beside(entry, likely, faults.left, state, cluster)
-
-
-def _of_load(suspect: Suspect, cluster: ClusterLayout) -> bool:
-    """Return True for a convicted uplink of a known leaf: its evidence is the total rate of its nodes, not single pairs."""
-    return suspect.kind == "uplink" and suspect.certain and cluster.leaf is not None
 
 
 def _basis(fit: Sequence[Weighed], pairs: uneven.Pairs, state: NetworkState) -> Basis:
@@ -138,7 +132,6 @@ def _basis(fit: Sequence[Weighed], pairs: uneven.Pairs, state: NetworkState) -> 
 
 
 def _of_rail(pairs: uneven.Pairs, rail: int | None, state: NetworkState, cluster: ClusterLayout) -> uneven.Pairs:
-    """Return the same pairs on one rail."""
     if rail is None:
         return pairs
     rates = uneven.best(state, cluster, rail).rate

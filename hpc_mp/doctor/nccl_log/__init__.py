@@ -1,7 +1,5 @@
 """NCCL's actual behaviour, from its own log and from the counters of the network's ports."""
 
-from __future__ import annotations
-
 from hpc_mp.doctor.nccl_log.judge import PROGRAMS, Machine, judge, logged, machine_of, refused, taken
 from hpc_mp.doctor.nccl_log.parse import parse
 from hpc_mp.doctor.nccl_log.ports import PortBytes, judge_ports, read_port_bytes

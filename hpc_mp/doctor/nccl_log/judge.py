@@ -3,8 +3,6 @@
 NCCL falls back silently, these findings report it.
 """
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -90,8 +88,7 @@ def _network(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
     elif truth.nodes == 1:
         yield Finding(code, "ok", "", "the log names no network, and one node needs none")
     else:
-        yield Finding(code, "unknown", "", "the log names no network",
-                      "run with NCCL_DEBUG=INFO and without NCCL_DEBUG_SUBSYS")
+        yield Finding(code, "unknown", "", "the log names no network", "run with NCCL_DEBUG=INFO and without NCCL_DEBUG_SUBSYS")
 
 
 def _gdr(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:

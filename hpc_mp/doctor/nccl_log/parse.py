@@ -4,8 +4,6 @@ The formats are those of NCCL's sources from 2.4 to 2.30 (src/debug.cc, src/tran
 lines are skipped: no content of a log raises an error.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -44,8 +42,6 @@ def parse(lines: Iterable[str]) -> NcclTruth:
 
 
 class _Reading:
-    """The state of the parser."""
-
     def __init__(self) -> None:
         self.count = 0
         self.network: dict[Who, str] = {}

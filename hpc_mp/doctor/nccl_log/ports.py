@@ -1,8 +1,6 @@
 """Comparison of the bytes through the ports of the fast network with the bytes that the ranks sent. The log states NCCL's
 intention, the counters its actual traffic."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -51,8 +49,7 @@ def judge_ports(before: Mapping[str, PortBytes], after: Mapping[str, PortBytes],
     moved = {port: after[port].sent - before[port].sent for port in after if port in before}
     if not moved or sent <= 0:
         yield Finding("nccl-ports", "unknown", "", "no counter of a fast port to compare with" if sent > 0
-                      else "nothing was sent",
-                      "run as a user who may read /sys/class/infiniband/*/ports/*/counters, on the host")
+                      else "nothing was sent", "run as a user who may read /sys/class/infiniband/*/ports/*/counters, on the host")
         return
     if any(count < 0 for count in moved.values()):
         yield Finding("nccl-ports", "unknown", "", "the counters were reset during the run", "measure again")

@@ -4,8 +4,6 @@
 exits with 0. NCCL's variables are inherited; only the place and amount of logging are set here.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -1,7 +1,5 @@
 """Facts from NCCL's log, and the meanings of its warnings: the table ``env/nccl-troubles.toml``."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 ``python -m hpc_mp.doctor.survey.agent [INTERFACE…]``, as one task per node of a step. It answers on standard output.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

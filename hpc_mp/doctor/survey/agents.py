@@ -1,7 +1,5 @@
 """The coordinator's side of the agents: orders go to all agents, answers are gathered until a deadline."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
@@ -144,9 +142,8 @@ class AgentPool:
                 process.stdin.flush()
         return self.gather(number, awaited, within)
 
-    def gather(
-        self, number: int, awaited: Collection[int] | None, within: float, straggle: float = STRAGGLE_S,
-    ) -> dict[int, Message]:
+    def gather(self, number: int, awaited: Collection[int] | None, within: float,
+               straggle: float = STRAGGLE_S) -> dict[int, Message]:
         """Return the answers to order ``number``; 0 is the agents' first, unrequested message. ``awaited``: None = any agent."""
         begin = time.monotonic()
         end, answers = begin + within, dict[int, Message]()

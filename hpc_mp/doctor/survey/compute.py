@@ -1,7 +1,5 @@
 """Compute speed of a node: the exact problem of ``doctor.compute``, repeated on one CPU."""
 
-from __future__ import annotations
-
 import os
 import time
 from dataclasses import dataclass

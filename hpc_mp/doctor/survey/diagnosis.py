@@ -3,8 +3,6 @@
 A slow transfer is a symptom of many faults. It is not diagnosed as a slow network if CPU, loss or MTU explain it.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -187,7 +185,6 @@ def _leads_through(evidence: SurveyEvidence, suspect: Suspect, uplinks: set[str]
 
 
 def _share(legs: Iterable[Leg]) -> float:
-    """Return the fraction of lost segments."""
     transfers = [*legs]
     return sum(leg.lost for leg in transfers) / max(1, sum(leg.segments for leg in transfers))
 
@@ -233,7 +230,6 @@ def _slow(evidence: SurveyEvidence) -> Iterable[Diagnosis]:
 
 
 def _computed(evidence: SurveyEvidence) -> dict[int, list[Computed]]:
-    """Return the results of every node, one per trial."""
     nodes = dict.fromkeys(node for trial in evidence.trials for node in trial)
     return {node: [trial[node] for trial in evidence.trials if node in trial] for node in nodes}
 

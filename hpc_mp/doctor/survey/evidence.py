@@ -1,7 +1,5 @@
 """The evidence of a survey so far: plain facts, from which ``diagnose`` draws conclusions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Facts that an agent reports about its own node before any measurement."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Sequence

@@ -1,8 +1,6 @@
 """Figures of a survey: bandwidth matrix, bars per node, switches with marked suspects; as positions and colours, and drawn on a
 terminal. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median

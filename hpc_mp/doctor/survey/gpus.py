@@ -3,8 +3,6 @@
 Both directions are measured at the same time (``sendrecv``). Every GPU has ranks of its own, so that a dead one costs one rail.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

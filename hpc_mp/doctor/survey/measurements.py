@@ -1,7 +1,5 @@
 """Measurements of the coordinator, each one order to the agents; the answers are kept as evidence."""
 
-from __future__ import annotations
-
 import secrets
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -150,9 +148,8 @@ class Gpus:
 class GpuMeasurements(Measurements):
     """Measurements of the bandwidth between GPUs."""
 
-    def __init__(
-        self, crew: AgentPool, ranks: Sequence[int], evidence: SurveyEvidence, gpus: Gpus, load_seconds: float = 0.0
-    ) -> None:
+    def __init__(self, crew: AgentPool, ranks: Sequence[int], evidence: SurveyEvidence, gpus: Gpus,
+                 load_seconds: float = 0.0) -> None:
         super().__init__(crew, ranks, evidence, load_seconds)
         self._gpus = gpus
 

@@ -1,7 +1,5 @@
 """The report of every node of a survey: findings of its own checks, its traits, and the speed of its devices."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

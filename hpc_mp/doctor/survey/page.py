@@ -1,7 +1,5 @@
 """``doctor.html``: a survey as one self-contained page. Separate from the report, so that Jinja is loaded only for the page."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from hpc_mp.base.text import counted, data_rate, moment

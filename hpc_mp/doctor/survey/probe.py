@@ -1,7 +1,5 @@
 """MTU probe: full-size UDP packets with the don't-fragment bit, which need no privilege."""
 
-from __future__ import annotations
-
 import socket
 import struct
 import threading

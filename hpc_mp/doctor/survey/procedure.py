@@ -1,7 +1,5 @@
 """The procedure of a survey: the order of its measurements, with a verdict after every step."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

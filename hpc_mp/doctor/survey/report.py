@@ -1,8 +1,6 @@
 """The results of a survey as one document, and their consequences: nodes that launch avoids, drain reasons, rates for planner and
 placement."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """A whole survey: start the agents, run the procedure, report; after an interrupt a partial report."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Mapping

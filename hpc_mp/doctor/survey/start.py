@@ -1,7 +1,5 @@
 """Start of an agent on every node with srun: as a step of the current allocation, or as a separate small job."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -4,8 +4,6 @@ One peer connects for both directions. The sender closes the connection when it 
 its kernel's delivery rates: if other processes take the CPU, bytes per second of wall time say little about a link.
 """
 
-from __future__ import annotations
-
 import itertools
 import socket
 import struct
@@ -163,7 +161,7 @@ def _push(connection: socket.socket, plan: TransferPlan, key: Key) -> TransferEn
     return TransferEnd(key, rate, last.segments, last.lost, last.limited)
 
 
-def _enough(samples: Sequence[tuple[float, Info]], plan: TransferPlan) -> bool:
+def _enough(samples: "Sequence[tuple[float, Info]]", plan: TransferPlan) -> bool:
     passed = samples[-1][0] - samples[0][0]
     count = sum(sample.rate is not None for _, sample in samples)
     return passed >= plan.seconds and (plan.packets > 0 or count >= SAMPLES or passed >= LONGER * plan.seconds)

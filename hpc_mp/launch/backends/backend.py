@@ -1,7 +1,5 @@
 """The interface of all back ends: a plan in, the outcome of its run out; a Python callable in, its tasks out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,9 +42,8 @@ class Launch:
         return self.plans[0]
 
 
-def concluded(
-    launch: Launch, attempt: AttemptReader, job_id: str | None, guess: Callable[[], tuple[State, Cause | None]],
-) -> Outcome:
+def concluded(launch: Launch, attempt: AttemptReader, job_id: str | None,
+              guess: Callable[[], tuple[State, Cause | None]]) -> Outcome:
     """Return the outcome of a run that has ended: the supervisor's verdict; without one the result of ``guess``."""
     run = attempt.run
     conclusion, numbers = verdict(run), figures(run, attempt.number)

@@ -1,7 +1,5 @@
 """The back end for a program on emulated nodes of this machine: every rank is a process that becomes the program."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

@@ -1,7 +1,5 @@
 """Ctrl-C, SIGTERM and a closed terminal as events to wait for: the handlers do nothing, a socket receives the numbers."""
 
-from __future__ import annotations
-
 import signal
 import socket
 import threading
@@ -41,7 +39,7 @@ class Interrupts:
                 self._count += number in WATCHED and not (number == signal.SIGHUP and self._count)
         return self._count - before
 
-    def __enter__(self) -> Interrupts:
+    def __enter__(self) -> "Interrupts":
         self._old: dict[int, Any] = {}
         if threading.current_thread() is not threading.main_thread():
             return self

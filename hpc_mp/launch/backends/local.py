@@ -1,7 +1,5 @@
 """The back end for a plan on emulated nodes of this machine, to its end."""
 
-from __future__ import annotations
-
 import os
 import resource
 import secrets

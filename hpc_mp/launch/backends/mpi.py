@@ -1,7 +1,5 @@
 """``--on mpi``: ranks started by the mpirun on PATH, on the hosts known to it, without Slurm."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from hpc_mp.base.command import Runner
 from hpc_mp.job import AnySpec
 from hpc_mp.launch.backends.backend import Launch
-from hpc_mp.launch.backends.supervised import SupervisorCommand, follow
+from hpc_mp.launch.backends.supervised import follow
 from hpc_mp.launch.choices import GpuRequest, as_given
 from hpc_mp.launch.emulator.slurm_env import EMULATED, inherited, shared_environment
 from hpc_mp.launch.facts import ClusterFacts, outside
@@ -61,7 +59,7 @@ def _supervised(launch: Launch, options: Sequence[str], environ: Mapping[str, st
     with begin(launch.plan, launch.resumed) as begun:
         run = begun.run
         argv = [*python, "hpc_mp.supervisor", str(run.path), "--", "mpirun", *options, *python, *rank(run)]
-        return follow(SupervisorCommand(argv, environ, run.supervisor_log), begun, launch)
+        return follow(argv, environ, run.supervisor_log, begun, launch)
 
 
 def mpirun(spec: AnySpec, ask: Runner = patient) -> list[str]:

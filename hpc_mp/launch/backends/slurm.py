@@ -1,7 +1,5 @@
 """``--on slurm``: a plan as a Slurm job, with the chained jobs behind it, or as an array of jobs."""
 
-from __future__ import annotations
-
 import os
 import re
 import time
@@ -147,7 +145,6 @@ def submit(request: CallRequest) -> SubmittedTasks:
 
 
 def _array(launch: Launch, rendered: JobScript) -> tuple[Outcome, ...]:
-    """Return the outcome of each run of a sweep."""
     plans, listener = launch.plans, launch.listener
     runs = begin_sweep(plans, rendered)
     attempts = [AttemptReader(run, 1) for run in runs]

@@ -1,7 +1,5 @@
 """``--on slurm`` or ``auto`` inside an allocation: the job script runs as a step of that allocation."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 
@@ -10,7 +8,7 @@ from hpc_mp.cluster.slurm.releases import Version
 from hpc_mp.cluster.slurm.variables import step_environment
 from hpc_mp.job import AnySpec
 from hpc_mp.launch.backends.backend import Launch
-from hpc_mp.launch.backends.supervised import SupervisorCommand, follow
+from hpc_mp.launch.backends.supervised import follow
 from hpc_mp.launch.choices import slurm_gpus
 from hpc_mp.launch.facts import ClusterFacts, ask_cluster
 from hpc_mp.launch.model_check import check_model
@@ -35,5 +33,5 @@ def start(launch: Launch) -> Outcome:
     job_id = os.environ["SLURM_JOB_ID"]
     with begin(launch.plan, launch.resumed) as begun:
         stage_environment(launch.plan.spec, launch.listener, begun.run)
-        log = begun.run.slurm_log(job_id)
-        return follow(SupervisorCommand(["bash", str(begun.run.script)], step_environment(), log, job_id), begun, launch)
+        script, log = str(begun.run.script), begun.run.slurm_log(job_id)
+        return follow(["bash", script], step_environment(), log, begun, launch, job_id)

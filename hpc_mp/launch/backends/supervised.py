@@ -1,13 +1,10 @@
 """The supervisor (``hpc_mp.supervisor``) as a child of the launch: the common part of the back ends ``step`` and ``mpi``."""
 
-from __future__ import annotations
-
 import selectors
 import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_mp.base.exit_codes import ending
@@ -24,36 +21,25 @@ REPEAT_S = 2.0  # between two signals: of two at the same time, the shell of a j
 SIGNALS = (signal.SIGUSR2, signal.SIGINT)  # sent to the supervisor at the first and the second interrupt
 
 
-@dataclass(frozen=True, slots=True)
-class SupervisorCommand:
-    """The command of the supervisor: ``argv`` with the environment ``environ``; ``log`` receives its output.
-
-    ``job_id``: the Slurm job of its allocation; None outside of Slurm.
-    """
-
-    argv: Sequence[str]
-    environ: Mapping[str, str]
-    log: Path
-    job_id: str | None = None
-
-
-def follow(command: SupervisorCommand, begun: Begun, launch: Launch) -> Outcome:
-    """Run the supervisor to its end, with progress. The first interrupt saves and stops, the second kills."""
+def follow(argv: Sequence[str], environ: Mapping[str, str], log: Path, begun: Begun, launch: Launch,
+           job_id: str | None = None) -> Outcome:
+    """Run the supervisor to its end, with progress. The first interrupt saves and stops, the second kills. ``log`` receives its
+    output. ``job_id``: the Slurm job of its allocation; None outside of Slurm."""
     launch.listener.say(f"run       {begun.run.path}")
     attempt = AttemptReader(begun.run, begun.attempt)
-    with open(command.log, "ab") as output, Interrupts() as interrupts:
+    with open(log, "ab") as output, Interrupts() as interrupts:
         with launch.listener.following(launch.plan.steps):
-            child = subprocess.Popen(command.argv, env=command.environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            child = subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
                                      start_new_session=True, pass_fds=[begun.lock])
             code = _until_its_end(child, attempt, interrupts, launch.listener)
-        unsaid = Cause("launcher", f"the job {ending(code)}; its log is {command.log}")
+        unsaid = Cause("launcher", f"the job {ending(code)}; its log is {log}")
 
         def guess() -> tuple[State, Cause | None]:
             if code in (0, STOPPED):
                 return ("stopped" if code else "completed"), None
             return "failed", cause(begun.run) or unsaid
 
-        return concluded(launch, attempt, command.job_id, guess)  # an interrupt that comes too late does not end this
+        return concluded(launch, attempt, job_id, guess)  # an interrupt that comes too late does not end this
 
 
 def _until_its_end(child: subprocess.Popen[bytes], attempt: AttemptReader, interrupts: Interrupts, listener: Listener) -> int:

@@ -1,7 +1,5 @@
 """The watch over emulated ranks: it follows them to their end and determines the outcome."""
 
-from __future__ import annotations
-
 import math
 import selectors
 import time

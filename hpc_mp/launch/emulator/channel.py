@@ -1,7 +1,5 @@
 """JSON messages, one per line, in both directions over a Unix socket; a message may carry open files."""
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Mapping, Sequence

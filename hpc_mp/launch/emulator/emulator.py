@@ -1,7 +1,5 @@
 """The launcher's side of emulated ranks: it starts the zygote, sends it the order, and receives the ends of the ranks."""
 
-from __future__ import annotations
-
 import os
 import selectors
 import socket
@@ -120,10 +118,8 @@ class Emulator:
             raise RunFailed(event["why"] if event["event"] == "failed" else NOT_IMPORTED.format(why=event["why"]))
         return event["value"]
 
-    def start(
-        self, ranks: Sequence[EmulatedRank], job_file: Path, listener: socket.socket | None, lock: int, entry: str = ENTRY,
-        patience: Patience | None = None,
-    ) -> None:
+    def start(self, ranks: Sequence[EmulatedRank], job_file: Path, listener: socket.socket | None, lock: int, entry: str = ENTRY,
+              patience: Patience | None = None) -> None:
         """Fork the ranks as soon as the imports are done; if they failed, ``broken`` has the reason.
 
         Args:
@@ -164,7 +160,7 @@ class Emulator:
         with suppress(ConnectionError):  # it has ended already
             self._channel.send({"command": name})
 
-    def __enter__(self) -> Emulator:
+    def __enter__(self) -> "Emulator":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,7 +1,5 @@
 """The environment of emulated ranks: the variables that srun sets, and those shared by all ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 

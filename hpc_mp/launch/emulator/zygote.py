@@ -18,8 +18,6 @@ modules. It then receives ``{"entry", "job_file", "ranks": [{"log", "environment
 channel closes, the launcher is dead and every rank is killed; if this process dies, the kernel kills them.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import math

@@ -1,7 +1,5 @@
 """Check of the files that a program's command names: without them every rank would fail after hours in the queue."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Launchers, commands that start ranks themselves: as the command of every rank, one would start ranks times ranks."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator, Sequence

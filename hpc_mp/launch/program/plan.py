@@ -1,7 +1,5 @@
 """The plan of a program's job file. Tasks of a program without axes are all placed along the data axis, in order."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path

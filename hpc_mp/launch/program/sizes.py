@@ -1,7 +1,5 @@
 """Default numbers of nodes and ranks of a program: from the surrounding allocation, else from one node's GPUs."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,11 +21,9 @@ class ProgramSize:
     why: str
 
 
-def size_of(
-    spec: ProgramSpec, nodes: int | None, ranks_per_node: int | None, on: str, environ: Mapping[str, str] = os.environ,
-    place: Callable[[str], Where] = decide, facts: Callable[[ProgramSpec], ClusterFacts] = ask_cluster,
-    gpus: Callable[[], int] = lambda: len(find_gpus()),
-) -> ProgramSize:
+def size_of(spec: ProgramSpec, nodes: int | None, ranks_per_node: int | None, on: str, environ: Mapping[str, str] = os.environ,
+            place: Callable[[str], Where] = decide, facts: Callable[[ProgramSpec], ClusterFacts] = ask_cluster,
+            gpus: Callable[[], int] = lambda: len(find_gpus())) -> ProgramSize:
     """Return the size of a program.
 
     Args:

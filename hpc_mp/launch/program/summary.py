@@ -1,7 +1,5 @@
 """The plan of a program in words, printed before the start."""
 
-from __future__ import annotations
-
 import shlex
 
 from hpc_mp.base.text import counted

@@ -1,7 +1,5 @@
 """Checks before a script is written: values that no script can contain, and keys that contradict each other."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterable, Sequence
@@ -100,8 +98,7 @@ def check_directives(lines: Iterable[str], version: Version | None) -> None:
 
 # Keys that the script contains: they must be the same for all runs of a sweep.
 SHARED = ("job.name", "job.nodes", "job.ranks_per_node", "job.time_limit", "job.device", "job.directory",
-          "model.stage", "data.stage", "program.start", "program.stage",
-          *(f"slurm.{key}" for key in Slurm.model_fields),
+          "model.stage", "data.stage", "program.start", "program.stage", *(f"slurm.{key}" for key in Slurm.model_fields),
           *(f"environment.{key}" for key in Environment.model_fields))
 
 

@@ -1,7 +1,5 @@
 """Ranks in a container: its runtime, and the directories mounted into it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path, PurePosixPath
 

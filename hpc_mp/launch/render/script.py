@@ -1,7 +1,5 @@
 """``render``: from a job, its run directories and the facts of a cluster to the text of a job script."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

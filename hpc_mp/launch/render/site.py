@@ -3,8 +3,6 @@
 Both are in a folder ``hpc-mp``: beside the job file, else in the user's configuration (``~/.config/hpc-mp``), else in ``/etc``.
 """
 
-from __future__ import annotations
-
 import os
 import tomllib
 from collections.abc import Mapping

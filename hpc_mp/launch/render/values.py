@@ -1,7 +1,5 @@
 """Template values that are not in the job file, derived from the job and the facts of the cluster."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,8 +129,7 @@ def _whole(value: str | int | bool | None) -> int | None:
     if value is None or value is False:
         return None
     if isinstance(value, bool) or not re.fullmatch(r"[1-9]\d{0,6}", str(value)):
-        raise HpcMpError(f"slurm.extra.cpus-per-task = {value!r}", "must be a whole number of at least 1",
-                         "write for example 12")
+        raise HpcMpError(f"slurm.extra.cpus-per-task = {value!r}", "must be a whole number of at least 1", "write for example 12")
     return int(value)
 
 

@@ -5,8 +5,6 @@ read. The archive is made on the login node, once for each state of the environm
 ``slurm/node-start.sh`` unpacks it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The environment of a Python interpreter: a virtual environment, a conda prefix, a separate Python, or the system's."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

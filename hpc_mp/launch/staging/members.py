@@ -7,8 +7,6 @@
   by a zero byte: ``node-start.sh`` writes the new place into them.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import re

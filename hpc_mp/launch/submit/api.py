@@ -1,7 +1,5 @@
 """``hpc_mp.submit``: a Python callable on every task of a Slurm job, or of emulated nodes on this machine."""
 
-from __future__ import annotations
-
 import pickle
 import tempfile
 import time
@@ -24,7 +22,7 @@ LATE_S = 5.0  # delay in which a result may appear on a shared file system after
 def submit(
     function: Callable[..., Any], /, *arguments: Any, on: str = "auto", nodes: int = 1, tasks_per_node: int = 1,
     directory: str | Path = "submitted", slurm: Mapping[str, Any] | None = None, **keywords: Any,
-) -> SubmittedJob:
+) -> "SubmittedJob":
     """Call ``function(*arguments, **keywords)`` in ``nodes * tasks_per_node`` processes, and return at once.
 
     Each process has ``SLURM_PROCID`` and the other variables of srun, and ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``,

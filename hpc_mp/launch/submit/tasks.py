@@ -1,7 +1,5 @@
 """The tasks of a submitted callable: those of a Slurm job, or processes on emulated nodes of this machine."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import shlex

@@ -1,7 +1,5 @@
 """The worker of a submitted callable: the code of every task, both on Slurm and on emulated nodes."""
 
-from __future__ import annotations
-
 import os
 import socket
 import time

@@ -1,7 +1,5 @@
 """Model families as torch-free tables, and the checks that need only a model's shape."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError

@@ -6,8 +6,6 @@ parallelism. So D × C / E ranks have the same experts. ZeRO shards the experts'
 their number and the shard degree: over all of them if no shard degree is given.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, gcd

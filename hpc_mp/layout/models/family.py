@@ -4,8 +4,6 @@ A family states where Hugging Face keeps the embedding, the blocks, the last nor
 their shapes in the engine, and the dimension along which tensor parallelism cuts each weight.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -49,7 +47,7 @@ class Weight:
         before = self.cut - 1
         return *self.shape[:before], self.shape[before] * self.shape[self.cut], *self.shape[self.cut + 1:]
 
-    def within(self, prefix: str) -> Weight:
+    def within(self, prefix: str) -> "Weight":
         """Return this weight of a block as a weight of the model."""
         return replace(self, name=f"{prefix}.{self.name}", stored=tuple((at, f"{prefix}.{name}") for at, name in self.stored))
 

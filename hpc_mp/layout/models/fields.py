@@ -5,8 +5,6 @@ every family names the fields that its reader or its modules read, and the value
 on training are named here. A field without an entry is refused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """GPT-2: learned positions, Conv1D projections stored (in, out), q, k and v fused, head tied to the embedding."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

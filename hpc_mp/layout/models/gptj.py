@@ -1,7 +1,5 @@
 """GPT-J: attention and MLP side by side behind one norm, rotary positions on a part of each head, a biased head."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version

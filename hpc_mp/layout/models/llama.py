@@ -1,7 +1,5 @@
 """Llama: rotary positions, RMSNorm, gated MLP, grouped-query attention, head tied or not."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

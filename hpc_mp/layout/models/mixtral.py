@@ -3,8 +3,6 @@
 All experts of a block are one parameter. Checkpoints store each expert separately: w1 is the gate, w3 goes up, w2 down.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

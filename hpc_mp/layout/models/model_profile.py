@@ -5,8 +5,6 @@ device (with neither tensor nor context ranks), and the settings of the job that
 refused.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -114,6 +112,5 @@ def shares(profile: ModelProfile, layers: int, memory_weight: float) -> tuple[fl
     times = (1, layers, 1)
     seconds = sum(unit.seconds * number for unit, number in zip(units, times, strict=True)) or 1.0
     size = sum(unit.bytes * number for unit, number in zip(units, times, strict=True)) or 1
-    embedding, block, head = (
-        memory_weight * unit.bytes / size + (1 - memory_weight) * unit.seconds / seconds for unit in units)
+    embedding, block, head = (memory_weight * unit.bytes / size + (1 - memory_weight) * unit.seconds / seconds for unit in units)
     return embedding, block, head

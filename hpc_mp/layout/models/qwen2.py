@@ -1,7 +1,5 @@
 """Qwen2 and Qwen2.5: Llama's blocks, in which q, k and v have biases and no other projection has one."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

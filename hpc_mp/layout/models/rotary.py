@@ -4,8 +4,6 @@ Source: ``modeling_rope_utils.py`` of transformers. It accepts an unknown kind, 
 model is built.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -66,8 +64,7 @@ def _check(where: str, settings: Any, head_dim: int) -> None:
             raise HpcMpError(f"{where}: {key}", f"is required for rope_type = {shown(kind)}", "add it")
     for key, value in settings.items():
         if key not in (*LISTS, *NUMBERS, *OTHERS):
-            raise HpcMpError(f"{where}: {key} = {shown(value)}", "is not a supported setting of rotary positions",
-                             "leave it out")
+            raise HpcMpError(f"{where}: {key} = {shown(value)}", "is not a supported setting of rotary positions", "leave it out")
         if key in LISTS and value is not None and not (
                 isinstance(value, list | tuple) and len(value) == head_dim // 2 and all(map(is_number, value))):
             raise HpcMpError(f"{where}: {key}", f"must be a list of {head_dim // 2} numbers, half the size of a head",

@@ -1,7 +1,5 @@
 """A model's shape: the numbers that determine how it can be cut, read without transformers."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Mapping
@@ -66,8 +64,7 @@ def read_config(spec: JobSpec) -> dict[str, Any]:
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise HpcMpError(value, "its config.json names no model_type", remedy)
     if not any(directory.glob("*.safetensors")):
-        raise HpcMpError(value, "holds no *.safetensors file",
-                         "save it again with save_pretrained (pickle files are not read)")
+        raise HpcMpError(value, "holds no *.safetensors file", "save it again with save_pretrained (pickle files are not read)")
     return config
 
 

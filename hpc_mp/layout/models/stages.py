@@ -15,8 +15,6 @@ A measure counts embedding, blocks, and norm with head; ``partition`` cuts so th
 first and the last stage may have no layer, if the job file states it or if it balances better.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Modules are cut as a whole: the embedding, the head, and of every block its atte
 section 3). Key-value heads are never split: if there are fewer of them than ranks, neighbouring ranks hold the same head.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

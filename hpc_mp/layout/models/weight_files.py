@@ -3,8 +3,6 @@
 Only the headers of the safetensors files are read, a few kilobytes each: fast enough for a login node.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -68,8 +66,7 @@ def stored_weights(directory: Path) -> dict[str, StoredWeight]:
     headers = {file: stored_in(file) for file in set(files.values())}
     for name, file in files.items():
         if name not in headers[file]:
-            raise HpcMpError(f"model.pretrained = {directory}",
-                             f"{file.name} lacks {name}, which its {INDEX} lists there", SAVE)
+            raise HpcMpError(f"model.pretrained = {directory}", f"{file.name} lacks {name}, which its {INDEX} lists there", SAVE)
     return {name: headers[file][name] for name, file in files.items()}
 
 
@@ -154,7 +151,6 @@ def _incomplete(path: Path, why: str) -> HpcMpError:
 
 
 def _same(one: StoredWeight, other: StoredWeight) -> bool:
-    """Return True if two weights are stored with the same bytes."""
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False
     return all(a == b for a, b in zip(_content(one), _content(other), strict=True))

@@ -4,8 +4,6 @@ A letter order such as ``DPT`` names the axes data, pipeline, (context) and tens
 ranks, as in SageMaker's ``placement_strategy``: ``cluster`` = ``DPT``, ``spread`` = ``TPD``.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
@@ -170,7 +168,6 @@ def place(degrees: Degrees, order: str, ranks_per_node: int = 8, rank_map: RankM
 
 
 def _nodes(world: int, ranks_per_node: int, rank_map: RankMap) -> tuple[int, ...]:
-    """Return the node of every rank."""
     nodes = -(-world // ranks_per_node)
     if isinstance(rank_map, tuple):
         counts = Counter(rank_map)

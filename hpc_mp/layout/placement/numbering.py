@@ -4,8 +4,6 @@ A program makes its groups only from rank numbers, by its own rule. The launcher
 right numbers the groups are inside nodes or across them as in any other order.
 """
 
-from __future__ import annotations
-
 from hpc_mp.base.programs import NUMBERINGS
 from hpc_mp.layout.placement.grid import Degrees, Placement, RankMap, RankPlace, normalize_order, place
 

@@ -17,8 +17,6 @@ a B sends. Sends and receives are asynchronous: a RECV is posted at its place in
 waits.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

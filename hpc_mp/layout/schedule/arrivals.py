@@ -16,8 +16,6 @@ ends. Under 1F1B a rank keeps as many sent messages as chunks, or one or two mor
 This module is separate because it is an independent argument about schedules, made by neither their validator nor the engine.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """Completion of an order of computations to a whole schedule: messages, then reductions. ``build`` makes the named schedules."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import zip_longest

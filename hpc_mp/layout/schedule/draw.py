@@ -1,7 +1,5 @@
 """A schedule as a coloured drawing. One column per time slot, every F, B, I and W one slot long."""
 
-from __future__ import annotations
-
 from rich.text import Text
 
 from hpc_mp.layout.schedule.actions import Action, Kind, Schedule

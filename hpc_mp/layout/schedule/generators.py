@@ -4,8 +4,6 @@ Each returns a schedule of only F, B, I and W; ``complete.py`` adds messages and
 what each is good for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count

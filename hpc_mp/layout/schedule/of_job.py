@@ -3,8 +3,6 @@
 This module is separate because it is the only part of the schedules that knows a job.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
@@ -49,10 +47,8 @@ def check_schedule(spec: JobSpec) -> None:
                          "leave activations out of parallel.offload, or use more microbatches or another schedule")
 
 
-def check_table(
-    name: str, schedule: Schedule, ranks: tuple[str, int | None], microbatches: tuple[str, int | None],
-    stages_per_rank: tuple[str, int | None],
-) -> None:
+def check_table(name: str, schedule: Schedule, ranks: tuple[str, int | None], microbatches: tuple[str, int | None],
+                stages_per_rank: tuple[str, int | None]) -> None:
     """Check that a table has the requested sizes, each (the key by which the user knows it, its value or None for any). Raises
     HpcMpError for the first that differs."""
     count = len(schedule.ranks)

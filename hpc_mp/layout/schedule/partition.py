@@ -1,7 +1,5 @@
 """The assignment of layers to stages: contiguous counts that make the most expensive stage as cheap as possible."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import accumulate
@@ -47,9 +45,8 @@ def most_stages(layers: int) -> int:
     return layers + 2
 
 
-def _best(
-    layers: int, stages: int, cost: Callable[[int, int, int], int], join: Callable[[int, int], int | None]
-) -> tuple[int, tuple[int, ...]]:
+def _best(layers: int, stages: int, cost: Callable[[int, int, int], int],
+          join: Callable[[int, int], int | None]) -> tuple[int, tuple[int, ...]]:
     """Return the least value over all cuts, with its counts; ``join`` adds a stage's cost to the value of the stages after it.
 
     Dynamic programme from the last stage: ``tails[begin]`` is the best cut of the layers from ``begin`` on into the stages from

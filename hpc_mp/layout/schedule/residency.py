@@ -18,8 +18,6 @@ formats and computes 24 × hidden operations: at hidden 8192 and 400 TFLOP/s, it
 1.4.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Simulation: the earliest times of a schedule's computations."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

@@ -4,8 +4,6 @@ A cell is stage, action, microbatch: ``0F0``, ``1B0``, ``1I0``, ``1W0``; an empt
 included, because they follow from the order; so do the number of stages and their placement on ranks.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import re

@@ -17,8 +17,6 @@ A message is put into its stream when the computations before it in the list hav
 same lists, and so meet at their reductions in the same order.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace

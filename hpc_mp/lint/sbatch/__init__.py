@@ -1,7 +1,5 @@
 """Linter for job scripts, hpc-mp's and the user's: ``lint(text, directory=…)``."""
 
-from __future__ import annotations
-
 from hpc_mp.base.findings import Finding, Severity
 from hpc_mp.lint.sbatch.rules import lint
 

@@ -1,14 +1,11 @@
 """Programs that start a training, and the options of launchers that start the ranks of a node."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from hpc_mp.base.launchers import LAUNCHERS, MODULES
 from hpc_mp.base.programs import PYTHON
-from hpc_mp.lint.sbatch.shell import SHELLS
-from hpc_mp.lint.sbatch.word import Word
+from hpc_mp.lint.sbatch.shell import SHELLS, Word
 
 HELPERS = frozenset({"-c", "-V", "--version", "pip", "venv", "json.tool"})  # arguments of a python call that does not train
 

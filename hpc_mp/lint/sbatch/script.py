@@ -1,7 +1,5 @@
 """A job script, parsed once and with its variables expanded, and the queries of the rules."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections import deque
@@ -11,20 +9,9 @@ from pathlib import Path
 
 from hpc_mp.base.launchers import MPIRUNS
 from hpc_mp.cluster.slurm.option_syntax import Option
-from hpc_mp.lint.sbatch.header import MAGIC, Header, read_header
-from hpc_mp.lint.sbatch.shell import (
-    SHELLS,
-    Command,
-    Shell,
-    ShellAssignment,
-    for_a_shell,
-    inner_script,
-    named_assignment,
-    read_shell,
-    split_prefixes,
-)
-from hpc_mp.lint.sbatch.step import Step, read_step
-from hpc_mp.lint.sbatch.word import Word
+from hpc_mp.lint.sbatch import shell as bash
+from hpc_mp.lint.sbatch.header import MAGIC, Header, Step, read_header, read_step
+from hpc_mp.lint.sbatch.shell import Word
 
 DEPTH = 6  # nesting of srun and bash -c
 ELSEWHERE = MPIRUNS | {"ssh", "pdsh", "clush", "parallel"}  # they run on other nodes
@@ -44,7 +31,7 @@ class Script:
     text: str
     lines: tuple[str, ...]
     header: Header
-    shell: Shell
+    shell: bash.Shell
     steps: tuple[Step, ...]
     directory: Path
     version: tuple[int, int] | None
@@ -105,7 +92,7 @@ class Script:
         """The minimum number of tasks by the directives."""
         return self.number("ntasks") or self.nodes * (self.number("ntasks-per-node") or 1)
 
-    def of(self, step: Step) -> Script:
+    def of(self, step: Step) -> "Script":
         """Return this script with only the step's component of a heterogeneous job."""
         group = step.value("het-group") or ""
         components = self.header.components
@@ -138,17 +125,16 @@ class Script:
         """The line for findings about a missing directive: that of the first directive."""
         return self.options[0].line if self.options else 1
 
-    def commands(self, *names: str) -> Iterator[Command]:
+    def commands(self, *names: str) -> Iterator[bash.Command]:
         return (command for command in self.shell.commands if command.name in names)
 
     def sets(self, name: str) -> bool:
         return any(assignment.name == name for assignment in self.shell.assignments)
 
-    def shell_option(self, letter: str, name: str) -> Command | None:
+    def shell_option(self, letter: str, name: str) -> bash.Command | None:
         """Return the ``set`` in the job's own shell that enables an option: ("u", "nounset"), ("", "pipefail")."""
         for command in self.commands("set"):
-            by_letter = letter and any(re.fullmatch(rf"-[a-zA-Z]*{letter}[a-zA-Z]*", argument)
-                                       for argument in command.arguments)
+            by_letter = letter and any(re.fullmatch(rf"-[a-zA-Z]*{letter}[a-zA-Z]*", argument) for argument in command.arguments)
             by_name = any(re.fullmatch(r"-[a-zA-Z]*o", option) and value == name
                           for option, value in itertools.pairwise(command.arguments))
             if not command.task and (by_letter or by_name):
@@ -159,25 +145,25 @@ class Script:
 def read_script(text: str, *, directory: Path, version: tuple[int, int] | None) -> Script:
     lines = tuple(text.replace("\r\n", "\n").split("\n"))
     header = read_header(lines)
-    shell = Shell()
+    shell = bash.Shell()
     steps: list[Step] = []
-    if not lines[0].startswith("#!") or for_a_shell(lines[0]):
-        shell = read_shell("\n".join(lines))
+    if not lines[0].startswith("#!") or bash.for_a_shell(lines[0]):
+        shell = bash.read_shell("\n".join(lines))
         shell = replace(shell, assignments=(*_exports(header.components[0], task=False), *shell.assignments))
         shell, steps = _with_inner(shell)
     return Script(text, lines, header, shell, tuple(steps), directory, version)
 
 
-def _with_inner(outer: Shell) -> tuple[Shell, list[Step]]:
+def _with_inner(outer: bash.Shell) -> tuple[bash.Shell, list[Step]]:
     """Return the script and its steps, with the commands of steps and ``bash -c`` included and its own variables expanded."""
-    commands: list[Command] = []
+    commands: list[bash.Command] = []
     assignments = list(outer.assignments)
     exported = set(outer.exported)
     faults = list(outer.faults)
     steps: list[Step] = []
     variables: dict[str, tuple[Word, ...]] = {}
 
-    def visit(command: Command, depth: int) -> None:
+    def visit(command: bash.Command, depth: int) -> None:
         if not command.words:  # only an empty variable
             return
         commands.append(command)
@@ -188,13 +174,13 @@ def _with_inner(outer: Shell) -> tuple[Shell, list[Step]]:
             steps.append(step)
             assignments.extend(_exports(step.options, task=True))
             if step.program:
-                prefixes, env_words, words = split_prefixes(step.program)
-                inner = Command(words or step.program, step.program[0].line, prefixes,
-                                tuple(named_assignment(word, task=True) for word in env_words), task=True)
+                prefixes, env_words, words = bash.split_prefixes(step.program)
+                inner = bash.Command(words or step.program, step.program[0].line, prefixes,
+                                tuple(bash.named_assignment(word, task=True) for word in env_words), task=True)
                 assignments.extend(inner.assignments)
                 visit(inner, depth - 1)
-        elif script := inner_script(command.words):
-            inside = read_shell(_with_results(script), script.line, task=command.task or command.name in ELSEWHERE)
+        elif script := bash.inner_script(command.words):
+            inside = bash.read_shell(_with_results(script), script.line, task=command.task or command.name in ELSEWHERE)
             assignments.extend(inside.assignments)
             exported.update(inside.exported)
             faults.extend(inside.faults if not script.expands else ())  # an expanded variable may stand for a list
@@ -207,7 +193,7 @@ def _with_inner(outer: Shell) -> tuple[Shell, list[Step]]:
         while ahead and ahead[0].line < command.line:
             assign(variables, ahead.popleft())
         visit(replace(command, words=expanded(command.words, variables)), DEPTH)
-    return Shell(tuple(commands), tuple(assignments), outer.comments, frozenset(exported), tuple(faults)), steps
+    return bash.Shell(tuple(commands), tuple(assignments), outer.comments, frozenset(exported), tuple(faults)), steps
 
 
 def _with_results(script: Word) -> str:
@@ -218,9 +204,9 @@ def _with_results(script: Word) -> str:
     return text
 
 
-def _exports(options: Iterable[Option], *, task: bool) -> list[ShellAssignment]:
+def _exports(options: Iterable[Option], *, task: bool) -> list[bash.ShellAssignment]:
     """Return the assignments of ``--export=NAME=VALUE``."""
-    return [named_assignment(Word(part, option.line), task=task) for option in options if option.name == "export"
+    return [bash.named_assignment(Word(part, option.line), task=task) for option in options if option.name == "export"
             for part in (option.value or "").split(",") if "=" in part]
 
 
@@ -231,7 +217,7 @@ _USE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?:\[[@*]\])?\})")
 Variables = Mapping[str, tuple[Word, ...]]
 
 
-def assign(variables: MutableMapping[str, tuple[Word, ...]], assignment: ShellAssignment) -> None:
+def assign(variables: MutableMapping[str, tuple[Word, ...]], assignment: bash.ShellAssignment) -> None:
     """Record the value of a variable from this assignment on, as far as the script's text shows it."""
     words = expanded(assignment.words if assignment.array else [part for word in assignment.words for part in _split(word)],
                      variables)
@@ -244,7 +230,7 @@ def expanded(words: Iterable[Word], variables: Variables) -> tuple[Word, ...]:
     for word in words:
         use = _WHOLE.fullmatch(word.text) if word.expands else None
         if use and (value := variables.get(use[1] or use[2])) is not None:
-            is_script = output and output[-1].text == "-c" and any(before.base in SHELLS for before in output)
+            is_script = output and output[-1].text == "-c" and any(before.base in bash.SHELLS for before in output)
             output += [_joined(word, value)] if is_script else value
         elif word.expands:
             evaluated = [substituted(part, variables) for part in word.evaluated]

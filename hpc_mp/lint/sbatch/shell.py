@@ -9,8 +9,6 @@ interpreter. NUL is replaced too: the scanner needs n² steps for n of them. Lin
 py-tree-sitter 0.26.0 are freed while they are in use (its issue 472).
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import re
@@ -21,14 +19,34 @@ from dataclasses import dataclass, replace
 import tree_sitter_bash
 from tree_sitter import Language, Node, Parser
 
-from hpc_mp.lint.sbatch.word import Word
-
 # Wrappers in front of a command, with their options that take a separate value.
 PREFIXES = {"exec": ("-a",), "time": ("-f", "-o"), "nohup": (), "command": (), "builtin": (), "setsid": (),
             "stdbuf": (), "env": ("-u", "-C"), "nice": ("-n",), "timeout": ("-s", "-k"), "numactl": ("-N", "-m", "-C")}
 SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
 _LEFT_OF = {"&": "background", "&&": "tested", "||": "tested"}
 _CONDITIONS = frozenset({"if_statement", "elif_clause", "while_statement"})
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word as the program gets it, except that shell expansions are left as written.
+
+    Attributes:
+        text: the text without quotes; ``$NAME`` and ``$(…)`` stay.
+        line: the line, counted from 1.
+        expands: the variables that the shell expands in this word, each with its line.
+        evaluated: each ``$(…)`` in the text that the shell replaces by its output.
+    """
+
+    text: str
+    line: int
+    expands: tuple[tuple[str, int], ...] = ()
+    evaluated: tuple[str, ...] = ()
+
+    @property
+    def base(self) -> str:
+        """The last part of a path: ``torchrun`` for ``/usr/bin/torchrun``."""
+        return self.text.rpartition("/")[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +132,7 @@ def _parser() -> Parser:
     return Parser(Language(tree_sitter_bash.language()))
 
 
-def read_tree(source: str, first_line: int = 1, *, task: bool = False) -> tuple[Node, NodeReader]:
+def read_tree(source: str, first_line: int = 1, *, task: bool = False) -> "tuple[Node, NodeReader]":
     """Return the tree of a script and the reader of its nodes. The arguments are those of ``read_shell``."""
     line_ends = tuple(match.start() for match in re.finditer("\n", source))
     plain = _UNSAFE.sub("x", source)
@@ -248,8 +266,7 @@ _NO_ALIAS = re.compile(r"^([ \t]*)\\(?=[a-z])", re.MULTILINE)
 _LAST_WORD = re.compile(r"(?<=[ \t])-(?=[\w=./-]*[ \t]*<<-?[ \t]*[\w\\'\"])")
 _NAMED = re.compile(r"[A-Za-z_]\w*=")
 _WITH_ASSIGNMENTS = ("command", "declaration_command")
-_SKIPPED = ("file_redirect", "heredoc_redirect", "herestring_redirect", "variable_assignment", "command_name",
-            "comment")
+_SKIPPED = ("file_redirect", "heredoc_redirect", "herestring_redirect", "variable_assignment", "command_name", "comment")
 
 
 def named_assignment(word: Word, *, task: bool) -> ShellAssignment:

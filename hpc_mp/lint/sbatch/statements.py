@@ -1,7 +1,5 @@
 """A script's statements in order, each with its text, its lines and its commands. ``shell`` reads a script as one flat list."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from hpc_mp.lint.sbatch.shell import Command, read_tree

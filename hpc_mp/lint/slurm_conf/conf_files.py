@@ -1,7 +1,5 @@
 """slurm.conf and its companion files on disk, as a cluster: settings, nodes and partitions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """The output of ``scontrol`` about a cluster, as tables of words."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Linting of slurm.conf and the files beside it on disk, before a controller starts with them."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

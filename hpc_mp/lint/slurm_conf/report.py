@@ -1,7 +1,5 @@
 """A description of a cluster: partitions, GPUs, networks, switches, job settings, and faults."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping

@@ -1,13 +1,12 @@
 """Rules on slurm.conf, gres.conf, cgroup.conf and topology.conf as files. Most of these faults keep Slurm from starting."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from hpc_mp.base.findings import Hit, Rule, Severity
-from hpc_mp.base.text import did_you_mean, several
+from hpc_mp.base.rule_table import rules_of
+from hpc_mp.base.text import counted, did_you_mean, several
 from hpc_mp.cluster.slurm.conf_file import ConfigLine, conf_keys, conf_kinds, conf_table, fits
 from hpc_mp.cluster.slurm.query import parse_gres
 from hpc_mp.cluster.slurm.records import Words
@@ -121,7 +120,7 @@ def _addresses(files: ConfFiles) -> Iterator[Hit]:
                 continue  # depends on how Slurm was built
             value = re.sub(r"^(?!\[)(.*[-,].*)", r"[\1]", fields[key]) if key == "Port" else fields[key]
             if (count := len(expanded(value))) not in (1, len(nodes)):
-                yield _hit(line, f"{listed(nodes)}: {key}={fields[key]}", f"{count} for {len(nodes)} nodes")
+                yield _hit(line, f"{listed(nodes)}: {key}={fields[key]}", f"{count} for {counted(len(nodes), 'node')}")
 
 
 # --- gres.conf -------------------------------------------------------------------------------------------------------
@@ -161,7 +160,7 @@ def _wrong(records: Sequence[Words], requested: int) -> str:
         if "multiplefiles" in record and ({"file", "files"} & record.keys() or len(_devices(record)) < 2):
             return "MultipleFiles next to File, or with a single file"
         if files and record["name"].casefold() not in _SHARED and _count(record) not in (None, files):
-            return f"Count={record['count']}, but {files} files"
+            return f"Count={record['count']}, but {counted(files, 'file')}"
     if records[0]["name"].casefold() in _SHARED:
         return ""
     filed, typed = ([bool(_devices(record)) for record in records], ["type" in record for record in records])
@@ -241,32 +240,19 @@ def topology_hits(lines: Iterable[ConfigLine]) -> Iterator[tuple[Severity, str, 
             yield "error", f"{name} has LinkSpeed={fields['linkspeed']}, which is not a number: Slurm refuses this", line
 
 
-_REFUSED = ": Slurm does not start with it"
-RULES: tuple[Rule[ConfFiles], ...] = (
-    Rule("conf-unread", "error", _unread, "not KEY=VALUE, or a second KEY=VALUE on the line of a setting" + _REFUSED,
-         "write one KEY=VALUE, quoted if the value has blanks; put all fields of a node or partition on one line"),
-    Rule("conf-include", "error", _not_included, "the file cannot be read: Slurm waits a minute for it, and does not start",
-         "name a file without *, relative to the folder of slurm.conf"),
-    Rule("conf-key", "error", _unknown_keys, "not a key of this file" + _REFUSED, "{advice}"),
-    Rule("conf-value", "error", _values, "must be {it}" + _REFUSED, "{advice}"),
-    Rule("conf-release", "warning", _of_some_releases, "{it} does not start with it",
-         "leave it out if `slurmctld -V` shows one of these releases"),
-    Rule("defined-twice", "error", _twice, "it is defined twice" + _REFUSED, "write one line for each node and each partition"),
-    Rule("partition-nodes", "error", _nodes_from_nowhere, "no NodeName line defines these nodes" + _REFUSED,
-         "define them, or remove them from Nodes="),
-    Rule("node-addresses", "error", _addresses, "{it}" + _REFUSED,
-         "write one value for each node of the line, or one for all that run on the same host"),
-    Rule("cpus-contradict", "error", _processors, "these sockets, cores and threads allow {it}: Slurm uses {advice}",
-         "use the line that `slurmd -C` prints on the node"),
-    Rule("gres-undeclared", "error", _undeclared, "it is not in GresTypes: Slurm ignores it, and no job can request it",
-         "slurm.conf: GresTypes={it}"),
-    Rule("gres-typed", "error", _typed, "only some have a type: slurmd does not start with it",
-         "name the type of all, or of none"),
-    Rule("gres-records", "error", _gres_records, "{it}: slurmd does not start with it",
-         "write one line for each kind of device of a node, with its files: Name=gpu File=/dev/nvidia[0-7]; with AutoDetect, "
-         "no line"),
-    Rule("gres-cores", "error", _cores, "{it}: slurmd ignores the line's cores, and jobs get devices far from their cores",
-         "number cores, not hardware threads, from 0: `nvidia-smi topo -m` shows the CPUs of each GPU"),
-    Rule("gres-count", "error", _fewer_devices, "Slurm drains a node with fewer devices than slurm.conf has",
-         "set the number that `nvidia-smi -L` shows on the node in slurm.conf and gres.conf"),
-)
+RULES: tuple[Rule[ConfFiles], ...] = rules_of("slurm/conf-rules.toml", {
+    "conf-unread": _unread,
+    "conf-include": _not_included,
+    "conf-key": _unknown_keys,
+    "conf-value": _values,
+    "conf-release": _of_some_releases,
+    "defined-twice": _twice,
+    "partition-nodes": _nodes_from_nowhere,
+    "node-addresses": _addresses,
+    "cpus-contradict": _processors,
+    "gres-undeclared": _undeclared,
+    "gres-typed": _typed,
+    "gres-records": _gres_records,
+    "gres-cores": _cores,
+    "gres-count": _fewer_devices,
+})

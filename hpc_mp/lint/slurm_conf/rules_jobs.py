@@ -1,10 +1,9 @@
 """Rules on the start, confinement, end and requeuing of jobs."""
 
-from __future__ import annotations
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from collections.abc import Callable, Iterable, Iterator
-
-from hpc_mp.base.findings import Hit, Rule, Severity
+from hpc_mp.base.findings import Hit, Rule
+from hpc_mp.base.rule_table import rules_of
 from hpc_mp.lint.slurm_conf.config import SlurmFacts
 
 GRACE_S = 120
@@ -16,22 +15,19 @@ SHORT_KILL_S = 30
 LATE_S = 600
 """Seconds from which an unnoticed dead node costs more than a restart; Slurm's default is 300."""
 
-UNKILLABLE_S = 180
-"""Seconds for a process that waits for a GPU or a file server to die; Slurm's default of 60 s is often too short."""
-
-SWITCH_WAIT_S = 300
-"""Slurm's default of max_switch_wait."""
-
 Judge = Callable[[SlurmFacts], str | Iterable[str]]
 """Function that returns the wrong settings as subjects of findings: one, "" for none, or several."""
 
 
-def rule(code: str, severity: Severity, judge: Judge, message: str, fix: str) -> Rule[SlurmFacts]:
-    """Return the rule of a judge."""
-    def find(facts: SlurmFacts) -> Iterator[Hit]:
-        wrong = judge(facts)
-        yield from (Hit(subject=subject) for subject in ([wrong] if isinstance(wrong, str) else wrong) if subject)
-    return Rule(code, severity, find, message, fix)
+def rules(judges: Mapping[str, Judge]) -> tuple[Rule[SlurmFacts], ...]:
+    """Return the rules of these judges."""
+    def finder(judge: Judge) -> Callable[[SlurmFacts], Iterator[Hit]]:
+        def find(facts: SlurmFacts) -> Iterator[Hit]:
+            wrong = judge(facts)
+            yield from (Hit(subject=subject) for subject in ([wrong] if isinstance(wrong, str) else wrong) if subject)
+        return find
+
+    return rules_of("slurm/conf-rules.toml", {code: finder(judge) for code, judge in judges.items()})
 
 
 def has_value(key: str, *wrong: str) -> Judge:
@@ -78,69 +74,17 @@ def _no_warning(facts: SlurmFacts) -> str:
     return f"{facts.shown('PreemptType')} without send_user_signal" if preempts and not warns else ""
 
 
-def _switch_wait(facts: SlurmFacts) -> str:
-    parameters = dict(word.partition("=")[::2] for word in facts.listed("SchedulerParameters"))
-    wait = parameters.get("max_switch_wait", str(SWITCH_WAIT_S))
-    short = facts.says("TopologyPlugin") == "topology/tree" and wait.isdecimal() and int(wait) <= SWITCH_WAIT_S
-    return f"max_switch_wait={wait} s" if short else ""
-
-
-_ADMIN = "slurm.conf: "
-RULES: tuple[Rule[SlurmFacts], ...] = (
-    rule("task-plugin", "warning", _lacks("TaskPlugin", "task/cgroup", "task/affinity", "cgroup", "affinity"),
-         "Slurm neither binds tasks to processors nor confines them: ranks share one core, or run far from their GPU's socket",
-         _ADMIN + "TaskPlugin=task/cgroup,task/affinity"),
-    rule("proctrack", "warning", has_value("ProctrackType", "proctrack/linuxproc", "proctrack/pgid"),
-         "Slurm misses leftover processes of a job (a hung rank, a data loader), which keep GPU memory and ports from the next "
-         "job",
-         _ADMIN + "ProctrackType=proctrack/cgroup"),
-    rule("constrain-cores", "warning", _fence("ConstrainCores"),
-         "jobs on one node take each other's processors: ranks slow down without a visible reason",
-         "cgroup.conf: ConstrainCores=yes"),
-    rule("constrain-devices", "warning", _fence("ConstrainDevices", gpus_only=True),
-         "every job sees every GPU of the node, and a leftover process holds memory of another job's GPU",
-         "cgroup.conf: ConstrainDevices=yes"),
-    rule("constrain-memory", "info", _fence("ConstrainRAMSpace"),
-         "a job that uses too much memory ends other jobs, not itself",
-         "cgroup.conf: ConstrainRAMSpace=yes"),
-    rule("memlock", "warning", _memlock,
-         "the job inherits the login node's limit on locked memory; if that is 64 KiB, RDMA cannot register memory, and "
-         "NCCL fails or falls back to TCP",
-         _ADMIN + "PropagateResourceLimitsExcept=MEMLOCK instead of PropagateResourceLimits, and LimitMEMLOCK=infinity for "
-         "slurmd"),
-    rule("kill-wait", "warning", _lasts("KillWait", lambda wait: wait < SHORT_KILL_S),
-         f"after scancel or preemption, ranks are killed before they have saved (they need {GRACE_S} s)",
-         _ADMIN + f"KillWait={GRACE_S}"),
-    rule("kill-wait-short", "info", _lasts("KillWait", lambda wait: SHORT_KILL_S <= wait < GRACE_S),
-         f"after scancel or preemption, a large checkpoint may be incomplete (ranks need {GRACE_S} s); `hpc-mp cancel` waits "
-         "for it",
-         _ADMIN + f"KillWait={GRACE_S}"),
-    rule("slurmd-timeout", "warning", _lasts("SlurmdTimeout", lambda timeout: timeout == 0 or timeout >= LATE_S),
-         "a dead node is noticed late or never: until then, the job keeps all its other nodes",
-         _ADMIN + "SlurmdTimeout=300 or less; hpc-mp's own heartbeat (job.heartbeat_timeout) ends its jobs earlier"),
-    rule("unkillable", "info", _lasts("UnkillableStepTimeout", lambda timeout: timeout < UNKILLABLE_S),
-         "Slurm drains a node with a rank that dies slowly, in a GPU driver or a file server (\"Kill task failed\")",
-         _ADMIN + f"UnkillableStepTimeout={UNKILLABLE_S}"),
-    rule("return-to-service", "warning", has_value("ReturnToService", "2"),
-         "a node that failed and restarted gets jobs at once, even if the fault persists",
-         _ADMIN + "ReturnToService=1, or a HealthCheckProgram that checks the node first (`hpc-mp doctor install`)"),
-    rule("no-requeue", "warning", has_value("JobRequeue", "0"),
-         "a job is not requeued after a node failure unless it has --requeue (hpc-mp's scripts do)",
-         _ADMIN + "JobRequeue=1"),
-    rule("prolog-late", "warning", _prolog,
-         "a node's prolog runs at the first step, within srun's time, not at the allocation: a slow prolog looks like a hung "
-         "start",
-         _ADMIN + "PrologFlags=Alloc,Contain"),
-    rule("prolog-contain", "info", _lacks("PrologFlags", "contain", "x11"),
-         "a job has no external step: ssh sessions are not confined (pam_slurm_adopt), and leftover processes are not cleaned up",
-         _ADMIN + "PrologFlags=Alloc,Contain"),
-    rule("preempt-signal", "info", _no_warning,
-         "preemption sends SIGTERM, not the signal in --signal; hpc-mp saves on both, other programs may not",
-         _ADMIN + "PreemptParameters=send_user_signal; in 22.05 SlurmctldParameters=preempt_send_user_signal"),
-    rule("switch-wait", "info", _switch_wait,
-         "a job that requests one leaf switch (slurm.switches) waits at most this long, and is then spread over several",
-         _ADMIN + "SchedulerParameters=…,max_switch_wait=86400"),
-    rule("part-limits", "info", has_value("EnforcePartLimits", "no"),
-         "a job above its partition's limits is queued and never starts; Slurm does not refuse it",
-         _ADMIN + "EnforcePartLimits=ALL"),
-)
+RULES: tuple[Rule[SlurmFacts], ...] = rules({
+    "task-plugin": _lacks("TaskPlugin", "task/cgroup", "task/affinity", "cgroup", "affinity"),
+    "proctrack": has_value("ProctrackType", "proctrack/linuxproc", "proctrack/pgid"),
+    "constrain-cores": _fence("ConstrainCores"),
+    "constrain-devices": _fence("ConstrainDevices", gpus_only=True),
+    "constrain-memory": _fence("ConstrainRAMSpace"),
+    "memlock": _memlock,
+    "kill-wait": _lasts("KillWait", lambda wait: wait < SHORT_KILL_S),
+    "slurmd-timeout": _lasts("SlurmdTimeout", lambda timeout: timeout == 0 or timeout >= LATE_S),
+    "return-to-service": has_value("ReturnToService", "2"),
+    "no-requeue": has_value("JobRequeue", "0"),
+    "prolog-late": _prolog,
+    "preempt-signal": _no_warning,
+})

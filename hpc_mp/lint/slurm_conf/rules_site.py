@@ -1,12 +1,10 @@
 """Rules on the equipment of the cluster: GPUs, memory, nodes, partitions, switches, accounting, health."""
 
-from __future__ import annotations
-
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator
 
 from hpc_mp.base.findings import Rule
+from hpc_mp.base.text import counted
 from hpc_mp.cluster.slurm.conf_file import read_conf
 from hpc_mp.cluster.slurm.limits import seconds
 from hpc_mp.cluster.slurm.query import parse_gpus
@@ -14,9 +12,8 @@ from hpc_mp.cluster.slurm.records import Words
 from hpc_mp.cluster.topology.check import agreement
 from hpc_mp.cluster.topology.model import chosen
 from hpc_mp.cluster.topology.reading import listed
-from hpc_mp.lint.slurm_conf.conf_files import expanded
 from hpc_mp.lint.slurm_conf.config import SlurmFacts, number
-from hpc_mp.lint.slurm_conf.rules_jobs import GRACE_S, Judge, has_value, rule
+from hpc_mp.lint.slurm_conf.rules_jobs import GRACE_S, Judge, has_value, rules
 
 FLAT = ("", "topology/none", "topology/default", "topology/flat")
 OUT = {"DOWN", "DRAIN", "FAIL", "FAILING", "INVAL", "INVALID_REG"}  # states of a node
@@ -29,7 +26,6 @@ def _partitions(fault: Callable[[Words], str]) -> Judge:
 
 
 def _nodes(fault: Callable[[Words], str]) -> Judge:
-    """Make a judge of nodes, in groups with the same fault."""
     return lambda facts: (f"{listed(nodes)}: {text}" for text, nodes in _by_fault(facts, fault).items())
 
 
@@ -77,18 +73,9 @@ def _gres_type(facts: SlurmFacts) -> str:
     return f"{listed(bare)} without a type, {listed(typed)} with one" if bare and typed else ""
 
 
-def _mixed(facts: SlurmFacts) -> Iterator[str]:
-    for partition in facts.partitions:
-        inside = set(expanded(partition.get("Nodes", "")))
-        kinds = Counter(re.sub(r"\(.*?\)", "", node.get("Gres", "")) or "no GPU" for node in facts.nodes
-                        if node.get("NodeName") in inside)
-        if len(kinds) > 1 and any("gpu" in kind for kind in kinds):
-            yield f"{partition['PartitionName']}: {', '.join(f'{count} × {kind}' for kind, count in kinds.most_common())}"
-
-
 def _few_cpus(node: Words) -> str:
     cpus, gpus = number(node, "CPUTot"), sum(count for _, count in parse_gpus(node.get("Gres", "")))
-    return f"CPUTot={cpus}" + (f" for {gpus} GPUs" if gpus else "") if cpus is not None and cpus < max(gpus, 2) else ""
+    return f"CPUTot={cpus}" + (f" for {counted(gpus, 'GPU')}" if gpus else "") if cpus is not None and cpus < max(gpus, 2) else ""
 
 
 def _broken(facts: SlurmFacts) -> Iterator[str]:
@@ -105,21 +92,6 @@ def _outage(node: Words) -> str:
     if states & OUT or ("NOT_RESPONDING" in states and not any(state.startswith("POWER") for state in states)):
         return f"{node['State']}: " + (re.sub(r"\s*\[\w*@.*\]$", "", node.get("Reason", "")) or "no reason")
     return ""
-
-
-def _releases(facts: SlurmFacts) -> str:
-    counts = Counter(node["Version"] for node in facts.nodes if node.get("Version"))
-    return ", ".join(f"{count} nodes with {release}" for release, count in counts.most_common()) if len(counts) > 1 else ""
-
-
-def _default(facts: SlurmFacts) -> str:
-    has_one = any(partition.get("Default") == "YES" for partition in facts.partitions)
-    return "no partition has Default=YES" if facts.partitions and not has_one else ""
-
-
-def _max_nodes(partition: Words) -> str:
-    limit, total = number(partition, "MaxNodes"), number(partition, "TotalNodes")
-    return f"MaxNodes={limit} of {total}" if limit is not None and total is not None and limit < total else ""
 
 
 def _shared(facts: SlurmFacts) -> Iterator[str]:
@@ -189,73 +161,27 @@ def _idle_health(facts: SlurmFacts) -> str:
     return f"{facts.shown('HealthCheckProgram')}, HealthCheckInterval=0" if idle else ""
 
 
-def _suspended(facts: SlurmFacts) -> str:
-    wait = facts.seconds("SuspendTime") or 0
-    return f"SuspendTime={wait} s" if 0 < wait < 600 and any("CLOUD" in node.get("State", "") for node in facts.nodes) else ""
-
-
-_ADMIN = "slurm.conf: "
-_WRITE = "`hpc-mp cluster topology --from measured --to tree` writes the measured topology"
-RULES: tuple[Rule[SlurmFacts], ...] = (
-    rule("cons-tres", "error", _select, "jobs cannot request GPUs per node, task or socket (--gpus-per-node)",
-         _ADMIN + "SelectType=select/cons_tres"),
-    rule("memory-shared", "warning", _memory, "memory is not allocated: two jobs on a node take it from each other",
-         _ADMIN + "SelectTypeParameters=CR_Core_Memory"),
-    rule("gres-file", "error", _gres_file,
-         "Slurm does not know the devices of these GPUs: it cannot confine jobs to them, and drains the nodes",
-         "gres.conf: File=/dev/nvidia[0-7], or AutoDetect=nvml"),
-    rule("gres-broken", "error", _gres_broken, "the GPUs of these nodes differ from gres.conf, and the nodes take no jobs",
-         "run `nvidia-smi -L` and `hpc-mp doctor` on them; repair gres.conf or the node, then State=RESUME"),
-    rule("gres-types", "warning", _gres_type, "a job that requests a GPU type never gets the nodes without a type",
-         "name the type on all nodes, in slurm.conf and gres.conf"),
-    rule("mixed-nodes", "info", _mixed, "a job may get nodes of several kinds, and the slowest GPU sets its speed",
-         "request one kind: slurm.gpu_type, slurm.constraint"),
-    rule("real-memory", "warning", _nodes(lambda node: "RealMemory=1" if number(node, "RealMemory") == 1 else ""),
-         "no job that requests memory fits these nodes",
-         "set RealMemory to the value that `slurmd -C` prints on the node"),
-    rule("few-cpus", "warning", _nodes(_few_cpus), "ranks share processors: they wait for each other, and for their data",
-         "set CPUs=, Sockets= and CoresPerSocket= to the values that `slurmd -C` prints on the node"),
-    rule("nodes-out", "info", _broken, "these nodes take no jobs",
-         "run `hpc-mp doctor` on them, then scontrol update … State=RESUME"),
-    rule("slurmd-releases", "info", _releases, "daemons of different releases behave differently from node to node",
-         "finish the upgrade"),
-    rule("default-partition", "info", _default, "Slurm refuses jobs without a partition", "set slurm.partition"),
-    rule("partition-closed", "info",
-         _partitions(lambda partition: f"State={partition['State']}" if partition.get("State", "UP") != "UP" else ""),
-         "it starts no jobs", "use another, or `scontrol update PartitionName=… State=UP`"),
-    rule("max-nodes", "info", _partitions(_max_nodes), "a job cannot get more of its nodes",
-         "MaxNodes=UNLIMITED, or a partition for large runs"),
-    rule("nodes-shared", "warning", _shared,
-         "ranks of several jobs share cores, or are spread over the least loaded nodes: the speed is unpredictable",
-         "OverSubscribe=NO LLN=NO for partitions with GPUs, or --exclusive in the job (slurm.extra)"),
-    rule("grace-time", "warning", _preemptable(_grace), f"a preempted job is ended before it has saved (ranks need {GRACE_S} s)",
-         f"GraceTime={GRACE_S} for this partition or its QOS"),
-    rule("preempt-suspend", "warning",
-         _preemptable(lambda partition, modes: f"PreemptMode={partition['PreemptMode']}" if "SUSPEND" in modes else ""),
-         "a suspended job keeps its GPU memory, so the next job does not fit, and its own ranks time out",
-         "PreemptMode=REQUEUE for this partition or its QOS"),
-    rule("short-limit", "info", _partitions(_short), "a run needs many jobs, one after another", "set slurm.chain"),
-    rule("topology-none", "warning", _flat,
-         "the measured rates show leaf switches that Slurm does not know: it spreads jobs over them, and hpc-mp cannot place "
-         "neighbouring ranks together",
-         _WRITE + "; then " + _ADMIN + "TopologyPlugin=topology/tree"),
-    rule("topology-unknown", "info", _unmeasured, "it is unknown if leaf switches affect the speed",
-         "`hpc-mp doctor cluster --nodes N` measures between nodes"),
-    rule("topology-wrong", "warning", _disagrees, "Slurm places a job on nodes that are far apart, and hpc-mp orders hosts by it",
-         "check the cables; " + _WRITE),
-    rule("topology-outside", "warning", _outside, "no job gets these nodes together with others",
-         "add them to topology.conf"),
-    rule("topology-apart", "warning", _rootless, "Slurm starts no job across them",
-         "add a SwitchName= with Switches= above them if they are one fabric"),
-    rule("accounting-off", "warning", has_value("AccountingStorageType", "accounting_storage/none", ""),
-         "usage, exit reasons and owners of jobs are lost after MinJobAge; fair share and limits do not work",
-         _ADMIN + "AccountingStorageType=accounting_storage/slurmdbd"),
-    rule("gpus-uncounted", "warning", _gpus_uncounted, "GPU hours are not counted, and cannot be limited",
-         _ADMIN + "AccountingStorageTRES=gres/gpu"),
-    rule("health-none", "warning", has_value("HealthCheckProgram", ""),
-         "a node with a failed GPU or NIC keeps taking jobs, and all of them fail",
-         "`hpc-mp doctor install DIR` writes one"),
-    rule("health-idle", "warning", _idle_health, "the health check never runs", _ADMIN + "HealthCheckInterval=60"),
-    rule("suspend-soon", "info", _suspended, "nodes power down between the jobs of a chain, and must boot again",
-         "SuspendTime=1800, or keep the nodes (azslurm keep_alive)"),
-)
+RULES: tuple[Rule[SlurmFacts], ...] = rules({
+    "cons-tres": _select,
+    "memory-shared": _memory,
+    "gres-file": _gres_file,
+    "gres-broken": _gres_broken,
+    "gres-types": _gres_type,
+    "real-memory": _nodes(lambda node: "RealMemory=1" if number(node, "RealMemory") == 1 else ""),
+    "few-cpus": _nodes(_few_cpus),
+    "nodes-out": _broken,
+    "nodes-shared": _shared,
+    "grace-time": _preemptable(_grace),
+    "preempt-suspend": _preemptable(
+        lambda partition, modes: f"PreemptMode={partition['PreemptMode']}" if "SUSPEND" in modes else ""),
+    "short-limit": _partitions(_short),
+    "topology-none": _flat,
+    "topology-unknown": _unmeasured,
+    "topology-wrong": _disagrees,
+    "topology-outside": _outside,
+    "topology-apart": _rootless,
+    "accounting-off": has_value("AccountingStorageType", "accounting_storage/none", ""),
+    "gpus-uncounted": _gpus_uncounted,
+    "health-none": has_value("HealthCheckProgram", ""),
+    "health-idle": _idle_health,
+})

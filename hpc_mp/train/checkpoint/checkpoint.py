@@ -5,8 +5,6 @@ Keys are Hugging Face names, or ``optimizer.SLOT.NAME`` for optimizer state. Sha
 once and read once, and hashed on the way.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -60,9 +58,7 @@ class State:
         return LocalPart(self.held.key, self.held.shape, self.held.box, self.held.values, self.held.release)
 
 
-def save(
-    run: RunDirectory, counters: Counters, held: Iterable[Held], groups: Groups, keep: int, fence: Fence,
-) -> Path:
+def save(run: RunDirectory, counters: Counters, held: Iterable[Held], groups: Groups, keep: int, fence: Fence) -> Path:
     """Write one checkpoint. All ranks call this at the same step.
 
     All files are written and made durable under a temporary name, then listed in the completion marker, then renamed. Then all

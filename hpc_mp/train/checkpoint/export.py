@@ -4,8 +4,6 @@ Tensors are read, reshaped to Hugging Face's shapes and written one output file 
 Names already are Hugging Face's. Optimizer state is left out.
 """
 
-from __future__ import annotations
-
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -75,10 +73,8 @@ class _Output:
     shape: tuple[int, ...]
 
 
-def export(
-    run: RunDirectory, output: Path, *, step: int | None = None, dtype: str = "keep", force: bool = False,
-    file_bytes: int = FILE_BYTES, progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Exported:
+def export(run: RunDirectory, output: Path, *, step: int | None = None, dtype: str = "keep", force: bool = False,
+           file_bytes: int = FILE_BYTES, progress: Callable[[int, int], None] = lambda done, total: None) -> Exported:
     """Write a checkpoint of ``run`` to the directory ``output``, completely or not at all.
 
     Args:

@@ -5,8 +5,6 @@ bytes of the tensors one after another. A tensor is a rectangle of a whole tenso
 ``NAME[0:5, 0:32]``. A rank may have several rectangles of a weight, because its part of a unit may begin and end within a row.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -19,15 +17,7 @@ import torch
 from torch import Tensor
 
 from hpc_mp.layout.flat import Box, pieces, stretches
-from hpc_mp.rundir.checkpoint_index import (
-    BLOCK,
-    CheckpointIndex,
-    HashedFile,
-    StoredPart,
-    StoredTensor,
-    block_hash,
-    changed,
-)
+from hpc_mp.rundir import checkpoint_index
 
 FORMATS: dict[str, torch.dtype] = {
     "F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "I64": torch.int64,
@@ -62,27 +52,27 @@ class LocalPart:
             self.release(self.values[box])
 
 
-def write_shard(path: Path, parts: Sequence[LocalPart]) -> CheckpointIndex:
+def write_shard(path: Path, parts: Sequence[LocalPart]) -> checkpoint_index.CheckpointIndex:
     """Write the parts to one file and make it durable. Raises OSError.
 
     Return the file and its tensors. No file is written if there are no parts.
     """
     parts = [part for part in parts if part.values.numel()]
     if not parts:
-        return CheckpointIndex({}, {})
+        return checkpoint_index.CheckpointIndex({}, {})
     header = _header(parts)
-    tensors: dict[str, StoredTensor] = {}
+    tensors: dict[str, checkpoint_index.StoredTensor] = {}
     with path.open("wb", buffering=0) as file:
         hashed = _HashedWriter(file.fileno())
         hashed.write(header)
         for part in parts:
             before = tensors[part.name].parts if part.name in tensors else ()
-            rectangle = StoredPart(path.name, hashed.size, *_rectangle(part.box))
-            tensors[part.name] = StoredTensor(NAMES[part.values.dtype], part.shape, (*before, rectangle))
+            rectangle = checkpoint_index.StoredPart(path.name, hashed.size, *_rectangle(part.box))
+            tensors[part.name] = checkpoint_index.StoredTensor(NAMES[part.values.dtype], part.shape, (*before, rectangle))
             for piece in part.pieces():
                 hashed.write(_bytes(piece))
         os.fsync(file.fileno())
-    return CheckpointIndex({path.name: hashed.end()}, tensors)
+    return checkpoint_index.CheckpointIndex({path.name: hashed.end()}, tensors)
 
 
 def shard_bytes(parts: Iterable[LocalPart]) -> int:
@@ -99,7 +89,7 @@ class ShardReader:
         index: the index of the tensors that will be read.
     """
 
-    def __init__(self, directory: Path, index: CheckpointIndex) -> None:
+    def __init__(self, directory: Path, index: checkpoint_index.CheckpointIndex) -> None:
         self.directory, self._index = directory, index
         self._file, self._number, self._block = "", -1, b""  # the last block read
 
@@ -121,7 +111,7 @@ class ShardReader:
             if elements != part.values.numel():
                 raise Damaged(f"{part.name} is not there as a whole: {elements} of {part.values.numel()} elements are")
 
-    def _read_part(self, dtype: str, stored: StoredPart, part: LocalPart) -> int:
+    def _read_part(self, dtype: str, stored: checkpoint_index.StoredPart, part: LocalPart) -> int:
         """Copy the common elements of a stored part into a part, a piece at a time. Return their number."""
         common = _common(part.box, stored)
         if common is None:
@@ -144,7 +134,7 @@ class ShardReader:
         """Copy bytes of a file, beginning at ``begin``, from checked blocks."""
         done = 0
         while done < len(target):
-            number, offset = divmod(begin + done, BLOCK)
+            number, offset = divmod(begin + done, checkpoint_index.BLOCK)
             block = self._checked(name, number)
             count = min(len(target) - done, len(block) - offset)
             if count <= 0:
@@ -155,10 +145,10 @@ class ShardReader:
     def _checked(self, name: str, number: int) -> bytes:
         if (name, number) != (self._file, self._number):
             with (self.directory / name).open("rb", buffering=0) as file:
-                block = os.pread(file.fileno(), BLOCK, number * BLOCK)
+                block = os.pread(file.fileno(), checkpoint_index.BLOCK, number * checkpoint_index.BLOCK)
             hashes = self._index.files[name].blocks
-            if number >= len(hashes) or block_hash(block) != hashes[number]:
-                raise Damaged(changed(name))
+            if number >= len(hashes) or checkpoint_index.block_hash(block) != hashes[number]:
+                raise Damaged(checkpoint_index.changed(name))
             self._file, self._number, self._block = name, number, block
         return self._block
 
@@ -174,18 +164,18 @@ class _HashedWriter:
     def write(self, content: bytes | memoryview) -> None:
         left = memoryview(content)
         while left:
-            room = BLOCK - self.size % BLOCK
+            room = checkpoint_index.BLOCK - self.size % checkpoint_index.BLOCK
             written = os.write(self._descriptor, left[:room])
             self._hash.update(left[:written])
             self.size += written
-            if self.size % BLOCK == 0:
+            if self.size % checkpoint_index.BLOCK == 0:
                 self._next()
             left = left[written:]
 
-    def end(self) -> HashedFile:
-        if self.size % BLOCK:
+    def end(self) -> checkpoint_index.HashedFile:
+        if self.size % checkpoint_index.BLOCK:
             self._next()
-        return HashedFile(self.size, tuple(self._blocks))
+        return checkpoint_index.HashedFile(self.size, tuple(self._blocks))
 
     def _next(self) -> None:
         self._blocks.append(self._hash.hexdigest())
@@ -221,7 +211,7 @@ def _bytes(values: Tensor) -> memoryview:
     return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]  # numpy's types do not say that it is a buffer
 
 
-def _common(box: Box, part: StoredPart) -> Box | None:
+def _common(box: Box, part: checkpoint_index.StoredPart) -> Box | None:
     overlap = []
     for side, offset, size in zip(box, part.offsets, part.sizes, strict=True):
         start, stop = max(side.start, offset), min(side.stop, offset + size)

@@ -1,7 +1,5 @@
 """Byte-level BPE, GPT-2's kind of tokenizer: assembled from its parts, or trained on a job's own text."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence

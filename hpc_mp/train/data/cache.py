@@ -1,7 +1,5 @@
 """Cache directories named by the hash of their sources: built once, published as a whole, checked before each use."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import shutil

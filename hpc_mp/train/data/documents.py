@@ -1,7 +1,5 @@
 """Files to documents, as a stream of pieces, so that no file has to fit into memory."""
 
-from __future__ import annotations
-
 import codecs
 import io
 from collections.abc import Callable, Iterable, Iterator
@@ -54,8 +52,7 @@ def pieces(files: Iterable[Path], files_key: str = "data.files") -> Iterator[Tex
 
 def unreadable(path: Path, error: OSError, files_key: str) -> HpcMpError:
     """Return the error for a file that existed at launch and cannot be read now."""
-    return HpcMpError(f"{files_key}: {path}", f"cannot be read ({error.strerror})",
-                      "make it readable or name another file")
+    return HpcMpError(f"{files_key}: {path}", f"cannot be read ({error.strerror})", "make it readable or name another file")
 
 
 def _text(path: Path, file: BinaryIO, files_key: str) -> Iterator[TextPiece]:

@@ -1,7 +1,5 @@
 """Remembered hashes of large files: a corpus of terabytes and its tokens are hashed once, not at every start."""
 
-from __future__ import annotations
-
 import os
 import time
 from contextlib import suppress

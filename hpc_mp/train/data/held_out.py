@@ -1,7 +1,5 @@
 """Held-out text as samples: every token once, in order, in equal microbatches shared by all replicas."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -15,8 +15,6 @@ The token that ends a document belongs to it and is a label like any other. The 
 tokenization: a separator inside a text, as in a chat, ends no document.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

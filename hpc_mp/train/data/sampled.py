@@ -1,7 +1,5 @@
 """The first tokens of a job, made in the same way as all its tokens, for a preview before tokenization."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ Positions count sequences from the start of the training, over all replicas and 
 a run that continues with another layout sees each sample exactly once.
 """
 
-from __future__ import annotations
-
 import hashlib
 import struct
 from collections.abc import Iterable

@@ -4,8 +4,6 @@ Whatever its source, it becomes a directory in the cache that ``transformers.Aut
 depend on the given directory and does not change with it.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 ``AutoTokenizer`` may use the class of the model's family, which has its own splitting rule whatever ``tokenizer.json`` states.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -65,8 +63,7 @@ def agreeing_settings(directory: Path, config: Mapping[str, Any], files: Sequenc
             differences.append(difference)
     raise HpcMpError(
         f"tokenizer {directory}", f"is another one once transformers loads it beside a {config['model_type']} model "
-        f"({differences[-1] if differences else 'no class there loads it'})",
-        remedy)
+        f"({differences[-1] if differences else 'no class there loads it'})", remedy)
 
 
 def _differences(tokenizer: Tokenizer, theirs: Any, ids: Ids, other_ids: Ids) -> Iterator[str]:

@@ -1,7 +1,5 @@
 """Documents to tokens: one memory-mapped file that every rank reads its samples from."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections import Counter
@@ -109,8 +107,7 @@ def prepare(files: Sequence[Path], *, tokenizer_directory: Path | None, pretrain
     if begun == trained_name(contents, vocabulary):
         model_type = "gpt2"
     tokenizer = resolve(files, contents, directory=tokenizer_directory, pretrained=pretrained, vocabulary=vocabulary, cache=cache,
-                        poll=lambda: progress(0, total),
-                        model_type=model_type)
+                        poll=lambda: progress(0, total), model_type=model_type)
 
     def build(temporary: Path) -> None:
         meta = _tokenize(temporary, sources, tokenizer, progress, files_key)

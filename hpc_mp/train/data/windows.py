@@ -9,8 +9,6 @@ A completion continues its prompt. The joint is the end of a token, as in genera
 a completion does not begin a text: tokenizers that put a space before a text (``▁``) put none there.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from bisect import bisect_left
@@ -66,9 +64,8 @@ class EncodedWindow:
         return len(self.ids) - len(self.tail)
 
 
-def encode(
-    stream: Iterable[TextPiece], encoder: tokenizers.Tokenizer, batch: int = BATCH,
-) -> Iterator[tuple[TextPiece, list[int]]]:
+def encode(stream: Iterable[TextPiece], encoder: tokenizers.Tokenizer,
+           batch: int = BATCH) -> Iterator[tuple[TextPiece, list[int]]]:
     """Yield each piece with its part of the text's ids, without the special tokens that the tokenizer's template would add."""
     splice = _Splice(encoder)
     for windows in _batches(_windows(stream), batch):

@@ -6,8 +6,6 @@ dispatcher. Attention is torch's flash attention for CPUs, which keeps as many b
 that libraries hold for themselves (a CUDA context, workspaces, NCCL's buffers) and gaps between allocations are not counted.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

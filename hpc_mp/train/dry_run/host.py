@@ -1,7 +1,5 @@
 """Sockets and checkpoint files of a rank, and the host memory it needs to load and save."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path

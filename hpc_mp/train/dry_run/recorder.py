@@ -4,8 +4,6 @@ Memory is counted by storages: a storage that an operation returns is alive unti
 when torch.distributed hands them to a back end: gloo, NCCL or the fake one.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -132,9 +130,8 @@ class Recorder(TorchDispatchMode):
         return sorted(SentMessages(axis, kind, ranks, size, elements, count, shares[kind](ranks) * size * count)
                       for (axis, kind, ranks, size, elements), count in self.messages.items())
 
-    def __torch_dispatch__(
-        self, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, function: Any, types: Sequence[type], args: Sequence[Any] = (),
+                           kwargs: Mapping[str, Any] | None = None) -> Any:
         if function is VALUE_OF and isinstance(args[0], FakeTensor):
             return 1.0 if args[0].dtype.is_floating_point else 1
         if function is DEVICE_OF and isinstance(args[0], FakeTensor):

@@ -9,15 +9,15 @@ activations lie in host memory already, a copy beside them takes the part of the
 Copies are made when the forward is over, so that they hold what a backward would have found.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+
+from hpc_mp.train.engine.host_parameters import Bus
 
 SMALL = 4096  # bytes: what is smaller stays where it is, a copy of it would take longer than it is worth
 
@@ -25,7 +25,7 @@ SMALL = 4096  # bytes: what is smaller stays where it is, a copy of it would tak
 class SavedStorage:
     """An array that autograd keeps, on the device or on the host."""
 
-    def __init__(self, storage: torch.UntypedStorage, device: torch.device, counter: Activations) -> None:
+    def __init__(self, storage: torch.UntypedStorage, device: torch.device, counter: "Activations") -> None:
         self.nbytes = storage.nbytes()
         self._device, self._counter = device, counter
         self._here: Tensor | None = torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
@@ -77,7 +77,7 @@ class ChunkActivations:
         others: tensors that stay where they are, and are no activations.
     """
 
-    def __init__(self, activations: Activations, others: Iterable[Tensor]) -> None:
+    def __init__(self, activations: "Activations", others: Iterable[Tensor]) -> None:
         self._activations, self._others = activations, {_identity(tensor.untyped_storage()) for tensor in others}
         self._storages: dict[int, SavedStorage] = {}
         self._arrived: torch.cuda.Event | None = None
@@ -135,7 +135,7 @@ class Activations:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.here = self.away = self.most_here = self.most_away = 0
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.copying = Bus(device).copying
 
     def begin(self) -> None:
         self.most_here, self.most_away = self.here, self.away
@@ -148,16 +148,6 @@ class Activations:
         """Count these tensors for as long as the list lives."""
         storages = {_identity(tensor.untyped_storage()): tensor.untyped_storage() for tensor in tensors}
         return [SavedStorage(storage, self.device, self) for storage in storages.values() if storage.nbytes() >= SMALL]
-
-    @contextmanager
-    def copying(self) -> Iterator[torch.cuda.Stream | None]:
-        """Copies between device and host run in their own stream, behind what has been computed so far."""
-        if self._stream is None:
-            yield None
-            return
-        self._stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self._stream):
-            yield self._stream
 
 
 def _identity(storage: torch.UntypedStorage) -> int:

@@ -1,7 +1,5 @@
 """The engine's attention functions in transformers' table, in which the blocks of a model find them by name."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -21,9 +19,8 @@ def attention_function(name: str) -> AttentionFunction:
 def _recomputed(name: str) -> AttentionFunction:
     """Return the function with this name as one whose inside is computed again."""
 
-    def recomputed(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **settings: Any,
-    ) -> tuple[Tensor, None]:
+    def recomputed(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+                   **settings: Any) -> tuple[Tensor, None]:
         def core(query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None) -> Tensor:
             return attention_function(name)(module, query, key, value, attention_mask, **settings)[0]
 

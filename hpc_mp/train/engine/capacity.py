@@ -22,8 +22,6 @@ where much was dropped. Rows for experts are as many as routing makes, never pad
 Where ranks share out the tokens of samples, they tell each other what all of these chose, in an all-reduce of 4 bytes a choice.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast

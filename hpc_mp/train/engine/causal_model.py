@@ -3,8 +3,6 @@
 Of the engine this module and what it imports alone import transformers, which takes seconds: the others only name its types.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -54,9 +52,8 @@ class CausalModel:
             return kind(skeleton.config, layer)
 
 
-def hugging_face_config(
-    config: Mapping[str, Any], family: Family, dropout: float | None, recompute: str = "none",
-) -> PreTrainedConfig:
+def hugging_face_config(config: Mapping[str, Any], family: Family, dropout: float | None,
+                        recompute: str = "none") -> PreTrainedConfig:
     """The model's configuration; ``dropout`` overrides every probability. Attention weights that are dropped need our
     own attention function, all others use torch's fused one, unless the family knows no function but its own."""
     values = {key: value for key, value in config.items() if key not in ("model_type", "architectures")}

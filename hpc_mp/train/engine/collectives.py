@@ -6,8 +6,6 @@ other one its piece and sums what it gets, in the order of ranks, so that the by
 same to the last bit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ What the engine does itself stays outside of the graphs: projections, whose weig
 are counted on the host, and the keys of dropout. A graph is compiled once for all layers alike, at the first step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -12,8 +12,6 @@ Parameters and their gradients know nothing of it: context ranks are ranks of th
 divided by the number of labels of the global batch.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -113,9 +111,8 @@ def _balanced(positions: Tensor, ranks: int, rank: int) -> Tensor:
     return torch.cat((chunks[rank], chunks[2 * ranks - 1 - rank]))
 
 
-def context_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **more: Any,
-) -> AttentionResult:
+def context_attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+                      **more: Any) -> AttentionResult:
     """query, key, value: (batch, heads, this rank's tokens, head_dim); attention_mask: as the method makes it."""
     return cast(Attached, module.context).axis.method.attend(module, query, key, value, attention_mask, **more)
 
@@ -133,9 +130,7 @@ def _copies(kv_heads: int, ranks: int) -> int:
     return ranks // gcd(kv_heads, ranks)
 
 
-def _ulysses(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **more: Any,
-) -> AttentionResult:
+def _ulysses(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **more: Any) -> AttentionResult:
     attached = cast(Attached, module.context)
     axis = attached.axis.axis
     copies = _copies(key.shape[1], axis.size)
@@ -170,9 +165,8 @@ def _exchange(x: Tensor, axis: Axis) -> Tensor:
     return came
 
 
-def _ring(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, first: Tensor | None, scaling: float, **more: Any,
-) -> AttentionResult:
+def _ring(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, first: Tensor | None, scaling: float,
+          **more: Any) -> AttentionResult:
     context = cast(Attached, module.context).axis
     return ring_attention(query, key, value, scaling, context.axis, lambda rank: context.positions_of(rank, query.device),
                           context.sequence, cast(HashDropout, module.attention_site), first), None

@@ -5,8 +5,6 @@ Elements 2i and 2i + 1 of a tensor come from word i of a Philox stream (Salmon e
 numbers (Box and Muller, Annals of Mathematical Statistics 29, 1958). It does not matter what else is drawn, or in which order.
 """
 
-from __future__ import annotations
-
 import hashlib
 from math import prod, tau
 

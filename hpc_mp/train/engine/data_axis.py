@@ -17,8 +17,6 @@ otherwise ranks hold both. The loss is divided by the number of tokens of the gl
 plain sum.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 
 import torch
@@ -41,10 +39,8 @@ class Unit:
         away: where it lies in host memory; None: on the device.
     """
 
-    def __init__(
-        self, layout: FlatLayout, shard: Axis, gradient: UnitGradient, precision: Precision, gathers: bool,
-        away: HostPart | None = None,
-    ) -> None:
+    def __init__(self, layout: FlatLayout, shard: Axis, gradient: UnitGradient, precision: Precision, gathers: bool,
+                 away: HostPart | None = None) -> None:
         self.layout, self.shard, self.gradient, self.gathers, self.away = layout, shard, gradient, gathers, away
         device = gradient.held.device
         self.whole = torch.empty(layout.padded, dtype=precision.compute, device=device)
@@ -121,11 +117,9 @@ class DataAxis:
         bus: to host memory, where parameters of ZeRO-3 lie, also of units without other shards; None: they lie on the device.
     """
 
-    def __init__(
-        self, layouts: Mapping[str, FlatLayout], stages: Mapping[int, Iterable[str]], reductions: Mapping[int, int],
-        groups: Groups, zero: int, once: bool, precision: Precision, device: torch.device,
-        shares: Callable[[ParameterSlot], Axis] = lambda slot: Axis(), bus: Bus | None = None,
-    ) -> None:
+    def __init__(self, layouts: Mapping[str, FlatLayout], stages: Mapping[int, Iterable[str]], reductions: Mapping[int, int],
+                 groups: Groups, zero: int, once: bool, precision: Precision, device: torch.device,
+                 shares: Callable[[ParameterSlot], Axis] = lambda slot: Axis(), bus: Bus | None = None) -> None:
         self.slabs = Slabs(precision.master, device)
         self.units: dict[str, Unit] = {}
         for name, layout in layouts.items():

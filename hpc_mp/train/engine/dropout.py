@@ -4,8 +4,6 @@ An element is kept or dropped by a hash of (seed, step, site, global sample posi
 that holds a slice draws exactly its part of what one process would draw.
 """
 
-from __future__ import annotations
-
 import hashlib
 import struct
 import zlib
@@ -72,10 +70,8 @@ class HashDropout(nn.Module):
         return torch.where(kept, x / (1.0 - self.p), 0.0)
 
 
-def attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, scaling: float,
-    dropout: float = 0.0, **kwargs: Any,
-) -> tuple[Tensor, Tensor]:
+def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, scaling: float,
+              dropout: float = 0.0, **kwargs: Any) -> tuple[Tensor, Tensor]:
     """Attention by plain products with layout-independent dropout on the weights: ``attention_mask`` is added to scores; without
     one it is causal.
 

@@ -11,8 +11,6 @@ One rank's use of it, whoever holds the loop::
 ``step`` is the training of a step from top to bottom.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -181,7 +179,7 @@ class Engine:
         padding: embedding name -> its row that stays zero, where the model has one.
     """
 
-    def __init__(self, model: CausalModel, settings: EngineSettings, groups: Groups, device: torch.device) -> None:
+    def __init__(self, model: "CausalModel", settings: EngineSettings, groups: Groups, device: torch.device) -> None:
         self.settings, self.groups, self.device = settings, groups, device
         precision, schedule = PRECISIONS[settings.precision], settings.schedule
         spans = stage_spans(settings.layers)
@@ -242,9 +240,8 @@ class Engine:
             self.scale = loss_scale.on_device(scale, self.device)
         self.data.filled()
 
-    def step(
-        self, number: int, share: Microbatches, notes: Callable[[], Sequence[float]] = tuple, trace: bool = False,
-    ) -> StepResult:
+    def step(self, number: int, share: Microbatches, notes: Callable[[], Sequence[float]] = tuple,
+             trace: bool = False) -> StepResult:
         """One optimizer step; all ranks call this. The host waits for no device.
 
         Args:

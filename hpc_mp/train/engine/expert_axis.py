@@ -6,8 +6,6 @@ them travels back the same way. Either way's backward is the other way. At their
 in the order of its experts, so that an expert computes with the rows of all ranks at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise

@@ -7,8 +7,6 @@ every expert's output; it is entered and left around router and experts. The exp
 ``expert_axis``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -171,10 +169,8 @@ class Experts(nn.Module):
         intake: how many choices they take.
     """
 
-    def __init__(
-        self, name: str, count: int, activation: Callable[[Tensor], Tensor], tensor: TensorAxis, ranks: ExpertAxis,
-        intake: Intake,
-    ) -> None:
+    def __init__(self, name: str, count: int, activation: Callable[[Tensor], Tensor], tensor: TensorAxis, ranks: ExpertAxis,
+                 intake: Intake) -> None:
         super().__init__()
         self.count, self.activation, self.ranks, self.intake = count, activation, ranks, intake
         self.gate_up = ExpertProjection(f"{name}.gate_up_proj", False, tensor)

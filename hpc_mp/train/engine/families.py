@@ -1,8 +1,6 @@
 """The torch half of each family beside its table: how tokens become hidden states, what every block gets besides them, and what
 a block must know when its projections are cut."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -27,7 +25,7 @@ class Surroundings(Protocol):
         context_axis: which of a sample's tokens these are.
     """
 
-    config: PreTrainedConfig
+    config: "PreTrainedConfig"
     family: Family
     shape: ModelShape
     tensor: TensorAxis

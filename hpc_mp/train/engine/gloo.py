@@ -9,8 +9,6 @@ all ranks tell each other goes along a ``groups.Tree``. (gloo can connect late, 
 ranks that both send first then wait for ever.)
 """
 
-from __future__ import annotations
-
 import ctypes
 import sys
 from collections.abc import Callable, Iterator

@@ -5,8 +5,6 @@ once and all others through a hook. A unit counts what has come: when a backward
 gradient is complete, and the sum over the data axis begins while the blocks below are still computed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -65,9 +63,8 @@ class UnitGradient:
         shares: the tensor ranks whose gradients of a slot are shares of a sum; one alone where its gradient is whole.
     """
 
-    def __init__(
-        self, layout: FlatLayout, holders: StateAxes, kept: bool, slabs: Slabs, shares: Callable[[ParameterSlot], Axis],
-    ) -> None:
+    def __init__(self, layout: FlatLayout, holders: StateAxes, kept: bool, slabs: Slabs,
+                 shares: Callable[[ParameterSlot], Axis]) -> None:
         self.layout, self.slabs = layout, slabs
         self.shard, self.replicate = holders.shard, holders.replicate
         length = layout.padded if kept else layout.part

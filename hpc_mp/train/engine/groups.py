@@ -4,8 +4,6 @@ A rank's coordinates are those of ``arange(world)`` with its axes permuted as th
 (other permutations are silently wrong on torch up to 2.13).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -134,10 +132,8 @@ def new_group(ranks: list[int], **options: Any) -> dist.ProcessGroup | None:
     return None
 
 
-def build(
-    placement: Placement, shard_degree: int, device: torch.device, backend: str, schedule: Schedule, timeout: timedelta | None,
-    host: Tree, kv_copies: int = 1, new: NewGroup = new_group, expert_shards: int = 1,
-) -> Groups:
+def build(placement: Placement, shard_degree: int, device: torch.device, backend: str, schedule: Schedule,
+          timeout: timedelta | None, host: Tree, kv_copies: int = 1, new: NewGroup = new_group, expert_shards: int = 1) -> Groups:
     """Make every group that this rank is in; all ranks call this at the same time.
 
     Args:

@@ -12,8 +12,6 @@ stream, and who needs the parameters waits for both. What a copy reads is overwr
 copies first (``Bus.settle``), and by the host, which does too (``Bus.synchronize``). On a CPU all is the same, without streams.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 

@@ -3,8 +3,6 @@
 Both depend on a parameter's name and global index only, so every layout starts from the same model.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable, Iterable

@@ -15,8 +15,6 @@ does not                               nothing; with ``consecutive_hysteresis`` 
 ====================================== ==============================================================================
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 

@@ -9,8 +9,6 @@ A mask is added to scores, in the format that computes, and all layers of a stag
 array like it in each layer, and keep that for the backward.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """How much memory a rank uses."""
 
-from __future__ import annotations
-
 import resource
 import threading
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """The optimizer step over flat parts, and the gradient norm over all axes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -81,10 +79,8 @@ class Optimizer:
         home: makes the place where state lies between two steps.
     """
 
-    def __init__(
-        self, units: Mapping[str, Unit], settings: OptimizerSettings, saved: Callable[[str, Piece], bool],
-        home: HomeMaker = OnDevice,
-    ) -> None:
+    def __init__(self, units: Mapping[str, Unit], settings: OptimizerSettings, saved: Callable[[str, Piece], bool],
+                 home: HomeMaker = OnDevice) -> None:
         slots = SLOTS[settings.optimizer] if settings.optimizer == "adamw" or settings.momentum > 0 else ()
         self.units, self.settings, self.saved = units, settings, saved
         # The fused optimizers know a scale of 32 bits only.

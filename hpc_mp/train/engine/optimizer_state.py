@@ -7,8 +7,6 @@ multiple of so many from where the stretch begins, so that vector instructions m
 equal to the last bit. Masters in host memory stream too, in a row of the buffers beside those of the state.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -83,9 +81,8 @@ class StateHome(Protocol):
 class OnDevice:
     """All state where parameters are: on the device, both of them."""
 
-    def __init__(
-        self, shape: StateShape, stretches: Iterable[Stretch], device: torch.device, *, masters: HostParts = MappingProxyType({}),
-    ) -> None:
+    def __init__(self, shape: StateShape, stretches: Iterable[Stretch], device: torch.device, *,
+                 masters: HostParts = MappingProxyType({})) -> None:
         if masters:
             raise ValueError("masters in host memory need a home from which they stream")
         self._arrays = {unit: {slot: torch.zeros(length, dtype=shape.dtype, device=device) for slot in shape.slots}
@@ -158,11 +155,9 @@ class Streamed:
         masters: of all units, or of none.
     """
 
-    def __init__(
-        self, shape: StateShape, stretches: Iterable[Stretch], device: torch.device,
-        open_store: Callable[[StateShape, Sequence[Chunk], Sequence[Tensor]], Store], *,
-        masters: HostParts = MappingProxyType({}),
-    ) -> None:
+    def __init__(self, shape: StateShape, stretches: Iterable[Stretch], device: torch.device,
+                 open_store: Callable[[StateShape, Sequence[Chunk], Sequence[Tensor]], Store], *,
+                 masters: HostParts = MappingProxyType({})) -> None:
         self._masters = masters
         rows = (*shape.slots, MASTER) if masters else shape.slots
         elements = chunk_elements(shape.lengths.values())

@@ -6,8 +6,6 @@ message NCCL says so earlier, gloo of none. Every pair of ranks has a communicat
 message waits for none but those before it between the same two.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

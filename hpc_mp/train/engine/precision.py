@@ -1,7 +1,5 @@
 """Number formats: which one the masters have, which one computes, and an fp64 that stays fp64."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass

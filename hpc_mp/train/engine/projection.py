@@ -7,8 +7,6 @@ in a queue, which is worked off while the input's gradient is being summed, or, 
 its W action (Qi et al., arXiv:2401.10241).
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
@@ -60,7 +58,7 @@ class WeightGradients:
             yield x
             yield gradient
 
-    def take(self) -> WeightGradients:
+    def take(self) -> "WeightGradients":
         """All that wait, for a later ``work_off``."""
         taken = WeightGradients()
         taken._waiting, self._waiting = self._waiting, deque()
@@ -91,7 +89,7 @@ class TensorAxis:
         self.cut = TensorCut(axis.size, axis.rank, modules)
 
     @property
-    def alone(self) -> TensorAxis:
+    def alone(self) -> "TensorAxis":
         """The axis of a module that is not cut."""
         return TensorAxis(Axis(), Axis(), (), self.weights)
 

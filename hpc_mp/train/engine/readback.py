@@ -5,8 +5,6 @@ and the GPU waits in turn. So a step's numbers are copied to memory that the dev
 read when the next step has been launched. A CPU computes at once, and the same numbers are read at the same moment.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +21,7 @@ class Instant:
     event: torch.cuda.Event | None
 
     @staticmethod
-    def here(device: torch.device) -> Instant:
+    def here(device: torch.device) -> "Instant":
         event = None
         if device.type == "cuda":
             event = torch.cuda.Event(enable_timing=True)
@@ -40,7 +38,7 @@ class Instant:
         if self.event is not None:
             self.event.synchronize()
 
-    def seconds_since(self, earlier: Instant) -> float:
+    def seconds_since(self, earlier: "Instant") -> float:
         """Of the device's time; both have been waited for."""
         if self.event is None or earlier.event is None:
             return self.host - earlier.host

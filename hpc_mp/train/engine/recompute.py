@@ -20,8 +20,6 @@ axis sums again what a block's forward sums, on all of its ranks alike. Weight g
 inputs, so a schedule with W keeps a chunk's inputs of products from I to W.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar, cast
 

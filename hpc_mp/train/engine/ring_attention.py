@@ -11,8 +11,6 @@ a later rank its second chunk sees all. So each part but its own costs a rank ha
 Scores are plain products, on every device: fused kernels neither drop weights by our hash nor compute fp64.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -66,10 +64,8 @@ class _AttentionBlock:
     diagonal: bool
 
 
-def ring_attention(
-    query: Tensor, key: Tensor, value: Tensor, scaling: float, axis: Axis, positions: Callable[[int], Tensor], length: int,
-    site: HashDropout, first: Tensor | None = None,
-) -> Tensor:
+def ring_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float, axis: Axis, positions: Callable[[int], Tensor],
+                   length: int, site: HashDropout, first: Tensor | None = None) -> Tensor:
     """Attention of this rank's tokens to all tokens before them: (batch, this rank's tokens, heads, head_dim).
 
     Args:

@@ -14,8 +14,6 @@ A router's loss joins the graph behind the router: its gradient comes into being
 on whichever stage the router is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, cast
 

@@ -4,8 +4,6 @@ The blocks are built on the meta device, their projections replaced by cut ones;
 the data axis owns. The module tree carries Hugging Face's names, so that ``named_parameters`` are the names of a checkpoint.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -52,7 +50,7 @@ class Batch:
     labels: Tensor | None = None
     begins: Tensor | None = None
 
-    def of(self, context: ContextAxis) -> Batch:
+    def of(self, context: ContextAxis) -> "Batch":
         """What this rank of a context group computes of whole samples."""
         ids, labels = (None if each is None else context.own(each) for each in (self.ids, self.labels))
         return Batch(ids, labels, self.begins)
@@ -84,11 +82,9 @@ class StageSection(nn.Module):
         padding: embedding name -> its row that stays zero, where the model has one.
     """
 
-    def __init__(
-        self, model: CausalModel, whole: nn.Module, span: StageSpan, tensor: TensorAxis, context: ContextAxis,
-        precision: Precision, clock: DropoutClock, recompute: str, experts: ExpertAxis, router_loss: RouterLoss,
-        capacity: Capacity, compile: bool = False,
-    ) -> None:
+    def __init__(self, model: "CausalModel", whole: nn.Module, span: StageSpan, tensor: TensorAxis, context: ContextAxis,
+                 precision: Precision, clock: DropoutClock, recompute: str, experts: ExpertAxis, router_loss: RouterLoss,
+                 capacity: Capacity, compile: bool = False) -> None:
         super().__init__()
         self.recompute, self.experts, self.router_loss, self.capacity = recompute, experts, router_loss, capacity
         self.config, self.family, self.shape = model.config, model.family, model.shape

@@ -9,8 +9,6 @@ Tokens are cut as ``torch.chunk`` cuts; messages are as long as if all parts wer
 for the gradients of the weights, (batch, whole sequence, hidden) for each layer's attention and MLP.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

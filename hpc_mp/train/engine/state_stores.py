@@ -1,7 +1,5 @@
 """Stores of optimizer state that streams: the host's memory, the device's own, and a file on a disk of the node."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """The two ends of a model, cut along the vocabulary: the embedding, and the head with the loss of the next token."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -87,9 +85,7 @@ class NextToken(nn.Module):
         wrap: applied to the two functions of a chunk's logits, see ``compilation``.
     """
 
-    def __init__(
-        self, head: Projection, vocabulary: int, outer: TensorAxis, wrap: Callable[[Function], Function],
-    ) -> None:
+    def __init__(self, head: Projection, vocabulary: int, outer: TensorAxis, wrap: Callable[[Function], Function]) -> None:
         super().__init__()
         self.head, self.outer, self.tensor = head, outer, head.tensor
         self.start, width = self.tensor.part(vocabulary)

@@ -1,7 +1,5 @@
 """The engine that a rank trains with, and the engine's values. This is what a rank imports transformers for."""
 
-from __future__ import annotations
-
 import os
 import platform
 from collections.abc import Collection
@@ -83,9 +81,7 @@ def _home(spec: JobSpec) -> HomeMaker:
     return partial(Streamed, open_store=HostStore if directory is None else partial(FileStore, Path(directory)))
 
 
-def restore(
-    spec: JobSpec, shape: ModelShape, context: RankContext, engine: Engine, groups: Groups, tokens: TokenSet,
-) -> Counters:
+def restore(spec: JobSpec, shape: ModelShape, context: RankContext, engine: Engine, groups: Groups, tokens: TokenSet) -> Counters:
     """Restore state from the run's newest complete checkpoint, else from ``checkpoint.resume``, else set first values.
 
     Return the counters.

@@ -1,7 +1,5 @@
 """Bootstrap of a rank, from the job file to a context: identity, job, threads, rendezvous, and the shared run directory."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Mapping, Sequence

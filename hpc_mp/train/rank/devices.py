@@ -1,7 +1,5 @@
 """The device of a rank, and the check that all ranks' devices match."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 

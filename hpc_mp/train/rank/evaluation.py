@@ -4,8 +4,6 @@ It runs before the checkpoint of its step. A request to stop does not wait for i
 and the next attempt begins with the evaluation. A run is done when its last evaluation is done.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Facts that ranks exchange: JSON in tensors, so that nothing from the network is ever unpickled."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Records of rank failures: ``failures/attempt-K-rank-RRRRR.json``, the rank's log, and the first failure in the main log."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource

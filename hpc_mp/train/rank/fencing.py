@@ -4,8 +4,6 @@ A job that Slurm requeues has the same run directory. Ranks of its earlier attem
 and came back: they must neither join the new ranks nor publish anything.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@ On every node, the process with local rank 0 sends several beats per ``timeout``
 names the nodes that are silent; a node that gets no echo names rank 0's node. A process that leaves in order announces it.
 """
 
-from __future__ import annotations
-
 import selectors
 import socket
 import threading
@@ -25,9 +23,8 @@ CONNECT_S = 10.0  # for one attempt to connect
 
 
 @contextmanager
-def heartbeat(
-    placement: Placement, rank: int, where: Rendezvous, store: SignedKeys, timeout: float, lost: Lost,
-) -> Iterator[None]:
+def heartbeat(placement: Placement, rank: int, where: Rendezvous, store: SignedKeys, timeout: float,
+              lost: Lost) -> Iterator[None]:
     """Send heartbeats while the block runs, and take leave at its end.
 
     Args:
@@ -49,9 +46,8 @@ def heartbeat(
         thread.join(GRACE_S)
 
 
-def _part(
-    placement: Placement, rank: int, where: Rendezvous, store: SignedKeys, timeout: float, lost: Lost,
-) -> Server | Client | None:
+def _part(placement: Placement, rank: int, where: Rendezvous, store: SignedKeys, timeout: float,
+          lost: Lost) -> "Server | Client | None":
     mine, first = placement.ranks[rank], placement.ranks[0]
     if rank == 0:
         names = {place.node: store.get(seat(place.rank)) for place in placement.ranks if place.local_rank == 0}

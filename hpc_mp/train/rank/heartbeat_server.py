@@ -1,7 +1,5 @@
 """Rank 0's server of the heartbeat: it receives every node's beats and decides which nodes are lost."""
 
-from __future__ import annotations
-
 import secrets
 import selectors
 import socket

@@ -1,7 +1,5 @@
 """Logs of the ranks: one per rank or, under Slurm, one per node written by srun; and a main log of rank 0 and of failures."""
 
-from __future__ import annotations
-
 import faulthandler
 import io
 import logging

@@ -1,7 +1,5 @@
 """Entry point of a rank: meet the other ranks, build this rank's stage, train, and report how it ended."""
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import sys
@@ -29,18 +27,7 @@ from hpc_mp.train.data import HeldOut, Samples
 from hpc_mp.train.engine.engine import StepResult
 from hpc_mp.train.engine.groups import Tree, build, check_coordinates
 from hpc_mp.train.engine.memory import limit_bytes, peak_bytes, resident_noted, state_bytes
-from hpc_mp.train.rank import facts
-from hpc_mp.train.rank.bootstrap import (
-    Bootstrap,
-    announce,
-    join_run,
-    known_hosts,
-    rank_start,
-    read_job,
-    start,
-    status,
-    threads,
-)
+from hpc_mp.train.rank import bootstrap, facts
 from hpc_mp.train.rank.devices import check_devices, choose_device, device_name
 from hpc_mp.train.rank.evaluation import Evaluator, last_evaluated
 from hpc_mp.train.rank.failures import LAST_FILES, NodeLost, PeerGone, RankContext, cause_known, die, limit_files, record_failure
@@ -76,7 +63,7 @@ def main(job_file: Path, stop: StopFlag | None = None) -> int:
     limit_files(LAST_FILES)  # gloo connects every rank with many others, the store with all
     os.umask(0o077)  # checkpoints, traces and tokens are private to the user, like the run directory
     try:
-        begun = start(job_file)
+        begun = bootstrap.start(job_file)
         with begun.waits.listening():
             return _run(job_file, begun, stop)
     except FencedOut as stale:
@@ -84,11 +71,11 @@ def main(job_file: Path, stop: StopFlag | None = None) -> int:
         return 1
 
 
-def _run(job_file: Path, begun: Bootstrap, stop: StopFlag) -> int:
+def _run(job_file: Path, begun: bootstrap.Bootstrap, stop: StopFlag) -> int:
     who = begun.who
     try:
-        torch.set_num_threads(threads())
-        spec, shape = read_job(job_file, who)
+        torch.set_num_threads(bootstrap.threads())
+        spec, shape = bootstrap.read_job(job_file, who)
         device, backend = choose_device(spec.job.device, who, spec.job.ranks_per_node)
     except HpcMpError as error:
         if begun.run is None or begun.placement is None or who.rank >= len(begun.placement.ranks):
@@ -104,7 +91,7 @@ def _run(job_file: Path, begun: Bootstrap, stop: StopFlag) -> int:
         if begun.run is None or begun.placement is None:
             raise
         return 2 if record_failure(begun.context(begun.run, begun.placement), error) == "user" else 1
-    context = begun.waits.behind("the run directory", 0, lambda: join_run(begun, spec, shape, keys))
+    context = begun.waits.behind("the run directory", 0, lambda: bootstrap.join_run(begun, spec, shape, keys))
     context.log.capture()
     with ExitStack() as beating:
         beating.enter_context(noted(context.waits, context.run, context.attempt, spec.job.step_timeout))
@@ -112,28 +99,28 @@ def _run(job_file: Path, begun: Bootstrap, stop: StopFlag) -> int:
         try:
             beating.enter_context(heartbeat(context.placement, who.rank, begun.where, keys, spec.job.heartbeat_timeout,
                                             partial(_lost, context)))
-            watchdog = beating.enter_context(Watchdog(limits(spec.job), partial(die, context)))
-            with ending_in(MEETING_S):
-                host = begun.waits.together("the connections", range(who.world), lambda: connect(who, store, backend))
-            context = replace(context, host=host)
-            check_place(context.placement, who, known_hosts(context.record))
-            check_coordinates(context.placement, who.rank)
-            nodes = _introduce(context, device_name(device))
-            watchdog.now("start")
-            ended = _train(spec, shape, context, nodes, device, backend, keys, stop, watchdog)
-            leave(host, backend)
+            with Watchdog(limits(spec.job), partial(die, context)) as watchdog:
+                with ending_in(MEETING_S):
+                    host = begun.waits.together("the connections", range(who.world), lambda: connect(who, store, backend))
+                context = replace(context, host=host)
+                check_place(context.placement, who, bootstrap.known_hosts(context.record))
+                check_coordinates(context.placement, who.rank)
+                nodes = _introduce(context, device_name(device))
+                watchdog.now("start")
+                ended = _train(spec, shape, context, nodes, device, backend, keys, stop, watchdog)
+                leave(host, backend)
         except FencedOut:
             raise
         except Exception as error:  # every end of a rank is recorded, whatever its cause
             kind = record_failure(context, error)
             if kind == "peer" and context.record is not None:
-                time.sleep(LINGER_S)
+                time.sleep(LINGER_S)  # without the watchdog, which would call it hung
             return 2 if kind == "user" else 1
     context.log.flush()
     return EXIT_STOPPED if ended.stopped else 0
 
 
-def _unmet(begun: Bootstrap, hung: Exception) -> None:
+def _unmet(begun: bootstrap.Bootstrap, hung: Exception) -> None:
     """Handle a rendezvous that hangs. The watchdog calls it; rank 0's kernel may accept connections while its process hangs."""
     if begun.run is None or begun.placement is None:
         print(f"hpc-mp: {hung}", file=sys.stderr, flush=True)
@@ -155,10 +142,10 @@ def _introduce(context: RankContext, device: str) -> dict[int, str]:
     Raises:
         HpcMpError: the ranks' devices do not match.
     """
-    starts = [RankStart(**fields) for fields in facts.on_first(asdict(rank_start(context, device)), context.everyone)]
+    starts = [RankStart(**fields) for fields in facts.on_first(asdict(bootstrap.rank_start(context, device)), context.everyone)]
     places: set[tuple[int, str, str]] = set()
     if starts:
-        announce(context.run, starts)
+        bootstrap.announce(context.run, starts)
         places = {(place.node, entry.node, entry.device) for place, entry in zip(context.placement.ranks, starts, strict=True)}
     # All ranks read it, so it has a line per node, not per rank.
     seats: list[tuple[int, str, str]] = facts.broadcast(sorted(places), context.everyone)
@@ -166,10 +153,8 @@ def _introduce(context: RankContext, device: str) -> dict[int, str]:
     return {node: name for node, name, _ in seats}
 
 
-def _train(
-    spec: JobSpec, shape: ModelShape, context: RankContext, nodes: Mapping[int, str], device: torch.device, backend: str,
-    store: SignedKeys, stop: StopFlag, watchdog: Watchdog,
-) -> TrainingEnd:
+def _train(spec: JobSpec, shape: ModelShape, context: RankContext, nodes: Mapping[int, str], device: torch.device, backend: str,
+           store: SignedKeys, stop: StopFlag, watchdog: Watchdog) -> TrainingEnd:
     """Run all of the training, from the meeting with the other ranks to the end. ``nodes``: the name of every node of the
     placement."""
     pace, record = Pace(), context.record
@@ -196,7 +181,7 @@ def _train(
 
     try:
         tokens, held_out = tokens_of(spec, shape, context, store, stop_reason)
-        status(context, "building model")
+        bootstrap.status(context, "building model")
         schedule = schedule_of(spec)
         timeout = timedelta(seconds=FIRST * spec.job.step_timeout) if spec.job.step_timeout else None
         groups = context.waits.together("the making of process groups", range(context.who.world), lambda: build(
@@ -230,7 +215,7 @@ def _train(
         write_trace(context.run.trace(context.who.rank), RankTrace(
             context.attempt, context.who.rank, step, actions, memory, context.place.pp))
 
-    status(context, "training")
+    bootstrap.status(context, "training")
     context.log.say(f"training from step {counters.step + 1} to {spec.train.steps} on {device}, {backend}")
     watchdog.now("evaluation")
     missing = evaluate(counters.step, None)  # an evaluation that an earlier attempt put off
@@ -245,7 +230,7 @@ def _train(
 def _conclude(context: RankContext, reason: str | None, when: str) -> None:
     """Report how training ended. ``reason``: why it stopped; None if all steps are done."""
     phase = "done" if reason is None else "stopped"
-    status(context, phase, reason or "")
+    bootstrap.status(context, phase, reason or "")
     context.log.say(f"{phase} {when}" + (f": {reason}" if reason else ""))
 
 

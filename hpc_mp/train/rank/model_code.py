@@ -3,8 +3,6 @@
 It takes as long as that of torch, so a rank is at the meeting without it. The import is over before the first step.
 """
 
-from __future__ import annotations
-
 import importlib
 
 from hpc_mp.base.extras import need_train

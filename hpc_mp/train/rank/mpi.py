@@ -1,7 +1,5 @@
 """Ranks that start through MPI: MPI provides the identities and the rendezvous, and is then left; torch does the rest."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,10 +38,8 @@ def world() -> Iterator[Any]:
     library.Finalize()
 
 
-def come_up(
-    comm: Any, placement: Placement, hosts: Sequence[str] | None, node: str, secret: str, address: str | None = None,
-    environ: Mapping[str, str] = os.environ,
-) -> tuple[RankEnv, Rendezvous]:
+def come_up(comm: Any, placement: Placement, hosts: Sequence[str] | None, node: str, secret: str, address: str | None = None,
+            environ: Mapping[str, str] = os.environ) -> tuple[RankEnv, Rendezvous]:
     """Return this rank's identity and the rendezvous, on a port that rank 0 has just bound. All processes call this.
 
     Args:

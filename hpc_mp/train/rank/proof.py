@@ -3,8 +3,6 @@
 Ranks meet at a port that anybody on the network can reach. Neither torch's store nor a plain socket authenticates its clients.
 """
 
-from __future__ import annotations
-
 import hmac
 from collections.abc import Sequence
 from datetime import timedelta

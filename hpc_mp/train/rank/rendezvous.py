@@ -1,7 +1,5 @@
 """Rendezvous: the place where ranks meet, and the default process group that results."""
 
-from __future__ import annotations
-
 import os
 import resource
 from collections.abc import Iterator, Mapping

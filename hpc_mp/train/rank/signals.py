@@ -3,8 +3,6 @@
 torch is not imported here: a flag can exist while torch is being imported.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """A clock for threads that wait for a sign of life."""
 
-from __future__ import annotations
-
 import time
 
 

@@ -1,7 +1,5 @@
 """The tokens that a rank trains with: prepared by rank 0, near the rank if they are staged."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -20,9 +18,8 @@ from hpc_mp.train.rank.signals import Stopped
 PROGRESS_S = 0.5  # between two progress reports of tokenization
 
 
-def tokens_of(
-    spec: JobSpec, shape: ModelShape, context: RankContext, store: SignedKeys, stop_reason: Callable[[], str | None],
-) -> tuple[TokenSet, TokenSet | None]:
+def tokens_of(spec: JobSpec, shape: ModelShape, context: RankContext, store: SignedKeys,
+              stop_reason: Callable[[], str | None]) -> tuple[TokenSet, TokenSet | None]:
     """Return the training tokens, and the held-out tokens if the job evaluates.
 
     Rank 0 tokenizes the text or finds it in the cache; the other ranks wait. All ranks read the same files.

@@ -5,8 +5,6 @@ the budget of skipped steps and the reasons to stop therefore come one step late
 that is asked to stop does so after the step that follows the one in which ranks agreed; all ranks stop after the same step.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -263,8 +261,7 @@ class Trainer:
         began = time.perf_counter()
         self.watchdog.now("save")
         try:
-            path = checkpoint.save(self.run, counters, self.engine.held(), self.groups, self.spec.checkpoint.keep,
-                                   self.fence)
+            path = checkpoint.save(self.run, counters, self.engine.held(), self.groups, self.spec.checkpoint.keep, self.fence)
         except checkpoint.SaveFailed as error:
             self.log.say(f"checkpoint of step {counters.step} FAILED: {error}. The earlier checkpoints are unharmed")
             return error
@@ -281,10 +278,8 @@ class SampleSource(Protocol):
     def begins(self, positions: range, /) -> NDArray[np.int64] | None: ...
 
 
-def share(
-    spec: JobSpec, source: SampleSource, mine: Sequence[range], step: int, device: torch.device, labels: int,
-    begun: Callable[[int], None] = lambda microbatch: None,
-) -> Microbatches:
+def share(spec: JobSpec, source: SampleSource, mine: Sequence[range], step: int, device: torch.device, labels: int,
+          begun: Callable[[int], None] = lambda microbatch: None) -> Microbatches:
     """Return a replica's samples of a step. Ids and labels are read only for the end stages.
 
     Args:

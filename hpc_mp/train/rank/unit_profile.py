@@ -5,8 +5,6 @@ unit. A step passes one microbatch of the job's shape, with its precision, dropo
 backwards. The pipeline notes their times and kept bytes. Parameters have arbitrary values, which take the same time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial

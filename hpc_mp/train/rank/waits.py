@@ -6,8 +6,6 @@ This costs some microseconds of memory accesses and no file. (NCCL's flight reco
 and does not tell what the host waits for.) A thread writes the note to a file once the rank has not moved for a while.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import sys
@@ -148,7 +146,6 @@ class Waits:
         return self._in(self._messages.get(work), original, work, *args, **named)
 
     def _in(self, wait: Wait | None, action: Callable[..., Any], *args: Any, **named: Any) -> Any:
-        """Return the result of an action in which this rank waits."""
         before, self.wait = self.wait, wait
         self.since = time.time()
         self.moves += 1

@@ -3,8 +3,6 @@
 A step that takes half an hour hangs; a checkpoint of terabytes that takes as long does not. Each phase has its own limit.
 """
 
-from __future__ import annotations
-
 import threading
 import traceback
 from collections.abc import Callable, Mapping
@@ -79,7 +77,7 @@ class Watchdog:
                 self._on_hang(hung(phase, self._limits[phase]))
                 return
 
-    def __enter__(self) -> Watchdog:
+    def __enter__(self) -> "Watchdog":
         if any(self._limits.values()):
             self._thread.start()
         return self

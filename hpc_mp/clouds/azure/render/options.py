@@ -1,11 +1,9 @@
-"""The user's choices for a cluster and the resulting plan. All choices are validated here."""
-
-from __future__ import annotations
+"""The user's choices for a cluster, the resulting plan, and its parameters. All choices are validated here."""
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import did_you_mean
@@ -13,6 +11,8 @@ from hpc_mp.catalogue import MachineType
 from hpc_mp.clouds.azure.offer import Image, Offer, image_fault
 
 Storage = Literal["nfs", "external", "amlfs"]
+EXPORT = "/shared"  # default path exported by an NFS server
+LUSTRE_OPTIONS = "noatime,user_xattr"  # as in Azure CycleCloud Workspace for Slurm
 NO_GROUP = 100  # Azure.MaxScalesetSize if no placement group limits it
 
 
@@ -136,3 +136,55 @@ def _check_names(choices: Choices) -> None:
                          "add --storage external or --storage amlfs")
     if not choices.accounting and (choices.database or choices.database_user):
         raise HpcMpError("--no-accounting", "contradicts --database and --database-user", "omit one of them")
+
+
+def parameters(plan: ClusterPlan) -> dict[str, Any]:
+    """Return the parameters for ``cyclecloud import_cluster -p`` that depend on the plan. None: must be chosen in the form before
+    the first start."""
+    choices, size = plan.choices, plan.size
+    accounting = {"url": choices.database, "user": choices.database_user, "password": None} if choices.accounting else {}
+    return {
+        "Region": choices.region,
+        "SubnetId": choices.subnet,
+        "Credentials": choices.credentials,
+        "HPCMachineType": size.name,
+        "HPCImageName": plan.image,
+        "HPCInfiniBand": bool(size.rdma),
+        "MaxHPCExecuteNodeCount": choices.nodes,
+        "HPCMaxScalesetSize": plan.group,
+        "SchedulerMachineType": plan.heads["scheduler"],
+        "SchedulerImageName": plan.plain,
+        "loginMachineType": plan.heads["login"],
+        "LoginImageName": plan.plain,
+        "NumberLoginNodes": choices.login_nodes,
+        "MaxLoginNodeCount": max(choices.login_nodes, 4),
+        "HTCMachineType": plan.heads["htc"],
+        "HTCImageName": plan.plain,
+        "MaxHTCExecuteNodeCount": choices.htc_nodes,
+        "EnableNodeHealthChecks": bool(size.gpus or size.rdma),
+        "HpcMpProfile": size.profile,
+        "HpcMpTopology": topology(size),
+        "HpcMpTorchIndex": "" if size.gpus else "https://download.pytorch.org/whl/cpu",
+        "configuration_slurm_accounting_enabled": choices.accounting,
+        **{f"configuration_slurm_accounting_{key}": value for key, value in accounting.items()},
+        **_storage(choices),
+    }
+
+
+def topology(size: MachineType) -> str:
+    """Return the topology that is written once nodes exist: NVLink blocks, the tree of InfiniBand switches, or off."""
+    return "block" if size.nvlink_block else "tree" if size.rdma else "off"
+
+
+def _storage(choices: Choices) -> dict[str, Any]:
+    host, _, path = (choices.storage_address or "").partition(":")
+    match choices.storage:
+        case "nfs":
+            return {"UseBuiltinShared": True}
+        case "external":
+            return {"UseBuiltinShared": False, "NFSType": "nfs", "NFSAddress": host or None,
+                    "NFSSharedExportPath": path or EXPORT}
+        case "amlfs":
+            return {"UseBuiltinShared": True, "AdditionalNFS": True, "AdditionalNFSType": "lustre",
+                    "AdditionalNFSAddress": host or None, "AdditionalNFSExportPath": path,
+                    "AdditionalNFSMountPoint": "/data", "AdditionalNFSMountOptions": LUSTRE_OPTIONS}

@@ -4,15 +4,12 @@ Names and types are those of bicep/mainTemplate.bicep and bicep/types.bicep of g
 Secrets are not included: ``az`` asks for adminPassword, and the key is given on the command line.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, replace
 from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.clouds.azure.render.options import Choices, ClusterPlan
-from hpc_mp.clouds.azure.render.parameters import EXPORT, LUSTRE_OPTIONS
+from hpc_mp.clouds.azure.render.options import EXPORT, LUSTRE_OPTIONS, Choices, ClusterPlan
 
 RELEASE = "2026.07.02"
 SERVER = "Standard_D4as_v5"  # size of CycleCloud's machine

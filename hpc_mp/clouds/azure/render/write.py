@@ -1,7 +1,5 @@
 """Output of a rendered cluster as a directory for ``cyclecloud project upload`` and ``cyclecloud import_cluster``."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -14,7 +12,7 @@ from jinja2 import StrictUndefined, Template
 from hpc_mp import __version__
 from hpc_mp.base.assets import asset
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.clouds.azure.render.parameters import parameters
+from hpc_mp.clouds.azure.render.options import parameters
 from hpc_mp.clouds.azure.render.summary import AzureSummary
 from hpc_mp.clouds.azure.render.workspace import RELEASE, Workspace, workspace_parameters
 

@@ -1,7 +1,5 @@
 """The rules of the linter, one table per concept, and their application to the text of a cluster template."""
 
-from __future__ import annotations
-
 from hpc_mp.base.findings import Finding, Hit, Rule
 from hpc_mp.clouds.azure.case import Case, read_case
 from hpc_mp.clouds.azure.files import ParameterFile, Project

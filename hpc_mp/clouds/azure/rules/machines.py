@@ -1,11 +1,10 @@
 """CC5xx and CC6xx: sizes, placement groups, and images that fit a size."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable
 
 from hpc_mp.base.findings import Hit, Rule
+from hpc_mp.base.rule_table import rules_of
 from hpc_mp.base.text import nearest
 from hpc_mp.catalogue import MachineType
 from hpc_mp.clouds.azure.case import Case
@@ -79,39 +78,19 @@ def _image(code: str) -> Callable[[Case], Iterable[Hit]]:
     return find
 
 
-RULES: tuple[Rule[Case], ...] = (
-    Rule("CC502", "error", _size(_no_size), "MachineType {it} is not a size of Azure.", "Write {advice}."),
-    Rule("CC503", "error", _size(lambda case, word, size: size.retired if size and size.is_gone else ""),
-         "{it} was retired on {advice}: no such machine can be started.",
-         "Choose an existing size: for training Standard_ND96isr_H100_v5 or Standard_ND96isr_H200_v5."),
-    Rule("CC504", "info", _size(lambda case, word, size: size.retired if size and not size.is_gone else ""),
-         "{it} is retired on {advice}: its machines stop then, and new subscriptions may not get it.",
-         "Choose a newer size for a cluster that is to last."),
-    Rule("CC505", "warning", _no_rdma,
-         "{it} has no InfiniBand (no r in its name): jobs on several nodes use Ethernet, which is many times slower.",
-         "Use {advice}."),
-    Rule("CC506", "warning", _hpc_without_rdma,
-         "slurm.hpc of {it} is on, but {advice} has no InfiniBand: its placement group only makes machines harder to get.",
-         "Choose a size with r in its name, or set slurm.hpc = false."),
-    Rule("CC507", "warning", _rdma_without_hpc,
-         "{it} has slurm.hpc = false: machines of {advice} in different placement groups share no InfiniBand.",
-         "Set slurm.hpc = true."),
-    Rule("CC508", "warning", _beyond_scale_set,
-         "{it} is more than one placement group holds ({advice}): further nodes share no InfiniBand, or never start.",
-         "Lower it, or raise Azure.MaxScalesetSize as far as the size allows."),
-    Rule("CC515", "error", _several_zones,
-         "{it} has several zones ({advice}), but a placement group is in one zone: machines in the others share no InfiniBand.",
-         "Name one zone."),
-    Rule("CC601", "error", _image("CC601"), "The image {it} {advice}: the machine does not boot.",
-         "Choose an image of that architecture; for GB200 and GB300 one built for arm64."),
-    Rule("CC602", "error", _image("CC602"), "The image {it} {advice}: no program sees the GPUs.",
-         "Use microsoft-dsvm:ubuntu-hpc:2204-v100 for V100, one with -rocm in its name for AMD's GPUs, else :2204 or :2404."),
-    Rule("CC604", "warning", _image("CC604"), "The image {it} {advice}: every node installs them while it starts.",
-         "Use an HPC image, such as microsoft-dsvm:ubuntu-hpc:2204:latest."),
-    Rule("CC605", "error", _image("CC605"), "The image {it} {advice}: Azure refuses the machine.",
-         "Use the image whose name ends in gen2."),
-    Rule("CC606", "warning", _image("CC606"), "The image {it} {advice}: no security fixes, no newer packages of Slurm.",
-         "Use cycle.image.ubuntu22, cycle.image.ubuntu24 or almalinux9."),
-    Rule("CC609", "warning", _image("CC609"), "The image {it} {advice}: the node never joins the cluster.",
-         "Build an image from it with Slurm's packages, or use ubuntu-hpc or almalinux-hpc."),
-)
+RULES: tuple[Rule[Case], ...] = rules_of("cyclecloud/template-rules.toml", {
+    "CC502": _size(_no_size),
+    "CC503": _size(lambda case, word, size: size.retired if size and size.is_gone else ""),
+    "CC504": _size(lambda case, word, size: size.retired if size and not size.is_gone else ""),
+    "CC505": _no_rdma,
+    "CC506": _hpc_without_rdma,
+    "CC507": _rdma_without_hpc,
+    "CC508": _beyond_scale_set,
+    "CC515": _several_zones,
+    "CC601": _image("CC601"),
+    "CC602": _image("CC602"),
+    "CC604": _image("CC604"),
+    "CC605": _image("CC605"),
+    "CC606": _image("CC606"),
+    "CC609": _image("CC609"),
+})

@@ -1,11 +1,10 @@
 """CC3xx and CC7xx: required attributes of each node after inheritance, and the files of its project."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 
 from hpc_mp.base.findings import Hit, Rule
+from hpc_mp.base.rule_table import rules_of
 from hpc_mp.clouds.azure.case import SOFTWARE, Case, extends, misspelt
 from hpc_mp.clouds.azure.files import Project
 
@@ -74,24 +73,13 @@ def _cannot_run(case: Case) -> Iterable[Hit]:
             if path.suffix not in (".bat", ".ps1", ".cmd") and not re.fullmatch(rb"#![ \t]*/\S[^\r]*", line))
 
 
-RULES: tuple[Rule[Case], ...] = (
-    Rule("CC301", "error", _missing, "{advice} neither has nor inherits a {it}: it cannot start.",
-         "Set it here or in [[node defaults]]."),
-    Rule("CC303", "error", _unknown_base,
-         "Extends names {it}, which is not a node of this cluster: the node inherits nothing, or the import fails.", "{advice}."),
-    Rule("CC307", "warning", _misspelt,
-         "{it} is probably misspelt: CycleCloud and cyclecloud-slurm ignore a name that they do not know.", "Write {advice}."),
-    Rule("CC312", "warning", _never_scales,
-         "slurm.autoscale of {it} is on, but Autoscale of the cluster is off: nodes are started by hand only.",
-         "Set Autoscale = true in [cluster]."),
-    Rule("CC324", "warning", _unconfigured, "{it} is an attribute of the node itself: no program reads it there.",
-         "Move it to [[[configuration]]]."),
-    Rule("CC704", "error", _no_spec, "The project has no spec {it} (its specs: {advice}): the node fails while it starts.",
-         "Create specs/{it}/cluster-init, or name an existing spec."),
-    Rule("CC705", "warning", _version,
-         "The template uses {it}, and the project here has version {advice}: the node runs other scripts than these, or none.",
-         "Write {advice}, or omit the version for the newest."),
-    Rule("CC708", "error", _cannot_run,
-         "The first line of {it} is not #! and the path of a program, or ends as on Windows: the kernel cannot run it.",
-         "Begin it with #!/bin/bash, without a byte order mark, and save it with Unix line ends."),
-)
+RULES: tuple[Rule[Case], ...] = rules_of("cyclecloud/template-rules.toml", {
+    "CC301": _missing,
+    "CC303": _unknown_base,
+    "CC307": _misspelt,
+    "CC312": _never_scales,
+    "CC324": _unconfigured,
+    "CC704": _no_spec,
+    "CC705": _version,
+    "CC708": _cannot_run,
+})

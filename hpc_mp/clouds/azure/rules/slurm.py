@@ -1,11 +1,10 @@
 """CC4xx: settings of cyclecloud-slurm: partitions, accounting, health, memory."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable
 
 from hpc_mp.base.findings import Hit, Rule
+from hpc_mp.base.rule_table import rules_of
 from hpc_mp.clouds.azure.case import Case, ResolvedNode
 
 _ROLES = ("scheduler", "login", "execute")
@@ -74,28 +73,14 @@ def _no_execute(case: Case) -> Iterable[Hit]:
                         if not any(name.startswith(f"{_PROJECT}execute") for name in node.specs))
 
 
-RULES: tuple[Rule[Case], ...] = (
-    Rule("CC401", "error", _many_defaults,
-         "{it} is a second default partition (the first is {advice}): jobs without --partition go to either of them.",
-         "Set slurm.default_partition = true in one node array only."),
-    Rule("CC402", "warning", _no_default, "None of the partitions {it} is the default: Slurm refuses jobs without --partition.",
-         "Set slurm.default_partition = true in one of them."),
-    Rule("CC403", "error", _same_partition, "Two node arrays ({advice}) have the partition {it}: cyclecloud-slurm omits both.",
-         "Give each its own name; only arrays with slurm.dynamic_feature may share a partition."),
-    Rule("CC406", "error", _accounting_needs,
-         "Accounting is on, but {it} is missing: slurmdbd does not start, and slurmctld waits for it.", "Set what is missing."),
-    Rule("CC407", "warning", _no_health,
-         "EnableNodeHealthChecks of {it} is {advice}: a machine with a broken GPU or port gets jobs, and they fail.",
-         "Set EnableNodeHealthChecks = true."),
-    Rule("CC408", "error", _dampen, "slurm.dampen_memory = {it} is not a whole number of per cent: azslurm scale fails.",
-         "Write 5 for 5 %."),
-    Rule("CC410", "error", _in_config(r"^[ \t]*TopologyPlugin\s*=\s*topology/block\b"),
-         "{it} without a topology.conf keeps slurmctld from starting, and autoscaling never writes that file.",
-         "Delete the line; let a script switch it on once the nodes exist, for partitions of a fixed size."),
-    Rule("CC421", "warning", _in_config(r"^[ \t]*(SuspendTime|ResumeTimeout)\s*=\s*\d{1,2}[ \t]*(?:#.*)?$"),
-         "\"{it}\": a machine takes minutes to start, so Slurm gives it up before it is ready, or stops it between two jobs.",
-         "Write SuspendTime = 300 and ResumeTimeout = 1800 or more."),
-    Rule("CC423", "warning", _no_execute,
-         "The nodes of {it} do not run cyclecloud/slurm:execute: without slurmd, jobs wait for them until ResumeTimeout.",
-         "Add [[[cluster-init cyclecloud/slurm:execute]]] to the node array or to a node that it extends."),
-)
+RULES: tuple[Rule[Case], ...] = rules_of("cyclecloud/template-rules.toml", {
+    "CC401": _many_defaults,
+    "CC402": _no_default,
+    "CC403": _same_partition,
+    "CC406": _accounting_needs,
+    "CC407": _no_health,
+    "CC408": _dampen,
+    "CC410": _in_config(r"^[ \t]*TopologyPlugin\s*=\s*topology/block\b"),
+    "CC421": _in_config(r"^[ \t]*(SuspendTime|ResumeTimeout)\s*=\s*\d{1,2}[ \t]*(?:#.*)?$"),
+    "CC423": _no_execute,
+})

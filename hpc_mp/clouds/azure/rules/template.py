@@ -1,11 +1,10 @@
 """CC1xx and CC2xx: the form of a template, its parameters, and the file of values."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator
 
 from hpc_mp.base.findings import Hit, Rule
+from hpc_mp.base.rule_table import rules_of
 from hpc_mp.clouds.azure.case import Case, misspelt
 from hpc_mp.clouds.azure.expression import UNKNOWN, Unreadable, read, worth
 from hpc_mp.clouds.azure.template import Attribute, TemplateSection
@@ -17,7 +16,6 @@ _SECRET = re.compile(r"(?i)(^|[._])(password|passwd|secret|token|accountkey|acce
 
 
 def _fault(code: str) -> Callable[[Case], Iterable[Hit]]:
-    """Return a finder of the parser's faults with this code."""
     return lambda case: (Hit(fault.line, fault.text) for fault in case.parsed.faults if fault.code == code)
 
 
@@ -72,22 +70,13 @@ def _secret(case: Case) -> Iterable[Hit]:
                 yield Hit(attribute.line, f"The default of {section.name}" if is_parameter else attribute.name)
 
 
-RULES: tuple[Rule[Case], ...] = (
-    Rule("CC101", "error", _fault("CC101"),
-         "The brackets of \"{it}\" do not match: CycleCloud puts the section and its content elsewhere, or drops them.",
-         "Close with as many brackets as you open: one pair for a cluster, two for a node, three for the sections of a node."),
-    Rule("CC102", "error", _fault("CC102"), "\"{it}\" is not a header, an attribute (Name = value) or a comment.",
-         "Write # in front of it, or complete it; only text in '''…''' or \"…\" may continue on the next line."),
-    Rule("CC103", "error", _fault("CC103"),
-         "The text that begins with {it} is never closed: the value includes the lines that follow, or the import fails.",
-         "Close the quote; write a quote inside \"…\" as \\\"."),
-    Rule("CC105", "error", _unreadable, "The expression {it} of {advice} cannot be parsed.",
-         "Check its brackets, quotes and operators; text in ${…} is in double quotes."),
-    Rule("CC106", "error", _misspelt_kind, "\"{it}\" is not a kind of section: CycleCloud ignores its content.",
-         "Write {advice}."),
-    Rule("CC201", "error", _undeclared, "{it} is not a parameter of this template: the value is undefined.",
-         "{advice} in a [[[parameter]]]."),
-    Rule("CC206", "warning", _no_such_parameter, "{it} is not a parameter of the template: its value is ignored.", "{advice}."),
-    Rule("CC213", "error", _secret, "{it} is a secret in plain text: everyone who may read the template can read it.",
-         "Use a parameter with ParameterType = Password and no default; its value belongs in a file that is not checked in."),
-)
+RULES: tuple[Rule[Case], ...] = rules_of("cyclecloud/template-rules.toml", {
+    "CC101": _fault("CC101"),
+    "CC102": _fault("CC102"),
+    "CC103": _fault("CC103"),
+    "CC105": _unreadable,
+    "CC106": _misspelt_kind,
+    "CC201": _undeclared,
+    "CC206": _no_such_parameter,
+    "CC213": _secret,
+})

@@ -1,7 +1,5 @@
 """Measurement of one size and placement: warm up, time, and compare the data, as nccl-tests does."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,7 +28,7 @@ class Buffers:
         return buffer[part] if collective.send_part else buffer, buffer[part] if collective.receive_part else buffer
 
 
-def allocate(network: TorchNetwork, counts: Counts) -> Buffers:
+def allocate(network: "TorchNetwork", counts: Counts) -> Buffers:
     """Allocate the buffers for one size."""
     return Buffers(network.buffer(counts.total), network.buffer(counts.total))
 
@@ -43,10 +41,8 @@ class Sample(NamedTuple):
     iterations: list[float]
 
 
-def measure(
-    network: TorchNetwork, collective: Collective, counts: Counts, buffers: Buffers, placed: Placed, warmup: int, iterations: int,
-    check: bool,
-) -> Sample:
+def measure(network: "TorchNetwork", collective: Collective, counts: Counts, buffers: Buffers, placed: Placed, warmup: int,
+            iterations: int, check: bool) -> Sample:
     """Measure one placement. All ranks must call this at the same time."""
     send, receive = buffers.views(collective, counts, placed, network.member)
     run = network.operation(collective, send, receive)
@@ -73,7 +69,7 @@ def measure(
     return Sample(mean, wrong, network.between(stamps))
 
 
-def _fill(network: TorchNetwork, collective: Collective, send: Any, receive: Any, repetition: int) -> None:
+def _fill(network: "TorchNetwork", collective: Collective, send: Any, receive: Any, repetition: int) -> None:
     receive[...] = 0
     table = pattern.sent(collective, network.member, network.members, repetition)
     if not collective.rooted or network.member == 0:
@@ -81,7 +77,7 @@ def _fill(network: TorchNetwork, collective: Collective, send: Any, receive: Any
     network.finish()
 
 
-def _wrong(network: TorchNetwork, collective: Collective, counts: Counts, receive: Any, repetition: int) -> int:
+def _wrong(network: "TorchNetwork", collective: Collective, counts: Counts, receive: Any, repetition: int) -> int:
     expected = pattern.received(collective, network.member, network.members, repetition, counts.param)
     share = len(receive) // len(expected)
     return sum(pattern.wrong(receive[i * share:(i + 1) * share], network.table(table)) for i, table in enumerate(expected))

@@ -4,8 +4,6 @@ A table of ``PERIOD`` numbers per rank is repeated over a buffer. The period is 
 rank differ from the expected data.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

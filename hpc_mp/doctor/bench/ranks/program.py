@@ -3,8 +3,6 @@
 srun and survey agents start it: ``python -m hpc_mp.doctor.bench.ranks.program SPEC``, a specification as a line of JSON.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import socket
@@ -44,13 +42,13 @@ def run(spec: BenchSpec) -> int:
     return 0
 
 
-def _connect(spec: BenchSpec, voice: Voice) -> TorchNetwork:
+def _connect(spec: BenchSpec, voice: Voice) -> "TorchNetwork":
     from hpc_mp.doctor.bench.ranks.torch_network import TorchNetwork, meet
 
     return TorchNetwork(spec, *meet(spec, voice, os.environ, sys.stdin))
 
 
-def introduce(network: TorchNetwork, spec: BenchSpec, voice: Voice) -> None:
+def introduce(network: "TorchNetwork", spec: BenchSpec, voice: Voice) -> None:
     """Print the event ``ranks`` on rank 0."""
     records = network.gather({
         "rank": network.rank, "group": spec.group_of(network.rank), "pid": os.getpid(),
@@ -61,7 +59,7 @@ def introduce(network: TorchNetwork, spec: BenchSpec, voice: Voice) -> None:
         voice.say("ranks", ranks=records, versions=network.versions)
 
 
-def measure_size(network: TorchNetwork, spec: BenchSpec, size: int, voice: Voice) -> None:
+def measure_size(network: "TorchNetwork", spec: BenchSpec, size: int, voice: Voice) -> None:
     """Measure both placements; rank 0 prints the measurements of all ranks."""
     collective: Collective = COLLECTIVES[spec.collective]
     if network.rank == 0:

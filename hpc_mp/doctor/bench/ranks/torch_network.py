@@ -1,7 +1,5 @@
 """NCCL and gloo, through torch.distributed; rank and rendezvous of this process, as of a job's ranks or told by the launcher."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket
@@ -20,8 +18,7 @@ from hpc_mp.planner.collectives import Collective
 from hpc_mp.rundir.rank_env import RankEnv, identity
 from hpc_mp.train.rank.rendezvous import Rendezvous, rendezvous
 
-TYPES = {"float": torch.float32, "double": torch.float64, "half": torch.float16, "bfloat16": torch.bfloat16,
-         "int32": torch.int32}
+TYPES = {"float": torch.float32, "double": torch.float64, "half": torch.float16, "bfloat16": torch.bfloat16, "int32": torch.int32}
 
 
 class TorchNetwork:

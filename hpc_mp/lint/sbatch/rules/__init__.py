@@ -1,7 +1,5 @@
 """The rules of the linter, one table per concept, and their application to the text of a job script."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from hpc_mp.base.findings import Finding, Rule

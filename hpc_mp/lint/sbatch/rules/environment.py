@@ -1,7 +1,5 @@
 """HM6xx: variables of NCCL, PyTorch and CUDA in a script. Most rules come from ``hpc_mp.environment``."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 
@@ -16,7 +14,6 @@ _ONE_GPU = re.compile(r"\d+|\$\{?(SLURM_LOCALID|LOCAL_RANK|OMPI_COMM_WORLD_LOCAL
 
 
 def _exported(script: Script) -> Iterator[ShellAssignment]:
-    """Return the assignments that programs see."""
     names = script.shell.exported | {variable.name for variable in script.shell.assignments if variable.exported}
     everything = script.shell_option("a", "allexport") is not None
     return (variable for variable in script.shell.assignments if everything or variable.name in names)

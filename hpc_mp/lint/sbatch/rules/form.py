@@ -1,7 +1,5 @@
 """HM1xx: the form of the file and of its ``#SBATCH`` lines. Sources: src/sbatch/{sbatch,opt}.c."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import os
@@ -10,9 +8,11 @@ from collections.abc import Callable, Iterable
 
 from hpc_mp.base.command import CommandFailed, ask
 from hpc_mp.base.findings import Hit, Rule
+from hpc_mp.base.rule_table import rules_of
 from hpc_mp.base.text import nearest
 from hpc_mp.cluster.slurm.option_syntax import Option, option_table, releases, syntax
 from hpc_mp.lint.sbatch.header import MAGIC
+from hpc_mp.lint.sbatch.rules.finders import HitWords, of_directives
 from hpc_mp.lint.sbatch.script import Script
 
 CLOSE = 0.85  # similarity from which one name counts as a misspelling of another
@@ -87,25 +87,22 @@ def _foreign(script: Script) -> Iterable[Hit]:
     yield from (Hit(option.line, option.name.lstrip("-")) for option, advice in _unknown(script) if not advice)
 
 
-def _too_new(script: Script) -> Iterable[Hit]:
-    for option in script.directives:
-        since = releases().get(option.name, "")
-        if script.version and since and not since.startswith("-") and script.version < release(since):
-            yield Hit(option.line, f"--{option.name}", since)
+def _too_new(script: Script, option: Option) -> HitWords:
+    since = releases().get(option.name, "")
+    too_new = script.version and since and not since.startswith("-") and script.version < release(since)
+    return (f"--{option.name}", since) if too_new else None
 
 
-def _value_too_new(script: Script) -> Iterable[Hit]:
-    for option, row in itertools.product(script.directives, option_table()["younger"]):
-        if script.version and (option.name, option.value) == (row["option"], row["value"]) \
-                and script.version < release(row["since"]):
-            yield Hit(option.line, f"--{option.name}={option.value}", row["since"])
+def _value_too_new(script: Script, option: Option) -> HitWords:
+    since = next((row["since"] for row in option_table()["younger"]
+                  if (option.name, option.value) == (row["option"], row["value"])), None)
+    return (f"--{option.name}={option.value}", since) if since and script.version and script.version < release(since) else None
 
 
-def _gone(script: Script) -> Iterable[Hit]:
-    for option in script.directives:
-        last = releases().get(option.name, "")
-        if script.version and last.startswith("-") and script.version >= release(last[1:]):
-            yield Hit(option.line, f"--{option.name}", last[1:])
+def _gone(script: Script, option: Option) -> HitWords:
+    last = releases().get(option.name, "")
+    gone = script.version and last.startswith("-") and script.version >= release(last[1:])
+    return (f"--{option.name}", last[1:]) if gone else None
 
 
 def release(text: str) -> tuple[int, int]:
@@ -131,17 +128,14 @@ def _expansions(script: Script) -> Iterable[Hit]:
             yield Hit(word.line, match[0].lstrip("="))
 
 
-def _malformed(script: Script) -> Iterable[Hit]:
-    for option in script.directives:
-        if option.value is not None and not _EXPANSION.search(option.value) and (form := malformed(option)):
-            yield Hit(option.line, f"--{option.name} {option.value}", form)
+def _malformed(_: Script, option: Option) -> HitWords:
+    form = malformed(option) if option.value is not None and not _EXPANSION.search(option.value) else None
+    return (f"--{option.name} {option.value}", form) if form else None
 
 
-def _mail_types(script: Script) -> Iterable[Hit]:
-    for option in script.directives:
-        words = filter(None, (option.value or "").split(",")) if option.name == "mail-type" and not unexpanded(option) else ()
-        if unknown := [word for word in words if word.upper() not in MAIL_TYPES]:
-            yield Hit(option.line, ",".join(unknown))
+def _mail_types(_: Script, option: Option) -> HitWords:
+    words = filter(None, (option.value or "").split(",")) if option.name == "mail-type" and not unexpanded(option) else ()
+    return ",".join(word for word in words if word.upper() not in MAIL_TYPES)
 
 
 def _other_schedulers(script: Script) -> Iterable[Hit]:
@@ -183,20 +177,15 @@ def _strays(script: Script) -> Iterable[Hit]:
     yield from (Hit(word.line, word.text) for word in script.header.strays if word.line not in unknown)
 
 
-def _unmatched(script: Script) -> Iterable[Hit]:
-    return map(Hit, script.header.unmatched)
-
-
-def _without_value(script: Script) -> Iterable[Hit]:
-    """Yield options without their value. sbatch joins the words of all directives before it parses them."""
+def _without_value(_: Script, option: Option) -> HitWords:
+    """Judge an option without its value. sbatch joins the words of all directives before it parses them."""
     grammar = syntax("sbatch")
-    for option in script.directives:
-        if option.is_known and option.name not in grammar.without_value | grammar.optional_value:
-            if option.value is None:
-                yield Hit(option.line, f"--{option.name}", "sbatch refuses the script")
-            elif option.value_line not in (None, option.line):
-                yield Hit(option.line, f"--{option.name}",
-                          f"sbatch takes “{option.value}” in line {option.value_line} as the value")
+    if not option.is_known or option.name in grammar.without_value | grammar.optional_value:
+        return None
+    if option.value is None:
+        return f"--{option.name}", "sbatch refuses the script"
+    behind = option.value_line not in (None, option.line)
+    return (f"--{option.name}", f"sbatch takes “{option.value}” in line {option.value_line} as the value") if behind else None
 
 
 @functools.lru_cache(maxsize=1)
@@ -222,49 +211,27 @@ def _unread(script: Script) -> Iterable[Hit]:
     return map(Hit, script.shell.faults[:1]) if not any(_refused_by_bash(script)) else ()
 
 
-RULES: tuple[Rule[Script], ...] = (
-    Rule("HM101", "error", _no_interpreter, "The first line does not start with #!: sbatch refuses the script.",
-         "Make #!/bin/bash the first line, with nothing before it."),
-    Rule("HM102", "error", _first("\r\n"), "DOS line ends (CR LF): sbatch refuses the script.",
-         "Convert it: dos2unix FILE, or sed -i 's/\\r$//' FILE."),
-    Rule("HM103", "error", _first("\0"), "A NUL character: sbatch refuses the script.",
-         "Remove it. The file may be damaged, or UTF-16."),
-    Rule("HM104", "error", _too_late,
-         "“{it}” follows the first command: sbatch stops reading there and silently ignores it.",
-         "Move it above every command."),
-    Rule("HM105", "error", _above_commands(_INDENTED), "Blanks before #SBATCH: sbatch silently treats the line as a comment.",
-         "Start the line with #SBATCH, or write ##SBATCH to disable it."),
-    Rule("HM106", "warning", _above_commands(_SLIP), "“{it}” is not #SBATCH: sbatch silently treats the line as a comment.",
-         "Write #SBATCH, or ##SBATCH to disable it."),
-    Rule("HM107", "error", _misspelt, "sbatch has no option --{it}: it refuses the script.", "{advice}"),
-    Rule("HM108", "warning", _foreign, "sbatch has no option --{it} unless a plug-in of the site adds it.",
-         "Remove it, or check sbatch --help on the cluster."),
-    Rule("HM109", "error", _too_new, "{it} needs Slurm {advice} or later: an older sbatch refuses the script.",
-         "Leave it out."),
-    Rule("HM110", "warning", _twice, "{it} is set twice (first in line {advice}): sbatch uses the last.",
-         "Remove one, or join the values of --mail-type with commas."),
-    Rule("HM111", "error", _expansions, "“{it}” in a directive: sbatch expands no variables and uses the text as it is.",
-         "Write the value itself, use a pattern such as %j or %x in file names, or pass the option on the command line."),
-    Rule("HM112", "error", _malformed, "{it}: sbatch does not understand the value and refuses the script.", "Write {advice}."),
-    Rule("HM113", "error", _one_dash, "-{it} with one dash is a group of one-letter options, not --{it}.", "Write --{it}=VALUE."),
-    Rule("HM114", "error", _strays, "“{it}” is not an option: sbatch refuses the script (invalid directive).",
-         "Write --NAME=VALUE with ASCII dashes and without blanks around “=”."),
-    Rule("HM115", "error", _unmatched, "An unclosed quote: sbatch refuses the script.",
-         "Close it, or write \\' or \\\" for a literal quote."),
-    Rule("HM116", "info", _unread,
-         "The shell text from this line on is ambiguous: rules may have missed something.",
-         "Check it: bash -n FILE."),
-    Rule("HM117", "error", _gone, "{it} was removed in Slurm {advice}: sbatch refuses the script.", "Leave it out."),
-    Rule("HM118", "error", _value_too_new, "{it} needs Slurm {advice} or later: an older sbatch refuses the script.",
-         "Use another value."),
-    Rule("HM119", "error", _without_value, "{it} has no value on its line: {advice}.",
-         "Write the value after the option, or leave the option out."),
-    Rule("HM120", "error", _refused_by_bash, "bash cannot parse the script from here on: {it}.",
-         "Close the open quote, bracket, if … fi or do … done, and check it: bash -n FILE."),
-    Rule("HM121", "warning", _mail_types,
-         "Slurm has no --mail-type “{it}”: it sends no mail for it, and sbatch refuses the script if no other type is there.",
-         "Use BEGIN, END, FAIL, REQUEUE, TIME_LIMIT or ALL."),
-    Rule("HM122", "warning", _other_schedulers,
-         "sbatch translates {it} lines too: they override #SBATCH, and an option that it does not know there ends it.",
-         "Add #SBATCH --ignore-pbs to keep them for another scheduler."),
-)
+RULES: tuple[Rule[Script], ...] = rules_of("slurm/script-rules.toml", {
+    "HM101": _no_interpreter,
+    "HM102": _first("\r\n"),
+    "HM103": _first("\0"),
+    "HM104": _too_late,
+    "HM105": _above_commands(_INDENTED),
+    "HM106": _above_commands(_SLIP),
+    "HM107": _misspelt,
+    "HM108": _foreign,
+    "HM109": of_directives(_too_new),
+    "HM110": _twice,
+    "HM111": _expansions,
+    "HM112": of_directives(_malformed),
+    "HM113": _one_dash,
+    "HM114": _strays,
+    "HM115": lambda script: map(Hit, script.header.unmatched),
+    "HM116": _unread,
+    "HM117": of_directives(_gone),
+    "HM118": of_directives(_value_too_new),
+    "HM119": of_directives(_without_value),
+    "HM120": _refused_by_bash,
+    "HM121": of_directives(_mail_types),
+    "HM122": _other_schedulers,
+})

@@ -1,19 +1,18 @@
 """HM35x: launchers of a node's ranks, and mpirun: their nodes, and the resulting number of ranks."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterable, Iterator
 
 from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.base.launchers import LAUNCHERS, MPIRUNS
+from hpc_mp.base.rule_table import rules_of
+from hpc_mp.base.text import counted
+from hpc_mp.lint.sbatch.header import Step
 from hpc_mp.lint.sbatch.programs import NodeLauncher, is_training, node_launcher
 from hpc_mp.lint.sbatch.rules.steps import gpus
 from hpc_mp.lint.sbatch.script import Script
-from hpc_mp.lint.sbatch.shell import inner_script
-from hpc_mp.lint.sbatch.step import Step
-from hpc_mp.lint.sbatch.word import Word
+from hpc_mp.lint.sbatch.shell import Word, inner_script
 
 _OF_SLURM = re.compile(r"\$\{?(SLURM_[A-Z_]+)")
 _MPI_TASKS = re.compile(r"--?(?:np?|ntasks)(?:=(\d+))?")
@@ -107,7 +106,7 @@ def _more_ranks_than_tasks(script: Script) -> Iterable[Hit]:
             number = (match[1] or following.text) if match else ""
             if match and request and number.isdecimal() and int(number) > script.tasks and not free \
                     and (script.value("nodes") or "1").isdecimal():
-                yield Hit(word.line, f"{command.name} starts {number} ranks", str(script.tasks))
+                yield Hit(word.line, f"{command.name} starts {counted(int(number), 'rank')}", str(script.tasks))
 
 
 def _more_tasks_than_the_job(script: Script) -> Iterable[Hit]:
@@ -118,38 +117,18 @@ def _more_tasks_than_the_job(script: Script) -> Iterable[Hit]:
                                                                                   job.option("ntasks-per-node"))
         if ntasks.isdecimal() and of_task.isdecimal() and not whole_nodes and not step.opaque \
                 and int(ntasks) * int(of_task) > job.tasks * cpus and (job.value("nodes") or "1").isdecimal():
-            yield Hit(step.line, f"{ntasks} tasks", str(job.tasks))
+            yield Hit(step.line, counted(int(ntasks), "task"), str(job.tasks))
 
 
-RULES: tuple[Rule[Script], ...] = (
-    Rule("HM351", "error", _waits_for_nodes,
-         "accelerate launch runs only on the first of {it} nodes: the script is executed once. It waits for the other nodes "
-         "until it times out.",
-         "srun --ntasks-per-node=1 bash -c 'accelerate launch --machine_rank $SLURM_NODEID …'"),
-    Rule("HM352", "warning", _idle_nodes,
-         "{it} runs and starts ranks only on the first of {advice} nodes: the others are paid for and idle.",
-         "Request one node, or start it on each node with srun --ntasks-per-node=1 and pass the number of nodes."),
-    Rule("HM353", "warning", _each_by_itself,
-         "{it} has no option for the number of nodes ({advice}): each node trains by itself, and all write the same files.",
-         "Pass the number of nodes and the rendezvous address to {it}."),
-    Rule("HM354", "error", _nodes_that_the_job_lacks, "{it}, but the job has {advice}: it waits until it times out.",
-         "Use the number from Slurm: $SLURM_NNODES."),
-    Rule("HM355", "error", _all_first,
-         "Every node calls {it} with the same --{advice}: the nodes never meet.",
-         "Let each task pass its own number: srun bash -c '… --{advice} $SLURM_NODEID …' in single quotes."),
-    Rule("HM356", "warning", _ranks_without_gpus,
-         "{it}, but the job has {advice} GPUs there: ranks without a GPU end at once, or two ranks share one, which NCCL "
-         "refuses.",
-         "Start {advice} processes."),
-    Rule("HM357", "warning", _tasks_without_gpus, "{it} share {advice} GPUs: NCCL refuses two ranks on a GPU.",
-         "Write --ntasks-per-node={advice}."),
-    Rule("HM358", "warning", _more_ranks_than_tasks,
-         "{it}, but the job has {advice} tasks: Open MPI refuses (not enough slots), other MPIs oversubscribe the CPUs.",
-         "Leave the number out to use the job's, or request that number of tasks."),
-    Rule("HM359", "warning", _more_tasks_than_the_job,
-         "The step requests {it}, but the job has CPUs for {advice}: srun refuses the step, or waits for CPUs.",
-         "Leave --ntasks out of srun, or request that number of tasks in the directives."),
-    Rule("HM360", "error", _expanded_by_nobody,
-         "The program gets the text “${it}”: the quotes keep the job's shell from expanding it, and no shell runs in the task.",
-         "Let a shell in each task expand it: srun bash -c '… ${it} …' in single quotes."),
-)
+RULES: tuple[Rule[Script], ...] = rules_of("slurm/script-rules.toml", {
+    "HM351": _waits_for_nodes,
+    "HM352": _idle_nodes,
+    "HM353": _each_by_itself,
+    "HM354": _nodes_that_the_job_lacks,
+    "HM355": _all_first,
+    "HM356": _ranks_without_gpus,
+    "HM357": _tasks_without_gpus,
+    "HM358": _more_ranks_than_tasks,
+    "HM359": _more_tasks_than_the_job,
+    "HM360": _expanded_by_nobody,
+})

@@ -1,17 +1,16 @@
 """HM4xx: the rendezvous of ranks: MASTER_ADDR, ports, torchrun's rendezvous, rank numbers."""
 
-from __future__ import annotations
-
 import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from hpc_mp.base.findings import Hit, Rule
+from hpc_mp.base.rule_table import rules_of
 from hpc_mp.lint.sbatch.programs import NodeLauncher, torchrun
+from hpc_mp.lint.sbatch.rules.finders import Finder, HitWords, of_variables
 from hpc_mp.lint.sbatch.rules.steps import CONTAINERS
 from hpc_mp.lint.sbatch.script import Script
-from hpc_mp.lint.sbatch.shell import ShellAssignment
-from hpc_mp.lint.sbatch.word import Word
+from hpc_mp.lint.sbatch.shell import ShellAssignment, Word
 
 ADDRESSES = ("MASTER_ADDR", "MASTER_IP", "MASTER_NODE", "HEAD_NODE", "HEAD_NODE_IP", "RDZV_HOST", "master_addr",
              "master_node", "head_node", "head_node_ip")
@@ -31,13 +30,14 @@ _NODELIST = re.compile(rf'{_LIST}|\$\(echo\s+"?{_LIST}"?\s*\|\s*(cut|awk|sed|hea
 _OWN_NAME = re.compile(r"\$\(hostname\b|`hostname\b|\$\{?(HOSTNAME|SLURMD_NODENAME)\b|\$\(/bin/hostname\b")
 
 
-def _addresses(script: Script) -> Iterator[ShellAssignment]:
-    return (variable for variable in script.shell.assignments if variable.name in ADDRESSES and not variable.captured)
+def _addresses(wrong: Callable[[Script, ShellAssignment], object]) -> Finder:
+    """Make a finder of variables that are wrong as the address of the first rank."""
+    return of_variables(
+        ADDRESSES, lambda script, variable: variable.name if not variable.captured and wrong(script, variable) else "")
 
 
 def _launchers(script: Script) -> Iterator[NodeLauncher]:
-    return (launcher for command in script.shell.commands
-            if command.name != "srun" and (launcher := torchrun(command.words)))
+    return (launcher for command in script.shell.commands if command.name != "srun" and (launcher := torchrun(command.words)))
 
 
 def _endpoints(script: Script) -> Iterator[tuple[NodeLauncher, str, str, int]]:
@@ -69,11 +69,6 @@ def _ports(script: Script) -> Iterable[Hit]:
                 yield Hit(word.line, port[1])
 
 
-def _port_per_rank(script: Script) -> Iterable[Hit]:
-    yield from (Hit(variable.line) for variable in script.shell.assignments
-                if variable.task and variable.name in PORTS and re.search(r"\bRANDOM\b|\bshuf\b", variable.raw))
-
-
 def _no_endpoint(script: Script) -> Iterable[Hit]:
     for launcher in _launchers(script):
         named = {"master-addr", "rdzv-endpoint", "rdzv-conf", "*"} & launcher.options.keys()
@@ -82,42 +77,28 @@ def _no_endpoint(script: Script) -> Iterable[Hit]:
             yield Hit(launcher.line)
 
 
+def _own_name(script: Script, address: ShellAssignment) -> bool:
+    return address.task and script.nodes > 1 and bool(_OWN_NAME.search(address.raw)) and "srun" not in address.raw
+
+
 def _hostname_i(script: Script) -> Iterable[Hit]:
-    yield from (Hit(variable.line, variable.name) for variable in _addresses(script) if _HOSTNAME_I.search(variable.raw))
+    yield from _addresses(lambda _, address: _HOSTNAME_I.search(address.raw))(script)
     yield from (Hit(line, name) for _, name, value, line in _endpoints(script)
                 if value.startswith(("$(", "`")) and _HOSTNAME_I.search(value))
 
 
-def _own_address(script: Script) -> Iterable[Hit]:
-    for variable in _addresses(script):
-        if variable.task and script.nodes > 1 and _OWN_NAME.search(variable.raw) and "srun" not in variable.raw:
-            yield Hit(variable.line, variable.name)
-
-
 def _localhost(script: Script) -> Iterable[Hit]:
     if script.nodes > 1:
-        for variable in _addresses(script):
-            if _LOCAL.fullmatch(variable.value):
-                yield Hit(variable.line, variable.name, variable.value)
+        yield from of_variables(ADDRESSES, lambda _, address: (
+            (address.name, address.value) if _LOCAL.fullmatch(address.value) and not address.captured else None))(script)
         for launcher, name, value, line in _endpoints(script):
             if not launcher.alone and (local := _LOCAL.match(value)):
                 yield Hit(line, name, local[0])
 
 
-def _fallback_to_localhost(script: Script) -> Iterable[Hit]:
-    for variable in _addresses(script):
-        if local := _FALLBACK.search(variable.raw):
-            yield Hit(variable.line, variable.name, local[1])
-
-
-def _launch_node(script: Script) -> Iterable[Hit]:
-    yield from (Hit(variable.line, variable.name) for variable in _addresses(script)
-                if "SLURM_LAUNCH_NODE_IPADDR" in variable.raw)
-
-
-def _unexpanded_nodelist(script: Script) -> Iterable[Hit]:
-    yield from (Hit(variable.line, variable.name) for variable in _addresses(script)
-                if script.nodes > 1 and _NODELIST.fullmatch(variable.raw.strip('"')))
+def _fallback_to_localhost(_: Script, address: ShellAssignment) -> HitWords:
+    local = _FALLBACK.search(address.raw)
+    return (address.name, local[1]) if local and not address.captured else None
 
 
 def _inert_node_rank(script: Script) -> Iterable[Hit]:
@@ -147,19 +128,14 @@ def _rank_of_the_batch_shell(script: Script) -> Iterable[Hit]:
             yield Hit(variable.line, variable.name, sorted(variables)[0])
 
 
-def _ephemeral_port(script: Script) -> Iterable[Hit]:
-    for variable in script.shell.assignments:
-        if variable.name in PORTS and (match := _RANGE.search(variable.raw)):
-            highest = int(match[1]) + int(match[2]) - 1 if match[1] else int(match[4])
-            if highest >= EPHEMERAL:
-                yield Hit(variable.line, str(highest))
+def _ephemeral_port(_: Script, port: ShellAssignment) -> HitWords:
+    match = _RANGE.search(port.raw)
+    highest = 0 if match is None else int(match[1]) + int(match[2]) - 1 if match[1] else int(match[4])
+    return str(highest) if highest >= EPHEMERAL else ""
 
 
-def _port_of_the_last_attempt(script: Script) -> Iterable[Hit]:
-    for variable in script.shell.assignments:
-        if variable.name in PORTS and script.option("requeue") and "SLURM_JOB" in variable.raw \
-                and "SLURM_RESTART_COUNT" not in variable.raw:
-            yield Hit(variable.line)
+def _port_of_the_last_attempt(script: Script, port: ShellAssignment) -> HitWords:
+    return bool(script.option("requeue")) and "SLURM_JOB" in port.raw and "SLURM_RESTART_COUNT" not in port.raw
 
 
 def _scontrol_in_a_container(script: Script) -> Iterable[Hit]:
@@ -171,54 +147,21 @@ def _scontrol_in_a_container(script: Script) -> Iterable[Hit]:
                         if command.task and command.line in lines and command.arguments[:1] == ("show",))
 
 
-def _long_name(script: Script) -> Iterable[Hit]:
-    if any(_launchers(script)):
-        yield from (Hit(variable.line, variable.name) for variable in _addresses(script) if _HOSTNAME_F.search(variable.raw))
-
-
-RULES: tuple[Rule[Script], ...] = (
-    Rule("HM401", "warning", _fixed_port,
-         "Port {it} is fixed: jobs that share a node collide on it, and so do the attempts of a requeued job.",
-         "export MASTER_PORT=$((10000 + (SLURM_JOB_ID + 7919 * ${SLURM_RESTART_COUNT:-0}) % 20000))"),
-    Rule("HM402", "error", _port_per_rank, "Every task draws another port: the ranks never meet.",
-         "Choose the port in the job script, before srun."),
-    Rule("HM403", "error", _no_endpoint,
-         "torchrun on several nodes without --rdzv-endpoint or --master-addr: every node waits at 127.0.0.1 for the others.",
-         "--rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT"),
-    Rule("HM404", "warning", _hostname_i,
-         "{it} from hostname -i: on many systems that is 127.0.1.1, an address that other nodes cannot reach.",
-         '{it}=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)'),
-    Rule("HM405", "error", _own_address, "Every task sets {it} to its own host: the nodes never meet.",
-         'Set it in the job script: {it}=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)'),
-    Rule("HM406", "error", _localhost, "{it} is {advice} in a job of several nodes: each node connects to itself.",
-         'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)'),
-    Rule("HM407", "warning", _fallback_to_localhost,
-         "{it} falls back to {advice}: if the real address is missing, ranks wait for each other without an error.",
-         "Stop instead: ${{it}:?is not set}"),
-    Rule("HM408", "warning", _launch_node,
-         "{it} from SLURM_LAUNCH_NODE_IPADDR: that is the host that called srun, and it is not set in the job script.",
-         '{it}=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)'),
-    Rule("HM409", "error", _unexpanded_nodelist, "{it} is a list such as node[01-04], not a host name.",
-         '{it}=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)'),
-    Rule("HM410", "warning", _inert_node_rank,
-         "--node-rank has no effect with --rdzv-backend={it}: torchrun numbers nodes as they arrive, so ranks may differ "
-         "from Slurm's order.",
-         "Leave it out. If the order matters, use srun with a task per GPU, or the static backend."),
-    Rule("HM411", "error", _expanded_too_early,
-         "The job's own shell expands ${it}, which is 0 there: every task gets the same number.",
-         "Let each task expand it: srun bash -c '… ${it} …' in single quotes."),
-    Rule("HM412", "error", _rank_of_the_batch_shell,
-         "{it} is set once, in the job's own shell, in which {advice} is 0: every rank becomes rank 0.",
-         "Set it in the tasks: srun bash -c 'export {it}=${advice}; exec python …'"),
-    Rule("HM413", "info", _ephemeral_port,
-         "The port may be as high as {it}: Linux assigns ports from 32768 on to connections, so it may be in use.",
-         "Stay below: $((10000 + SLURM_JOB_ID % 20000))."),
-    Rule("HM414", "info", _port_of_the_last_attempt,
-         "A requeued job keeps its job ID and therefore this port: ranks left on an unreachable node may still hold it.",
-         "Include the attempt: $((10000 + (SLURM_JOB_ID + 7919 * ${SLURM_RESTART_COUNT:-0}) % 20000))."),
-    Rule("HM415", "warning", _scontrol_in_a_container, "scontrol inside a container, which has no Slurm client.",
-         "Call it in the job script, before srun, and export the result."),
-    Rule("HM416", "info", _long_name,
-         "{it} is a fully qualified host name: torchrun compares it with short names, and may match no host.",
-         '{it}=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)'),
-)
+RULES: tuple[Rule[Script], ...] = rules_of("slurm/script-rules.toml", {
+    "HM401": _fixed_port,
+    "HM402": of_variables(PORTS, lambda _, port: port.task and bool(re.search(r"\bRANDOM\b|\bshuf\b", port.raw))),
+    "HM403": _no_endpoint,
+    "HM404": _hostname_i,
+    "HM405": _addresses(_own_name),
+    "HM406": _localhost,
+    "HM407": of_variables(ADDRESSES, _fallback_to_localhost),
+    "HM408": _addresses(lambda _, address: "SLURM_LAUNCH_NODE_IPADDR" in address.raw),
+    "HM409": _addresses(lambda script, address: script.nodes > 1 and _NODELIST.fullmatch(address.raw.strip('"'))),
+    "HM410": _inert_node_rank,
+    "HM411": _expanded_too_early,
+    "HM412": _rank_of_the_batch_shell,
+    "HM413": of_variables(PORTS, _ephemeral_port),
+    "HM414": of_variables(PORTS, _port_of_the_last_attempt),
+    "HM415": _scontrol_in_a_container,
+    "HM416": _addresses(lambda script, address: any(_launchers(script)) and _HOSTNAME_F.search(address.raw)),
+})

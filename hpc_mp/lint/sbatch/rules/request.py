@@ -1,7 +1,5 @@
 """HM2xx: the request of the directives: time, memory, GPUs, output."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterable
@@ -9,16 +7,20 @@ from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.findings import Hit, Rule
+from hpc_mp.base.rule_table import rules_of
 from hpc_mp.base.text import counted
 from hpc_mp.cluster.slurm.nodelist import compress, expand
 from hpc_mp.cluster.slurm.option_syntax import Option, option_table
 from hpc_mp.lint.sbatch.programs import torchrun
+from hpc_mp.lint.sbatch.rules.finders import HitWords, lacking, of_directives, of_job, of_options, of_variables
 from hpc_mp.lint.sbatch.rules.form import release
 from hpc_mp.lint.sbatch.script import Script
+from hpc_mp.lint.sbatch.shell import ShellAssignment
 
 MEMORY = ("mem", "mem-per-cpu", "mem-per-gpu")
 WITHOUT_HINT = ("cpu-bind", "threads-per-core", "ntasks-per-core", "cores-per-socket", "sockets-per-node", "extra-node-info")
 GPUS_PER_TASK = ("gpus-per-task", "ntasks-per-gpu", "tres-per-task")
+NUMBERS_OF_TASKS = ("ntasks", "gpus", "ntasks-per-node", "ntasks-per-gpu")
 A_GIGABYTE = 1024  # MB: a program with torch does not start with less
 HOURS = ("24", "36", "48", "72", "96", "120", "168")  # values that probably mean hours, not minutes
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -27,15 +29,9 @@ _CPUS = re.compile(r"\$(SLURM_CPUS_PER_TASK\b|\{SLURM_CPUS_PER_TASK\})")
 _TASK_ID = re.compile(r"%(\d*[aAjJ])")
 
 
-def _no_time(script: Script) -> Iterable[Hit]:
-    if script.option("time") is None:
-        yield Hit(script.first_line)
-
-
-def _short_time(script: Script) -> Iterable[Hit]:
-    time = script.option("time")
-    if time and (match := re.fullmatch(r"(\d+):(\d\d)", time.value or "")):
-        yield Hit(time.line, f"{counted(int(match[1]), 'minute')} and {counted(int(match[2]), 'second')}", f"{match[0]}:00")
+def _short_time(_: Script, time: Option) -> HitWords:
+    match = re.fullmatch(r"(\d+):(\d\d)", time.value or "")
+    return match and (f"{counted(int(match[1]), 'minute')} and {counted(int(match[2]), 'second')}", f"{match[0]}:00")
 
 
 def _cpus_unset(script: Script) -> Iterable[Hit]:
@@ -47,11 +43,9 @@ def _cpus_unset(script: Script) -> Iterable[Hit]:
         yield from map(Hit, itertools.islice(uses, 1))
 
 
-def _count_behind_equals(script: Script) -> Iterable[Hit]:
-    for option in script.directives:
-        if option.name == "gres" and re.search(r"(?<!\w)\w+=\d+(,|$)", option.value or ""):
-            mended = re.sub(r"(\w+)=(\d+)(?=,|$)", r"\1:\2", option.value or "")
-            yield Hit(option.line, f"--gres={option.value}", f"--gres={mended}")
+def _count_behind_equals(_: Script, option: Option) -> HitWords:
+    mended = re.sub(r"(?<!\w)(\w+)=(\d+)(?=,|$)", r"\1:\2", option.value or "")
+    return (f"--gres={option.value}", f"--gres={mended}") if option.name == "gres" and mended != option.value else None
 
 
 def _conflicts(script: Script) -> Iterable[tuple[Option, str, str, str]]:
@@ -91,28 +85,15 @@ def _hint_dropped(script: Script) -> Iterable[Hit]:
             yield Hit(by_name["hint"].line, f"--{others[0]}")
 
 
-def _no_memory(script: Script) -> Iterable[Hit]:
-    if not any(script.option(name) for name in MEMORY) and not script.option("exclusive"):
-        yield Hit(script.first_line)
+def _megabytes(_: Script, option: Option) -> HitWords:
+    value = option.value or ""
+    wrong = option.name in MEMORY and value.isdecimal() and 0 < int(value) < A_GIGABYTE
+    return (f"--{option.name}={value} is {value} MB", f"{value}G") if wrong else None
 
 
-def _megabytes(script: Script) -> Iterable[Hit]:
-    for option in script.everywhere:
-        value = option.value or ""
-        if option.name in MEMORY and value.isdecimal() and 0 < int(value) < A_GIGABYTE:
-            yield Hit(option.line, f"--{option.name}={option.value} is {option.value} MB", f"{option.value}G")
-
-
-def _minutes(script: Script) -> Iterable[Hit]:
-    time = script.option("time")
-    if time and time.value in HOURS:
-        yield Hit(time.line, time.value, f"{time.value}:00:00")
-
-
-def _fewer_tasks_than_nodes(script: Script) -> Iterable[Hit]:
-    ntasks, nodes = script.option("ntasks"), script.number("nodes") or 0
-    if ntasks and (ntasks.value or "").isdecimal() and 0 < int(ntasks.value or 0) < nodes:
-        yield Hit(ntasks.line, f"--ntasks={ntasks.value} on {nodes} nodes", ntasks.value or "")
+def _fewer_tasks_than_nodes(script: Script, ntasks: Option) -> HitWords:
+    nodes, value = script.number("nodes") or 0, ntasks.value or ""
+    return (f"--ntasks={value} on {nodes} nodes", value) if value.isdecimal() and 0 < int(value) < nodes else None
 
 
 def _named_nodes(script: Script, name: str) -> frozenset[str]:
@@ -123,35 +104,24 @@ def _named_nodes(script: Script, name: str) -> frozenset[str]:
         return frozenset()
 
 
-def _fewer_nodes_than_named(script: Script) -> Iterable[Hit]:
-    """Yield --nodes below the length of --nodelist.
+def _fewer_nodes_than_named(script: Script, nodes: Option) -> HitWords:
+    """Judge --nodes below the length of --nodelist.
 
     Source: the message of sbatch 22.05.8, and sbatch/opt.c until 26.05: "invalid number of nodes (-N 10-2)".
     """
-    nodes, named = script.option("nodes"), _named_nodes(script, "nodelist")
-    limit = re.fullmatch(r"(?:\d+-)?(\d+)", (nodes.value or "") if nodes else "")
-    if nodes and limit and len(named) > int(limit[1]):
-        yield Hit(nodes.line, f"--nodes={nodes.value}, but --nodelist names {len(named)}", str(len(named)))
+    named, limit = len(_named_nodes(script, "nodelist")), re.fullmatch(r"(?:\d+-)?(\d+)", nodes.value or "")
+    fewer = limit and named > int(limit[1])
+    return (f"--nodes={nodes.value}, but --nodelist names {named}", str(named)) if fewer else None
 
 
-def _named_and_excluded(script: Script) -> Iterable[Hit]:
-    both = _named_nodes(script, "nodelist") & _named_nodes(script, "exclude")
-    if both and (exclude := script.option("exclude")):
-        yield Hit(exclude.line, compress(sorted(both)))
+def _named_and_excluded(script: Script, _: Option) -> HitWords:
+    return compress(sorted(_named_nodes(script, "nodelist") & _named_nodes(script, "exclude")))
 
 
-def _more_threads_than_cpus(script: Script) -> Iterable[Hit]:
-    cpus = script.option("cpus-per-task")
-    for assignment in script.shell.assignments:
-        if assignment.name in THREADS and assignment.value.isdecimal() and cpus and (cpus.value or "").isdecimal() \
-                and int(assignment.value) > int(cpus.value or 0) and not script.option("exclusive"):
-            yield Hit(assignment.line, f"{assignment.name}={assignment.value}", f"--cpus-per-task={cpus.value}")
-
-
-def _no_memory_of_whole_nodes(script: Script) -> Iterable[Hit]:
-    exclusive = script.option("exclusive")
-    if exclusive and exclusive.value is None and not any(script.option(name) for name in MEMORY):
-        yield Hit(exclusive.line)
+def _more_threads_than_cpus(script: Script, variable: ShellAssignment) -> HitWords:
+    cpus = script.value("cpus-per-task") or ""
+    more = variable.value.isdecimal() and cpus.isdecimal() and int(variable.value) > int(cpus) and not script.option("exclusive")
+    return (f"{variable.name}={variable.value}", f"--cpus-per-task={cpus}") if more else None
 
 
 def _hidden_peers(script: Script) -> Iterable[Hit]:
@@ -165,16 +135,16 @@ def _hidden_peers(script: Script) -> Iterable[Hit]:
                 yield Hit(option.line, f"--{option.name}")
 
 
-def _bound_to_one(script: Script) -> Iterable[Hit]:
-    yield from (Hit(option.line, f"--gpu-bind={option.value}") for option in script.everywhere
-                if option.name == "gpu-bind" and _ONE_GPU.match(option.value or ""))
+def _bound_to_one(_: Script, option: Option) -> HitWords:
+    return f"--gpu-bind={option.value}" if option.name == "gpu-bind" and _ONE_GPU.match(option.value or "") else ""
 
 
-def _nodes_times_tasks(script: Script) -> Iterable[Hit]:
-    ntasks, per_node, nodes = script.option("ntasks"), script.number("ntasks-per-node"), script.value("nodes") or ""
-    if ntasks and per_node and nodes.isdecimal() and ntasks.value not in (None, str(int(nodes) * per_node)):
-        product = f"{nodes} nodes × {per_node} = {int(nodes) * per_node} tasks"
-        yield Hit(ntasks.line, f"--ntasks={ntasks.value}, but {product}")
+def _nodes_times_tasks(script: Script, ntasks: Option) -> HitWords:
+    per_node, nodes = script.number("ntasks-per-node"), script.value("nodes") or ""
+    product = int(nodes) * per_node if per_node and nodes.isdecimal() else None
+    if product is None or ntasks.value in (None, str(product)):
+        return ""
+    return f"--ntasks={ntasks.value}, but {counted(int(nodes), 'node')} × {per_node} = {counted(product, 'task')}"
 
 
 def _output_folder(script: Script) -> Iterable[Hit]:
@@ -195,24 +165,17 @@ def _is_dir(path: Path) -> bool:
         return False
 
 
+def _nodes_without_gpus(script: Script, _: Option) -> HitWords:
+    used = any(script.commands("nvidia-smi")) or any(torchrun(command.words) for command in script.shell.commands)
+    return used and not script.asks_for_gpus
+
+
 def _one_file_for_an_array(script: Script) -> Iterable[Hit]:
     for name in ("output", "error"):
         option = script.option(name)
         shared = option and option.value != "/dev/null" and not _TASK_ID.search(option.value or "")
         if option and shared and script.option("array"):
             yield Hit(option.line, f"--{name}={option.value}")
-
-
-def _emptied_log(script: Script) -> Iterable[Hit]:
-    requeue = script.option("requeue")
-    if requeue and not (script.value("open-mode") or "").lower().startswith("a"):
-        yield Hit(requeue.line)
-
-
-def _export_list(script: Script) -> Iterable[Hit]:
-    export = script.option("export")
-    if export and drops_the_rest(export):
-        yield Hit(export.line, names_of(export))
 
 
 def drops_the_rest(export: Option) -> bool:
@@ -233,96 +196,32 @@ def _export_commas(script: Script) -> Iterable[Hit]:
                 yield Hit(option.line, f"{before.partition('=')[0]}=…,{part}")
 
 
-def _how_many_tasks(script: Script) -> Iterable[Hit]:
-    if option := script.option("gpus-per-task"):
-        counts = ("ntasks", "gpus", "ntasks-per-node", "ntasks-per-gpu")
-        if not any(script.option(name) for name in counts):
-            yield Hit(option.line)
-
-
-def _nodes_without_gpus(script: Script) -> Iterable[Hit]:
-    exclusive = script.option("exclusive")
-    used = any(script.commands("nvidia-smi")) or any(torchrun(command.words) for command in script.shell.commands)
-    if exclusive and not script.asks_for_gpus and used:
-        yield Hit(exclusive.line)
-
-
-def _long_wait_for_switches(script: Script) -> Iterable[Hit]:
-    switches = script.option("switches")
-    if switches and "@" not in (switches.value or "@"):
-        yield Hit(switches.line, switches.value or "")
-
-
-def _array_of_components(script: Script) -> Iterable[Hit]:
-    if len(script.header.components) > 1:
-        yield from (Hit(option.line) for option in script.directives if option.name == "array")
-
-
-RULES: tuple[Rule[Script], ...] = (
-    Rule("HM201", "warning", _no_time,
-         "No --time: the partition's default applies. It may be a few minutes, or so long that the job waits in the queue.",
-         "Add #SBATCH --time=HH:MM:SS."),
-    Rule("HM202", "warning", _short_time, "Two numbers mean minutes and seconds: the job ends after {it}.",
-         "Write {advice} for hours and minutes, or 00:MM:SS."),
-    Rule("HM203", "error", _refused_together, "{it} exclude each other: sbatch refuses the script.", "{advice}."),
-    Rule("HM204", "warning", _refused_later, "{it}.", "{advice}."),
-    Rule("HM205", "warning", _hint_dropped, "--hint together with {it}: Slurm silently drops the hint.", "Remove one of them."),
-    Rule("HM206", "warning", _no_memory,
-         "No --mem: the job gets the site's default, often a few GB per CPU, and may run out of memory when it loads a "
-         "checkpoint.",
-         "Add #SBATCH --mem=0 for all memory of a node, or the amount that you need."),
-    Rule("HM207", "warning", _no_memory_of_whole_nodes,
-         "--exclusive without --mem: the job gets whole nodes, but only the site's default memory per CPU.",
-         "Add #SBATCH --mem=0."),
-    Rule("HM208", "warning", _hidden_peers,
-         "{it} hides all GPUs but its own from each task: peer-to-peer over NVLink between ranks of a node fails, and "
-         "LOCAL_RANK is not a device number.",
-         "Request --gpus-per-node and select the device by SLURM_LOCALID, or add --gpu-bind=none."),
-    Rule("HM209", "warning", _bound_to_one,
-         "{it} hides the GPUs of the other ranks on a node: ranks have no peer-to-peer access.",
-         "Leave it out, or write --gpu-bind=none, and pin CPUs by LOCAL_RANK."),
-    Rule("HM210", "warning", _nodes_times_tasks, "{it}: --ntasks wins, and --ntasks-per-node is only a limit.",
-         "Leave --ntasks out, or make the numbers agree."),
-    Rule("HM211", "warning", _output_folder,
-         "The folder {it} does not exist: Slurm does not create it, and the job fails at its start without a message. mkdir "
-         "in the script is too late.",
-         "Create it before sbatch: mkdir -p {it}."),
-    Rule("HM212", "warning", _one_file_for_an_array, "{it}: all tasks of the array overwrite one file.",
-         "Add %A_%a to the name."),
-    Rule("HM213", "warning", _emptied_log,
-         "--requeue without --open-mode=append: a requeued job truncates its log, and the reason of the failure is lost.",
-         "Add #SBATCH --open-mode=append."),
-    Rule("HM214", "warning", _export_list, "{it} drops every other variable, including PATH.",
-         "Write --export=ALL,…, or set the variables with export in the script."),
-    Rule("HM215", "warning", _export_commas, "“{it}”: a comma ends the value, and the rest counts as another variable.",
-         "Set it with export in the script."),
-    Rule("HM216", "warning", _how_many_tasks,
-         "--gpus-per-task without a number of tasks: the number of GPUs is undefined, and Slurm 23.11 and later refuse it.",
-         "Add #SBATCH --ntasks=N."),
-    Rule("HM217", "info", _nodes_without_gpus,
-         "--exclusive allocates nodes without their GPUs, unless the site does not manage GPUs.",
-         "Add #SBATCH --gpus-per-node=N."),
-    Rule("HM218", "info", _long_wait_for_switches,
-         "--switches without a time: the job may wait for the switches up to the site's limit (max_switch_wait).",
-         "Write --switches={it}@HH:MM:SS."),
-    Rule("HM219", "error", _array_of_components, "A heterogeneous job cannot be an array: sbatch refuses it.",
-         "Submit the components as separate jobs, or leave --array out."),
-    Rule("HM220", "warning", _megabytes,
-         "{it}: a number without a unit is in megabytes, and Slurm ends the job as soon as it uses more.",
-         "Write {advice} for gigabytes."),
-    Rule("HM221", "warning", _minutes, "--time={it} is {it} minutes: one number is in minutes.", "Write {advice} for hours."),
-    Rule("HM222", "warning", _fewer_tasks_than_nodes, "{it}: a task runs on one node, so Slurm allocates only {advice}.",
-         "Write --ntasks-per-node=1 instead of --ntasks, or request fewer nodes."),
-    Rule("HM223", "warning", _more_threads_than_cpus, "{it} with {advice}: the threads of a task share its CPUs.",
-         "export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK"),
-    Rule("HM224", "warning", _cpus_unset,
-         "SLURM_CPUS_PER_TASK is empty: Slurm sets it only if the job requests CPUs per task.",
-         "Add #SBATCH --cpus-per-task=N, or write ${SLURM_CPUS_PER_TASK:-1}."),
-    Rule("HM225", "warning", _count_behind_equals,
-         "{it}: the count of a generic resource follows a colon; sbatch refuses an equals sign.",
-         "Write {advice}."),
-    Rule("HM226", "error", _fewer_nodes_than_named, "{it}: a job gets every node in --nodelist, and sbatch refuses fewer.",
-         "Write --nodes={advice}, or name fewer nodes: Slurm does not select from --nodelist."),
-    Rule("HM227", "error", _named_and_excluded, "Both --nodelist and --exclude name {it}: sbatch refuses the script.",
-         "Remove it from one of them."),
-)
+RULES: tuple[Rule[Script], ...] = rules_of("slurm/script-rules.toml", {
+    "HM201": lacking("time"),
+    "HM202": of_job("time", _short_time),
+    "HM203": _refused_together,
+    "HM204": _refused_later,
+    "HM205": _hint_dropped,
+    "HM206": lacking(*MEMORY, "exclusive"),
+    "HM207": of_job("exclusive", lambda script, exclusive: exclusive.value is None and not any(map(script.option, MEMORY))),
+    "HM208": _hidden_peers,
+    "HM209": of_options(_bound_to_one),
+    "HM210": of_job("ntasks", _nodes_times_tasks),
+    "HM211": _output_folder,
+    "HM212": _one_file_for_an_array,
+    "HM213": of_job("requeue", lambda script, _: not (script.value("open-mode") or "").lower().startswith("a")),
+    "HM214": of_job("export", lambda _, export: drops_the_rest(export) and names_of(export)),
+    "HM215": _export_commas,
+    "HM216": of_job("gpus-per-task", lambda script, _: not any(map(script.option, NUMBERS_OF_TASKS))),
+    "HM217": of_job("exclusive", _nodes_without_gpus),
+    "HM218": of_job("switches", lambda _, switches: "" if "@" in (switches.value or "@") else switches.value),
+    "HM219": of_directives(lambda script, option: option.name == "array" and len(script.header.components) > 1),
+    "HM220": of_options(_megabytes),
+    "HM221": of_job("time", lambda _, time: (time.value, f"{time.value}:00:00") if time.value in HOURS else None),
+    "HM222": of_job("ntasks", _fewer_tasks_than_nodes),
+    "HM223": of_variables(THREADS, _more_threads_than_cpus),
+    "HM224": _cpus_unset,
+    "HM225": of_directives(_count_behind_equals),
+    "HM226": of_job("nodes", _fewer_nodes_than_named),
+    "HM227": of_job("exclude", _named_and_excluded),
+})

@@ -1,10 +1,9 @@
 """HM34x: requeuing the job. Sources: scontrol(1), and the behaviour of 22.05 for an ordinary user."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from hpc_mp.base.findings import Hit, Rule
+from hpc_mp.base.rule_table import rules_of
 from hpc_mp.lint.sbatch.script import Script
 from hpc_mp.lint.sbatch.shell import Command
 
@@ -47,17 +46,10 @@ def _never_released(script: Script) -> Iterable[Hit]:
     yield from (Hit(command.line) for command in _called(script, "requeuehold") if command.line > last)
 
 
-RULES: tuple[Rule[Script], ...] = (
-    Rule("HM312", "warning", _by_a_rank,
-         "A task requeues the job: containers have no scontrol, sites forbid it on compute nodes, and every rank calls it.",
-         "Requeue in the job script, after srun, by the exit code."),
-    Rule("HM313", "warning", _held_for_ever,
-         "scontrol requeuehold ends this shell before it can release the job, which then stays held forever.",
-         "Add trap '' TERM before it."),
-    Rule("HM341", "error", _refused, "The job has --no-requeue: Slurm refuses to requeue it.", "Write #SBATCH --requeue."),
-    Rule("HM342", "warning", _excluded_too_early, "ExcNodeList of a running job is fixed: Slurm refuses the update.",
-         "Add scontrol requeuehold $SLURM_JOB_ID before it, and scontrol release $SLURM_JOB_ID after it."),
-    Rule("HM343", "warning", _never_released,
-         "scontrol requeuehold without a release: the job stays held until an operator releases it.",
-         "Add scontrol release $SLURM_JOB_ID after it, or use scontrol requeue."),
-)
+RULES: tuple[Rule[Script], ...] = rules_of("slurm/script-rules.toml", {
+    "HM312": _by_a_rank,
+    "HM313": _held_for_ever,
+    "HM341": _refused,
+    "HM342": _excluded_too_early,
+    "HM343": _never_released,
+})

@@ -1,12 +1,11 @@
 """HM5xx: the script as a shell script."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 
 from hpc_mp.base.assets import asset_table
 from hpc_mp.base.findings import Hit, Rule
+from hpc_mp.base.rule_table import rules_of
 from hpc_mp.lint.sbatch.programs import node_launcher
 from hpc_mp.lint.sbatch.script import Script
 from hpc_mp.lint.sbatch.shell import Command
@@ -109,25 +108,13 @@ def _blank_behind_backslash(script: Script) -> Iterable[Hit]:
             yield Hit(last.line)
 
 
-RULES: tuple[Rule[Script], ...] = (
-    Rule("HM501", "warning", _nounset_and_conda,
-         "conda's own scripts use unset variables: with set -u they end the job.",
-         "Add set +u before it and set -u after it, or call the environment's python by its path."),
-    Rule("HM502", "warning", _conda_without_hook, "{it} activate needs conda's shell hook, which a job script does not have.",
-         "Add source …/etc/profile.d/conda.sh before it, or call the environment's python by its path."),
-    Rule("HM503", "warning", _unlimited_stack,
-         "ulimit -s unlimited shrinks the stacks of NCCL's threads to 2 MB before NCCL 2.28, which can crash ranks.",
-         "ulimit -s 8192, or leave it out."),
-    Rule("HM504", "error", _secret,
-         "{it} contains a secret in plain text: Slurm stores the script, and shows it to operators and in job archives.",
-         "Read the secret from a file that only you can read: NAME=$(< ~/.secret)."),
-    Rule("HM505", "warning", _own_folder, "The folder of $0 is Slurm's spool directory: the job runs a copy of the script there.",
-         "Use SLURM_SUBMIT_DIR or an absolute path."),
-    Rule("HM506", "info", _modules_on_top, "Modules are loaded on top of the modules of the submitting shell.",
-         "Add module purge before it."),
-    Rule("HM507", "error", _background_in_step, "{it} runs in the background of a task that ends at once: Slurm kills it.",
-         "Leave the & out, or add wait."),
-    Rule("HM508", "warning", _blank_behind_backslash,
-         "A blank follows the backslash: the command ends here, and the next line is a command of its own.",
-         "Remove the blanks at the end of the line."),
-)
+RULES: tuple[Rule[Script], ...] = rules_of("slurm/script-rules.toml", {
+    "HM501": _nounset_and_conda,
+    "HM502": _conda_without_hook,
+    "HM503": _unlimited_stack,
+    "HM504": _secret,
+    "HM505": _own_folder,
+    "HM506": _modules_on_top,
+    "HM507": _background_in_step,
+    "HM508": _blank_behind_backslash,
+})

@@ -1,11 +1,10 @@
 """HM33x: delivery of the warning signal before the end of a job to the ranks. Source: sbatch(1) on --signal."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 
 from hpc_mp.base.findings import Hit, Rule
+from hpc_mp.base.rule_table import rules_of
 from hpc_mp.cluster.slurm.option_syntax import Option
 from hpc_mp.lint.sbatch.programs import is_training
 from hpc_mp.lint.sbatch.script import Script
@@ -29,8 +28,7 @@ def _name(signal: str) -> str:
 
 
 def _traps(script: Script, signal: str, *, task: bool) -> list[Command]:
-    return [trap for trap in script.commands("trap") if trap.task == task
-            and signal in map(_name, trap.arguments[1:])]
+    return [trap for trap in script.commands("trap") if trap.task == task and signal in map(_name, trap.arguments[1:])]
 
 
 def _reaches_nobody(script: Script) -> Iterable[Hit]:
@@ -75,20 +73,10 @@ def _shell_in_between(script: Script) -> Iterable[Hit]:
             yield Hit(work[-1].line, request[1])
 
 
-RULES: tuple[Rule[Script], ...] = (
-    Rule("HM331", "warning", _reaches_nobody,
-         "--signal without B: goes to steps, and this script has none: no process gets {it}.",
-         "Start the program with srun."),
-    Rule("HM332", "warning", _kills_the_shell,
-         "--signal=B:{it} goes to the job's shell, which has no trap for it: the signal ends the job.",
-         "Leave B: out to signal the ranks, or set a trap and run srun … & wait."),
-    Rule("HM333", "warning", _trap_too_late,
-         "The trap for {it} runs only after this command has ended: bash waits for the command first.",
-         "Run the command in the background and wait for it: COMMAND & wait $!"),
-    Rule("HM334", "warning", _trap_in_vain,
-         "--signal without B: goes only to steps: this trap for {it} never runs at the time limit.",
-         "Handle it in the ranks, or write --signal=B:{it}@SECONDS."),
-    Rule("HM335", "warning", _shell_in_between,
-         "{it} ends the shell around this program before the program has saved: the shell has no trap and no exec.",
-         "bash -c 'trap \"\" {it}; …; exec python …'"),
-)
+RULES: tuple[Rule[Script], ...] = rules_of("slurm/script-rules.toml", {
+    "HM331": _reaches_nobody,
+    "HM332": _kills_the_shell,
+    "HM333": _trap_too_late,
+    "HM334": _trap_in_vain,
+    "HM335": _shell_in_between,
+})

@@ -1,19 +1,18 @@
 """HM30x–HM32x: srun lines, and commands that need srun."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterable
 
 from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.base.launchers import MPIRUNS
+from hpc_mp.base.rule_table import rules_of
 from hpc_mp.cluster.slurm.option_syntax import Option
+from hpc_mp.lint.sbatch.header import Step
 from hpc_mp.lint.sbatch.programs import is_training, torchrun
 from hpc_mp.lint.sbatch.rules.request import drops_the_rest, names_of
 from hpc_mp.lint.sbatch.script import Script
 from hpc_mp.lint.sbatch.shell import Command, inner_script, read_shell
-from hpc_mp.lint.sbatch.step import Step
 
 INHERITS_CPUS = ((22, 5), (23, 11))  # srun does not inherit them from the first release until before the second
 CPU_VARIABLES = ("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK")
@@ -96,8 +95,7 @@ def _one_after_another(script: Script) -> Iterable[Hit]:
 
 
 def _step_in_step(script: Script) -> Iterable[Hit]:
-    yield from (Hit(command.line) for command in script.commands("srun")
-                if command.task and "--overlap" not in command.arguments)
+    yield from (Hit(command.line) for command in script.commands("srun") if command.task and "--overlap" not in command.arguments)
 
 
 def _launchers_times_tasks(script: Script) -> Iterable[Hit]:
@@ -220,59 +218,24 @@ def gpus(options: Iterable[Option]) -> int:
     return count
 
 
-RULES: tuple[Rule[Script], ...] = (
-    Rule("HM301", "warning", _lingering,
-         "No --kill-on-bad-exit: if one rank dies, the others wait for it in a collective until the time limit.",
-         "srun --kill-on-bad-exit=1 …"),
-    Rule("HM302", "warning", _lost_cpus,
-         "In Slurm 22.05 to 23.02, srun does not inherit {it} from sbatch: every task gets one CPU.",
-         "srun --cpus-per-task=$SLURM_CPUS_PER_TASK …"),
-    Rule("HM303", "warning", _export_none,
-         "#SBATCH --export=NONE also applies to srun: tasks start without PATH and fail (execve: no such file).",
-         "srun --export=ALL …, or unset SLURM_EXPORT_ENV before it."),
-    Rule("HM304", "warning", _step_export_list, "{it} drops every other variable for the tasks, including PATH.",
-         "Write --export=ALL,… instead."),
-    Rule("HM305", "error", _left_behind,
-         "{it} runs in the background and nothing waits for it: the script ends, and Slurm kills it.", "Add wait at the end."),
-    Rule("HM306", "warning", _mpi_in_step, "{it} inside srun: every task starts all ranks again, or no rank.",
-         "Start the ranks with one of them: srun --mpi=pmix PROGRAM, or {it} without srun."),
-    Rule("HM321", "warning", _one_after_another,
-         "Another program follows in the same task even if {it} fails: the failed task continues without the others, and the "
-         "exit code is that of the last program.",
-         "Join them with && instead of ;, begin with set -e, or start each with a separate srun."),
-    Rule("HM307", "warning", _step_in_step, "srun inside a task: the inner step waits for resources that the outer one holds.",
-         "Start the steps from the job script, or add --overlap to the inner srun."),
-    Rule("HM308", "warning", _launchers_times_tasks,
-         "torchrun starts all processes of a node, and srun starts torchrun {it} times per node: they compete for GPUs and "
-         "ports.",
-         "srun --ntasks-per-node=1 torchrun …, or leave torchrun out: srun python …"),
-    Rule("HM309", "error", _first_node_only,
-         "torchrun runs only on the first of {it} nodes: the script is executed once. It waits for the other nodes until it "
-         "times out.",
-         "srun --ntasks-per-node=1 torchrun …"),
-    Rule("HM310", "warning", _one_of_many, "The job requests {it} tasks, but without srun the program runs once.",
-         "Write srun python …, or request one task."),
-    Rule("HM311", "warning", _nested_sbatch,
-         "{it} inside a job passes on its SLURM_* variables: memory and CPU requests then contradict the new script's.",
-         "env -u SLURM_MEM_PER_NODE -u SLURM_CPUS_PER_TASK {it} …, or submit the next job beforehand with --dependency."),
-    Rule("HM314", "warning", _hidden_exit_code,
-         "{it} | {advice}: the exit code is that of {advice}. A failed run counts as completed, and afterok jobs start.",
-         "set -o pipefail, or let srun --output write the log."),
-    Rule("HM315", "info", _swallowed_exit_code,
-         "The script's exit code is that of the last {it}: a failed run counts as completed.",
-         "set -e at the start, or end with srun."),
-    Rule("HM316", "warning", _two_cpu_counts,
-         "{it} together with {advice}: srun 23.11 and later reads two variables that differ, and gives up.",
-         "Leave it out, and change the directive instead."),
-    Rule("HM317", "warning", _order_from_nowhere,
-         "--distribution=arbitrary reads the order of hosts from SLURM_HOSTFILE, which this script does not set.",
-         "Add export SLURM_HOSTFILE=FILE, with one line per task, before it."),
-    Rule("HM318", "warning", _unused_component,
-         "The job has {it} components, but no srun names them: steps run only in the first component.",
-         "srun --het-group=0 … : --het-group=1 …"),
-    Rule("HM319", "warning", _container_without_gpus, "{it} without --nv: the program sees no GPU in the container.",
-         "{it} exec --nv …, or --rocm on AMD."),
-    Rule("HM320", "error", _more_than_the_job,
-         "The step requests {it}, but the job has {advice}: srun gives up before it starts a task.",
-         "Leave it out of srun to use the job's value, or change the directive."),
-)
+RULES: tuple[Rule[Script], ...] = rules_of("slurm/script-rules.toml", {
+    "HM301": _lingering,
+    "HM302": _lost_cpus,
+    "HM303": _export_none,
+    "HM304": _step_export_list,
+    "HM305": _left_behind,
+    "HM306": _mpi_in_step,
+    "HM321": _one_after_another,
+    "HM307": _step_in_step,
+    "HM308": _launchers_times_tasks,
+    "HM309": _first_node_only,
+    "HM310": _one_of_many,
+    "HM311": _nested_sbatch,
+    "HM314": _hidden_exit_code,
+    "HM315": _swallowed_exit_code,
+    "HM316": _two_cpu_counts,
+    "HM317": _order_from_nowhere,
+    "HM318": _unused_component,
+    "HM319": _container_without_gpus,
+    "HM320": _more_than_the_job,
+})
