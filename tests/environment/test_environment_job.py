@@ -167,9 +167,6 @@ def test_releases_are_those_of_a_programs_own_interpreter(tmp_path: Path, monkey
     assert seen == ["2.97", "2.98", "2.97", None] and of_interpreter("/nowhere/python")("x") is None
 
 
-# --- which profile ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("wanted", "platform", "name", "words"), table(__file__, "environment_job.toml", "profiles"))
 def test_which_profile_a_job_gets(wanted: str | None, platform: str | None, name: str | None, words: str | None) -> None:
     chosen = choose_profile(with_profile(wanted), platform)
@@ -195,9 +192,6 @@ def test_an_unknown_profile_is_refused_with_the_nearest() -> None:
         choose_profile(with_profile("azure-ndv6"), None)
     with pytest.raises(HpcMpError, match=r"environment\.profile = 'two words'"):
         with_profile("two words")
-
-
-# --- end to end -------------------------------------------------------------------------------------------------------
 
 
 def launch(folder: Path, place: str, profile: str, *options: str) -> Result:
