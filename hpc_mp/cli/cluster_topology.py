@@ -194,7 +194,6 @@ def _show(reading: TopologyReading) -> None:
 
 
 def _branches(names: Iterable[str], by_name: Mapping[str, Switch], before: str = "") -> Iterator[str]:
-    """Yield a line per switch, as a tree."""
     switches = [by_name[name] for name in names if name in by_name]
     for switch in switches:
         last = switch is switches[-1]

@@ -81,7 +81,6 @@ def _hurting(settings: Settings, harms: Mapping[str, Harm]) -> Iterable[Hit]:
 
 
 def _harm(setting: Assignment, harms: Mapping[str, Harm]) -> Harm | None:
-    """Return the harm of a setting, if its value is harmful."""
     harm = harms.get(setting.name)
     return harm if harm and re.fullmatch(harm.values, setting.value) else None
 

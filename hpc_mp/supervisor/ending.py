@@ -141,8 +141,14 @@ def _ending(attempt: AttemptContext, code: int, script: ScriptLog | None, stop_r
                 return died
             record_failure(attempt, code)
         return ending or classify(gather(attempt, code, script, hang=hang, unended=unended))
-    if code == 0 and not again and not failed_node:  # or srun was stopped while it started its tasks
-        return "stopped" if (cancelled or stop_requested) and not history.complete(attempt.run, attempt.spec) else "completed"
+    if finished:
+        return "completed"
+    if code == 0 and not again and not failed_node:  # srun was stopped while it started its tasks, or has lost its ranks
+        if cancelled or stop_requested:
+            return "stopped"
+        cause = classify(gather(attempt, -signal.SIGKILL, script))
+        why = "srun ended with exit code 0, but the last step is not saved: Slurm has lost the ranks"
+        return cause if cause.kind != "unknown" else Cause("vanished", why, retry=True)
     if (code in (STOPPED, *EARLY) or stop_requested or signalled(attempt, code)) and not (failed_node or attempt.has_failed()):
         return "stopped"
     return classify(gather(attempt, code, script))

@@ -298,8 +298,9 @@ def test_a_step_that_is_ended_while_it_starts(tmp_path: Path, monkeypatch: pytes
     attempt.run.srun_log.write_text(fails * "srun: error: Node failure on n2\nsrun: forcing job termination\n")
     found = _ending(attempt, 0, None, asked, cancelled, None, None)
     assert (found.kind if isinstance(found, Cause) else found) == end
-    if isinstance(found, Cause):
+    if isinstance(found, Cause) and fails:
         assert (found.node, found.nodes) == ("n2", ("n2",))
+    assert not isinstance(found, Cause) or found.retry
 
 
 # --- ledger ----------------------------------------------------------------------------------------------------------

@@ -102,7 +102,6 @@ def read_peers(source: NodeSource) -> GpuTopology | None:
 
 
 def _of_whole_gpus(source: NodeSource, topology: GpuTopology) -> GpuTopology:
-    """Return the topology without the GPUs in MIG mode."""
     alone = any(way not in ("X", "OK") and not way.startswith("NV") for (gpu, other), way in topology.paths.items()
                 if gpu.startswith("GPU") and other.startswith("GPU"))
     cut = {f"GPU{gpu}" for gpu in _in_mig(source)} if alone else set()

@@ -162,7 +162,6 @@ def _unequal(kind: str, peers: Sequence[Result]) -> Iterator[Finding]:
 
 
 def _by_name(peers: Sequence[Result]) -> dict[str, dict[str, float]]:
-    """Return the rates of the peers by kind of work."""
     names = {name for peer in peers for name in peer.rates if not name.startswith("slowest core")}
     return {name: {str(peer): peer.rates[name] for peer in peers if name in peer.rates} for name in sorted(names)}
 

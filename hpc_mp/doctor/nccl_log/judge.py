@@ -170,7 +170,6 @@ def _started(truth: NcclTruth) -> Iterator[Finding]:
 
 
 def _troubles(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
-    """Yield one finding per kind, host and adapter."""
     groups: dict[tuple[str, str, str], list[Trouble]] = {}
     for trouble in truth.troubles:
         groups.setdefault((trouble.kind, trouble.host, trouble.hca), []).append(trouble)

@@ -118,7 +118,6 @@ def _mtu_words(evidence: SurveyEvidence, node: int, rail: int) -> str:
 
 
 def _unreached(evidence: SurveyEvidence, node: int, rail: int) -> str:
-    """Return the probe's evidence on a node with another MTU."""
     lost = [evidence.nodes[echo.sender] for echo in evidence.echoes
             if (echo.receiver, echo.rail) == (node, rail) and echo.counts.small and not echo.counts.full]
     return f"; full-size packets from {several(lost)} do not reach it" if lost else ""

@@ -31,7 +31,6 @@ def describe_program(plan: ProgramPlan, title: str) -> str:
 
 
 def _axes(plan: ProgramPlan) -> dict[str, str]:
-    """Return how the program's groups are placed on nodes."""
     axes, p, placement = plan.spec.program.axes, plan.spec.parallel, plan.placement
     if axes is None:
         return {}

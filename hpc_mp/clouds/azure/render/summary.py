@@ -109,7 +109,6 @@ def slurm_memory(size: MachineType) -> int:
 
 
 def _recalled(plan: ClusterPlan) -> str:
-    """Return the figures of the size that have no source."""
     recalled = (name for name, source in plan.size.sources.items() if source == "memory" and getattr(plan.size, name))
     return ", ".join(sorted(recalled))
 
