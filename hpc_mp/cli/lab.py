@@ -108,7 +108,7 @@ def status(name: str | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({
             "name": cluster.directory.name.removeprefix("hpc-mp-"), "slurm_conf": str(cluster.conf),
-            "nodes": [asdict(node) for node in nodes], }))
+            "nodes": [asdict(node) for node in nodes]}))
         return
     table = Table("node", "switch", "address", "state", "cable", "rate", box=None, padding=(0, 2, 0, 0))
     for node in nodes:

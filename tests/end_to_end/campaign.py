@@ -13,6 +13,7 @@ import random
 import re
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -77,7 +78,7 @@ def overrides(job: Path, kind: str, steps: int) -> tuple[str, ...]:
 def saved(run: RunDirectory) -> dict[str, str]:
     """Hashes of what the run has in the end: the tensors of its last checkpoint, or a program's own file."""
     files = sorted(max(run.checkpoints.glob("step*"), default=run.path).rglob("*.safetensors")) or [run.path / "state.pt"]
-    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.exists()}
 
 
 def numbers(run: RunDirectory) -> list[tuple[int, float, float]]:
@@ -104,6 +105,8 @@ class Campaign:
                 break
         self._wait(run, job_id, lambda: False, trial, "the end")
         self._judge(run, job_id, trial)
+        if trial.wrong:  # the lab's own files go with it
+            self.say(f"  kept in {shutil.copytree(run.path, Path(tempfile.mkdtemp(prefix='campaign-')) / 'run')}")
         self.lab.mend()
         return trial
 

@@ -41,9 +41,6 @@ def test_every_variable_has_a_name_that_somebody_reads(profile: Profile) -> None
     assert all(len(each.reason) > 10 and len(each.source) > 5 for each in profile.variable)
 
 
-# --- guards -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("plugin", "said", "left"), table(__file__, "environment_profiles.toml", "guards"))
 def test_a_guard_decides_by_the_release_and_says_when_it_cannot(plugin: str, said: dict[str, str],
                                                                 left: list[list[object]]) -> None:
@@ -77,9 +74,6 @@ def test_what_is_found_on_the_machine() -> None:
 def test_releases_of_recorded_machines_are_read_without_loading_anything(kind: str) -> None:
     found = versions(tree(kind), lambda name: "2.27.5" if name == "nvidia-nccl-cu12" else None)
     assert found["nccl"] == (2, 27, 5) and all(found.values())
-
-
-# --- files that are wrong ---------------------------------------------------------------------------------------------
 
 
 def test_a_slip_of_a_name_is_answered() -> None:

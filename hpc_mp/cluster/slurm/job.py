@@ -135,4 +135,4 @@ def _exit_code(text: str) -> int | None:
     code, colon, number = text.partition(":")
     if code.isdigit() and not colon:
         return -(int(code) & 127) or int(code) >> 8
-    return -int(number) or int(code) if code.isdigit() else None
+    return -int(number or 0) or int(code) if code.isdigit() else None
