@@ -112,28 +112,28 @@ def all_ends(lines: Iterable[str]) -> Iterator[TaskEnd]:
 
 
 def completed_first(lines: Iterable[str]) -> TaskEnd | None:
-    """Return the first tasks that ended successfully, if srun reports it (``--verbose``) and others had not ended by then."""
+    """Return the first tasks that ended successfully, if srun reports it (``--verbose``) and others then failed or were ended."""
+    first = None
     for line in lines:
         if _ABORTED.search(line) or ((match := _END.search(line)) is not None and match[3] != "Completed"):
-            return None
-        if (done := _COMPLETED.search(line)) is not None:
-            return TaskEnd(done[1], _numbers(done[2]), 0, line)
+            return first
+        if first is None and (done := _COMPLETED.search(line)) is not None:
+            first = TaskEnd(done[1], _numbers(done[2]), 0, line)
     return None
 
 
 def gave_up(lines: Iterable[str]) -> bool:
-    """Return True if srun ended its last step and left before it knew the end of every task. Its code 0 is then not a task's:
-    it waits KillWait and two seconds for tasks that it has ended."""
-    step, running, ended = "", set[int](), False
+    """Return True if srun left its last step before it knew the end of every task. Its code 0 is then not a task's: it waits
+    KillWait and two seconds for tasks that it has ended, and not at all for tasks that Slurm has lost."""
+    step, running = "", set[int]()
     for line in lines:
         if (launched := _LAUNCHED.search(line)) is not None:
             if launched[1] != step:
-                step, running, ended = launched[1], set(), False
+                step, running = launched[1], set()
             running.update(_numbers(launched[2]))
         elif (end := ended_there(line)) is not None:
             running.difference_update(end[1])
-        ended = ended or ends_step(line)
-    return ended and bool(running)
+    return bool(running)
 
 
 def ends_step(line: str) -> bool:

@@ -75,7 +75,6 @@ def dotted(path: Sequence[Any]) -> str:
 
 
 def _problem(finding: dict[str, Any], model: type[BaseModel]) -> tuple[str, str, str]:
-    """Return the value, rule and remedy of one finding."""
     of_key = finding["loc"][-1] == "[key]"  # pydantic's mark for a wrong key instead of a wrong value
     path = finding["loc"][:-1] if of_key else finding["loc"]
     name, kind, context = dotted(path), finding["type"], finding.get("ctx", {})

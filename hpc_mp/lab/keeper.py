@@ -98,7 +98,6 @@ def _held(directory: Path) -> bool:
 
 
 def _locked(lock: int) -> bool:
-    """Return True if another process has locked this open directory."""
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -249,5 +249,4 @@ FILES: tuple[RunFile | RunFiles, ...] = tuple(
 
 
 def _escaped(text: str) -> str:
-    """Return text with the special characters of globs escaped."""
     return re.sub(r"([*?[])", r"[\1]", text)

@@ -18,6 +18,7 @@ from hpc_mp.cluster.slurm.records import Words
 from hpc_mp.cluster.slurm.requeue import await_notice, known_job, notice_s, queued_again, requeue, start_soon
 from hpc_mp.cluster.slurm.submit import withdraw
 from hpc_mp.diagnosis.classify import classify
+from hpc_mp.diagnosis.evidence import Evidence
 from hpc_mp.diagnosis.lines import first_code, gave_up
 from hpc_mp.job import JobSpec, ProgramSpec
 from hpc_mp.program.stepd import stepd_above
@@ -140,18 +141,21 @@ def _ending(attempt: AttemptContext, code: int, script: ScriptLog | None, stop_r
             if died is not None:
                 return died
             record_failure(attempt, code)
-        return ending or classify(gather(attempt, code, script, hang=hang, unended=unended))
+        return ending or _classified(gather(attempt, code, script, hang=hang, unended=unended), code)
     if finished:
         return "completed"
-    if code == 0 and not again and not failed_node:  # srun was stopped while it started its tasks, or has lost its ranks
-        if cancelled or stop_requested:
-            return "stopped"
-        cause = classify(gather(attempt, -signal.SIGKILL, script))
-        why = "srun ended with exit code 0, but the last step is not saved: Slurm has lost the ranks"
-        return cause if cause.kind != "unknown" else Cause("vanished", why, retry=True)
+    if code == 0 and not again and not failed_node and (cancelled or stop_requested):  # stopped while srun started its tasks
+        return "stopped"
     if (code in (STOPPED, *EARLY) or stop_requested or signalled(attempt, code)) and not (failed_node or attempt.has_failed()):
         return "stopped"
-    return classify(gather(attempt, code, script))
+    return _classified(gather(attempt, code or -signal.SIGKILL, script), code)
+
+
+def _classified(evidence: Evidence, code: int) -> Cause:
+    cause = classify(evidence)
+    if cause.kind != "unknown" or (code != 0 and not (code == -signal.SIGKILL and gave_up(evidence.srun))):
+        return cause
+    return Cause("vanished", "Slurm has lost ranks: their step ended with exit code 0 before their work was done", retry=True)
 
 
 def interrupted(attempt: AttemptContext) -> bool:

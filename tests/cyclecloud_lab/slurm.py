@@ -27,7 +27,6 @@ def install(site: Site, partitions: Mapping[str, Sequence[str]], interval: int =
 
 
 def configure(site: Site, partitions: Mapping[str, Sequence[str]], interval: int = 60) -> None:
-    """The files on /sched."""
     sched = site.directory / SCHED[1:]
     for folder in ("prolog.d", "spool/slurmctld"):
         (sched / folder).mkdir(parents=True)
@@ -80,7 +79,6 @@ def start(machine: Machine) -> None:
 
 
 def tail(machine: Machine, lines: int = 15) -> str:
-    """The ends of the daemons' logs."""
     logs = sorted((machine.root / "var/log").glob("slurm*/*.log"))
     return "\n".join(f"== {log.name}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) for log in logs)
 

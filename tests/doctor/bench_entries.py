@@ -11,7 +11,6 @@ from hpc_mp.doctor.bench.ranks.program import forked
 
 
 def wrong_data(path: Path) -> int:
-    """One element of what rank 1 has reduced is wrong."""
     real = dist.all_reduce
 
     def call(receive: Any, **keywords: Any) -> Any:

@@ -108,13 +108,11 @@ class FaultTable:
 
 
 def rows(path: Path, cells: int) -> list[tuple[str, ...]]:
-    """The last cell holds the rest of its line."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return [tuple(map(str.strip, line.split("|", cells - 1))) for line in lines if not line.startswith("#")]
 
 
 def in_process(tasks: Mapping[str, Callable[[], Said]], seconds: float, left: Path | None) -> dict[str, Said | Unavailable]:
-    """What each task returns. Nothing may hang."""
     def answer(task: Callable[[], Said]) -> Said | Unavailable:
         try:
             return task()

@@ -37,7 +37,6 @@ def earlier(kind: str) -> dict[str, Edit]:
 
 
 def up(kind: str) -> float:
-    """Seconds since this tree's boot."""
     return float(tree(kind).text("/proc/uptime").split()[0])
 
 
@@ -53,7 +52,6 @@ def process(pid: object, name: str, state: str, parent: int, user: int, born: in
 
 
 def logged(line: str, ago: float = 60.0, kind: str = "ndv5") -> dict[str, Edit]:
-    """The kernel's log with this line."""
     return {"/dev/kmsg": f"6,1,0,-;Linux version 6.8.0\n4,901,{(up(kind) - ago) * 1e6:.0f},-;{line}\n"
                          " SUBSYSTEM=pci\n DEVICE=+pci:0001:00:00.0\n"}
 
@@ -113,7 +111,6 @@ def within(kind: str, changes: Mapping[str, tuple[str, str, str]]) -> dict[str, 
 
 
 def dark(kind: str, gpus: Sequence[int], words: str = DARK) -> dict[str, Edit]:
-    """These words in place of the links of these GPUs."""
     text = answer(kind, LINKS)
     for gpu in gpus:
         text = re.sub(rf"(^GPU {gpu}: .*\n)(\t.*\n)*", rf"\1{words}\n", text, flags=re.MULTILINE)

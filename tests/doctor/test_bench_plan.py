@@ -42,7 +42,6 @@ def chosen(wish: BenchRequest, where: Where = LOCAL, environ: Mapping[str, str] 
 
 @pytest.fixture
 def srun(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What ``on_slurm`` is called with."""
     calls: list[Any] = []
     monkeypatch.setattr(planning, "on_slurm", lambda spec, options, environ, ask: calls.append((options, environ)) or iter(()))
     return calls

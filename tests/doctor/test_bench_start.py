@@ -79,7 +79,6 @@ def test_nccl_on_one_gpu(name: str) -> None:
 
 
 def fake(folder: Path, text: str) -> dict[str, str]:
-    """An environment in which srun is this program."""
     (folder / "srun").write_text(text)
     (folder / "srun").chmod(0o755)
     return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}

@@ -31,7 +31,6 @@ BITS = {"bits bf16": "aa", "bits fp32": "bb"}
 
 
 def gpus(count: int = 8, host: str = "n1") -> list[Result]:
-    """Equal GPUs, but for some percent."""
     return [Result(host, f"cuda:{index}", KIND, SOFTWARE,
                    {what: rate * (1 + 0.004 * ((index * 5) % 7 - 3)) for what, rate in RATES.items()},
                    digests=BITS) for index in range(count)]

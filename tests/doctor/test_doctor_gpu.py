@@ -27,7 +27,6 @@ def seven(kind: str) -> str:
 
 
 def listed(kind: str, first: int, end: int) -> str:
-    """Some of the GPUs that nvidia-smi lists."""
     return "".join(answer(kind, LIST).splitlines(keepends=True)[first:end])
 
 

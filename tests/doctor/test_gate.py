@@ -104,7 +104,6 @@ def words(job: Path, variables: dict[str, str]) -> tuple[str, ...]:
 
 
 def began(job: Path) -> int:
-    """How many ranks of the newest run have."""
     return len(list(find_run(job.parent / "runs" / "exact").path.glob("began-*")))
 
 

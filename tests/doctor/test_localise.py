@@ -19,7 +19,6 @@ from hpc_mp.doctor.localise.fit import RULE
 
 
 def cluster(*leaves: int, faults: tuple[Fault, ...] = (), **more: object) -> Fabric:
-    """Leaves of so many nodes each."""
     return Fabric(np.repeat(np.arange(len(leaves)), leaves), max(leaves), faults=faults, **more)  # type: ignore[arg-type]
 
 
@@ -212,7 +211,6 @@ def test_the_score_tells_good_verdicts_from_bad_ones() -> None:
 @pytest.mark.prove
 @pytest.mark.timeout(7200)
 def test_a_thousand_trials(capsys: pytest.CaptureFixture[str]) -> None:
-    """What benchmarks/localise.py prints, judged."""
     with ProcessPoolExecutor() as pool:
         outcomes = [*pool.map(trial, [*cases(1000)][::-1])]
     named, right, faults, covered = totals(outcomes, "named", "right", "faults", "covered")

@@ -54,7 +54,6 @@ class Scene:
         self.later.append((time.monotonic() + seconds, mend))
 
     def mend(self, *, all_of_it: bool = False) -> None:
-        """Do what is due."""
         now = time.monotonic()
         due = [entry for entry in self.later if all_of_it or entry[0] <= now]
         self.later = [entry for entry in self.later if entry not in due]

@@ -24,5 +24,4 @@ def here(lab: Cluster) -> Iterator[Path]:
 
 @pytest.fixture
 def job(here: Path) -> Path:
-    """Return the job file of a small training there."""
     return write_job(here)

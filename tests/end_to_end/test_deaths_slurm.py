@@ -167,7 +167,6 @@ def absent(job: Path, deed: str, number: int, entry: str) -> str:
 @pytest.mark.parametrize(("deed", "rank"), [
     (STOPS, 1), *(pytest.param(deed, rank, marks=pytest.mark.prove) for deed, rank in ((SLEEPS, 1), (STOPS, 0), (SLEEPS, 0)))])
 def test_a_rank_that_does_not_come_to_the_meeting_is_named(lab: Cluster, job: Path, deed: str, rank: int) -> None:
-    """Ten minutes, without a key."""
     run, job_id = submit(lab, job, (*PACED, absent(job, deed, rank, "train"), "job.meet_timeout=15"))
     first = first_end(run, 100)
     node = (job.parent / "once").read_text()

@@ -64,7 +64,6 @@ def test_a_node_dies_and_the_job_goes_on_without_it(lab: Lab, here: Path, name: 
 
 
 def sent(lab: Lab, run: RunDirectory, number: str) -> None:
-    """A signal to one of the ranks of the second host."""
     killed = lab.at(second_host(run), ["bash", "-c", f"kill -{number} $(pgrep -f '^python train.py' | tail -n 1)"])
     assert killed.returncode == 0, killed.stderr
 

@@ -68,8 +68,8 @@ def test_a_job_starts_when_the_run_that_it_depends_on_has_completed(lab: Lab, jo
     order, go = job.parent / "order", job.parent / "go"
     waits = f"until [ -e '{go}' ]; do sleep 0.1; done; echo first >> '{order}'"
     first, first_id = submit(lab, job, (*ONE, "job.name=first", light(job, waits)))
-    rank = executable(job.parent / "other", f"#!/bin/sh\necho second >> '{order}'\n")
-    second, _ = submit(lab, job, (*ONE, "job.name=second", 'slurm.depends=["runs/first"]', f"slurm.python={rank}"))
+    rank = light(job, f"echo second >> '{order}'", "other")
+    second, _ = submit(lab, job, (*ONE, "job.name=second", 'slurm.depends=["runs/first"]', rank))
     assert f"#SBATCH --dependency=afterok:{first_id}\n" in second.script.read_text()
     assert "Dependency" in said(lab, "status", second.path)
     go.touch()
@@ -91,7 +91,7 @@ def test_a_dependency_that_can_never_be_satisfied_is_explained(lab: Lab, job: Pa
         lab, "launch", job, "--on", "slurm", "--set", 'slurm.depends=["runs/first"]')
 
 
-@pytest.mark.parametrize(("ends", "words"), [("exit 0", "Ended"), ("exit 3", "Failed")])
+@pytest.mark.parametrize(("ends", "words"), [("true", "Ended"), ("exit 3", "Failed")])
 def test_one_mail_at_the_end_of_a_run(lab: Lab, mailing: tuple[Lab, Path], job: Path, ends: str, words: str) -> None:
     """Of a run that is queued again once: none at that, and one that says how it ended."""
     _, mails = mailing

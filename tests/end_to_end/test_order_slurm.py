@@ -42,7 +42,7 @@ def corners(hosts: tuple[str, ...], *slow: str) -> bool:
 
 
 def test_a_slow_way_carries_nothing_and_no_number_changes(lab: Cluster, job: Path) -> None:
-    usual, said, run = ran(lab, job, light(job), "job.directory=usual", user=None)
+    usual, said, run = ran(lab, job, light(job, steps=2), "job.directory=usual", user=None)
     assert "of the busiest leaf switch" in said and "rates" not in said and not run.measured.exists()
     slow = usual[0], usual[2]  # two replicas of a stage
     plant(lab, job, *slow)

@@ -31,7 +31,6 @@ def job(tmp_path: Path) -> Path:
 
 
 def said(*words: str | Path, code: int = 0) -> Any:
-    """The JSON document of a command."""
     done = CliRunner().invoke(cli, [*map(str, words), "--json"])
     assert done.exit_code == code, done.output
     return json.loads(done.stdout)

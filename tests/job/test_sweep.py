@@ -65,7 +65,6 @@ def test_runs_of_release_0_1_are_read(tmp_path: Path) -> None:
 
 
 def test_a_grid_of_the_command_line_takes_the_place_of_the_files(tmp_path: Path) -> None:
-    """However the key is written in the file."""
     for grid in ('"train.seed" = [1, 2], "train.clip" = [1.0]', "train = { seed = [1, 2], clip = [1.0] }"):
         specs = load_sweep(written(tmp_path, f"[sweep]\ngrid = {{ {grid} }}"), ["sweep.grid.train.seed=[7, 8, 9]"])
         assert [spec.train.seed for spec in specs] == [7, 8, 9]

@@ -32,7 +32,6 @@ def test_not_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def files_of(etc: Path) -> None:
-    """The files of a cluster that is up."""
     etc.mkdir(parents=True)
     (etc / "nodes").write_text("n1 n2\n")
     (etc / "name").write_text("lab30\n")

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import record, said, the_run, until
+from launching import make_run, record, said, the_run, until
 from played_slurm import Cluster
 from tables import table
 
 from hpc_mp.cluster.bandwidth import LinkRates, read_measured, where, write_measured
+from hpc_mp.job import load_job
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.runs.status import overview
 
@@ -114,9 +115,11 @@ def test_an_interrupt_ends_the_waiting_not_the_job(cluster: Cluster, job: Path, 
     assert "job 4242 goes on, `hpc-mp cancel" in err
 
 
-@pytest.mark.parametrize(("line", "code", "state", "words"), table(__file__, "launch_slurm.toml", "steps"))
-def test_a_step(cluster: Cluster, job: Path, mark: str, line: str, code: int, state: str, words: str) -> None:
-    cluster.runs(line)
+@pytest.mark.parametrize(("line", "code", "state", "words", "saved"), table(__file__, "launch_slurm.toml", "steps"))
+def test_a_step(cluster: Cluster, job: Path, mark: str, line: str, code: int, state: str, words: str, saved: list[int]) -> None:
+    """Ranks that end with exit code 0 have completed the run if its last step is saved."""
+    ready = make_run(load_job(job), *saved, name="ready")
+    cluster.runs(f"cp -r {ready.checkpoints} {the_run(job).path}; {line}")
     found, out, err = cluster.launch(mark, job, "--json", **STEP)
     document = json.loads(out)
     assert (found, document["state"], document["job_id"]) == (code, state, "7") and words in err

@@ -61,7 +61,6 @@ def broken(kind: str, edits: Mapping[str, Edit]) -> NodeSource:
 
 
 def row(name: str, value: str | dict[str, str]) -> str:
-    """A line of ``files*.toml``."""
     written = json.dumps(value) if isinstance(value, str) else f"{{link = {json.dumps(value['link'])}}}"
     return f"{json.dumps(name)} = {written}\n"
 

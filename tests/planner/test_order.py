@@ -30,7 +30,6 @@ def seventy_billion(microbatches: int) -> Traffic:
 
 
 def busiest(placement: Placement, traffic: Traffic) -> float:
-    """Bytes that leave the busiest node."""
     return max(load.total for load in node_loads(placement, traffic))
 
 

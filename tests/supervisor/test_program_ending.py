@@ -25,7 +25,7 @@ from hpc_mp.rundir.outcome import Cause
 from hpc_mp.rundir.records import RankStart, StepMetrics, line_of, read_records
 from hpc_mp.supervisor import node_setup, program
 from hpc_mp.supervisor.context import AttemptContext
-from hpc_mp.supervisor.ending import finish, stalled_ends
+from hpc_mp.supervisor.ending import _ending, _first_code, finish, stalled_ends
 from hpc_mp.supervisor.ending import lacking as lacking_of
 from hpc_mp.supervisor.gather import gather
 from hpc_mp.supervisor.program import ProgramWatch, ending_of
@@ -178,7 +178,6 @@ def test_what_is_said_for_the_ranks_as_they_begin(tmp_path: Path) -> None:
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """What scancel would be asked."""
     asked: list[tuple[str, str]] = []
     monkeypatch.setattr(program, "cancel", lambda name, number: asked.append((name, number)))
     return asked
@@ -208,6 +207,21 @@ def test_a_hang_without_a_cause_is_of_the_node_that_srun_has_given_up(
     assert watch.unended is not None
     cause = classify(gather(begun, 1, None, hang=hang, unended=watch.unended.hosts))
     assert (cause.kind, cause.nodes) == (kind, nodes)
+
+
+@pytest.mark.parametrize(("ends", "code", "expected"), [
+    ((), 0, ("vanished", True)), (("n1: tasks 0-1: Completed",), 0, ("vanished", True)),
+    (("n1: tasks 0-1: Killed", "n2: tasks 2-3: Killed"), 9, ("signal", True)),
+    (("n1: tasks 0-1: Completed", "n2: tasks 2-3: Completed"), 0, ("completed", None))])
+def test_a_step_that_slurm_has_lost_is_not_completed(tmp_path: Path, ends: tuple[str, ...], code: int, expected: object) -> None:
+    """srun then ends with 0, without the ends of some tasks; a task that was killed is no task that was lost."""
+    begun = attempt(tmp_path)
+    watch = watched(begun)
+    begun.run.srun_log.write_text("\n".join([
+        *(f"srun: launching StepId=7.1 on host {host}, 2 tasks: [{tasks}]" for host, tasks in (("n1", "0-1"), ("n2", "2-3"))),
+        *(f"srun: {'' if end.endswith('Completed') else 'error: '}{end}" for end in ends), ""]))
+    end = _ending(begun, _first_code(begun.run, code, stop_requested=False), None, False, False, watch, None)
+    assert ((end.kind, end.retry) if isinstance(end, Cause) else (end, None)) == expected
 
 
 class Asked(Signals):

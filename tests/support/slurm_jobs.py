@@ -14,7 +14,9 @@ import warm
 from rendering import executable
 from slurm_lab.cluster import Cluster
 
-from hpc_mp.rundir import RunDirectory, read_lines
+from hpc_mp.job import load_job
+from hpc_mp.rundir import Manifest, RunDirectory, read_lines, write_manifest
+from hpc_mp.rundir.checkpoints import checkpoint_name
 
 EXACT = 1e-12
 EIGHT = ("job.nodes=4", "job.ranks_per_node=2", "parallel.tensor=2", "parallel.pipeline=2", "parallel.microbatches=3",
@@ -64,10 +66,15 @@ def submit(lab: Cluster, job: Path, overrides: Sequence[str], user: str | None =
     return RunDirectory(Path(document["run"])), document["job_id"]
 
 
-def light(job: Path, does: str = "true") -> str:
-    """Return an override that replaces ranks by a shell command, for tests that need no training: torch is not imported."""
-    script = f"#!/bin/sh\n{does}\n"
-    return f"slurm.python={executable(job.parent / 'rank', script)}"
+def light(job: Path, does: str = "true", name: str = "rank", steps: int = 0) -> str:
+    """Return an override that replaces ranks by a shell command, for tests that need no training: torch is not imported. If the
+    command does not exit, the first rank leaves a checkpoint of the last step (``steps``: if another override sets it)."""
+    step, saved = steps or load_job(job).train.steps, job.parent / "saved"
+    if not (checkpoint := saved / checkpoint_name(step)).exists():
+        checkpoint.mkdir(parents=True)
+        write_manifest(checkpoint, Manifest(step, {}))
+    script = f"#!/bin/sh\n{does}\n[ $SLURM_PROCID != 0 ] || cp -r '{checkpoint}' \"$HPC_MP_RUN/checkpoints\"\n"
+    return f"slurm.python={executable(job.parent / name, script)}"
 
 
 def own_ledger(job: Path) -> dict[str, str]:

@@ -58,7 +58,6 @@ def head(spec: BenchSpec, ranks: Sequence[dict[str, Any]], versions: dict[str, s
 
 
 def _step(sizes: Sequence[int]) -> str:
-    """Return the step between sizes as nccl-tests writes it."""
     pairs = list(pairwise(sizes))
     factors = {after // before for before, after in pairs if after % before == 0}
     if len(factors) <= 1 and all(after % before == 0 for before, after in pairs):
