@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from click.testing import CliRunner
 from rendering import executable
@@ -54,8 +55,9 @@ class Traces:
     """What a cluster that is up has on this machine; `left` says what of that is still there."""
 
     paths: frozenset[Path]
-    namespaces: frozenset[str]
+    namespaces: frozenset[str]  # the kernel may give their numbers to another lab as soon as they are free
     directory: str
+    time: float
 
     @classmethod
     def of(cls, directory: Path) -> "Traces":
@@ -64,16 +66,17 @@ class Traces:
         own = {os.readlink(space) for space in Path(f"/proc/{first}/ns").iterdir()}
         own -= {os.readlink(space) for space in Path("/proc/self/ns").iterdir()}
         assert len(own) >= 5  # mounts, names, IPC, network, processes
-        return cls(frozenset({directory, Path(f"/sys/class/net/slurmlab{number}")}), frozenset(own), str(directory))
+        return cls(frozenset({directory, Path(f"/sys/class/net/slurmlab{number}")}), frozenset(own), str(directory), time.time())
 
     def left(self) -> list[str]:
         found = [str(path) for path in self.paths if path.exists()]
         found += [line for line in Path("/proc/self/mounts").read_text().splitlines() if self.directory in line]
         for process in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):
+            with suppress(OSError, psutil.NoSuchProcess):
                 said = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
                 spaces = {os.readlink(space) for space in (process / "ns").iterdir()}
-                if self.directory.encode() in said or spaces & self.namespaces:
+                old = psutil.Process(int(process.name)).create_time() < self.time
+                if self.directory.encode() in said or (old and spaces & self.namespaces):
                     found.append(f"process {process.name}: {said[:80]!r}")
         return found
 
