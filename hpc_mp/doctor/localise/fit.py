@@ -136,6 +136,7 @@ def _factors(table: PairTable, residual: Floats, witness: Bools, ends: int, coun
     clean = alone & np.concatenate([witness[table.other], witness[table.one]]).ravel()
     factors = np.full(ends * rails, np.nan)
     for rows in (clean, alone, np.ones(len(end), dtype=bool)):
+        rows = rows & np.isnan(factors)[end]  # of the ends without a factor: most have one from the first rows
         factors = np.where(np.isnan(factors), medians(end[rows], value[rows], ends * rails), factors)
     return np.exp(factors).reshape(ends, rails)
 
