@@ -19,7 +19,6 @@ def _ring(group: Group) -> Edges:
 
 
 def _pairs(group: Group) -> Edges:
-    """Yield all pairs: every rank sends to every other rank."""
     return permutations(group, 2)
 
 

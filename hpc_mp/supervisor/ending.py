@@ -24,7 +24,7 @@ from hpc_mp.job import JobSpec, ProgramSpec
 from hpc_mp.program.stepd import stepd_above
 from hpc_mp.report.conclude import conclude
 from hpc_mp.rundir import RunDirectory, history
-from hpc_mp.rundir.failures import KINDS
+from hpc_mp.rundir.failures import KINDS, read_failures
 from hpc_mp.rundir.outcome import STOPPED, Cause, Outcome, figures
 from hpc_mp.rundir.rank_env import node_name
 from hpc_mp.rundir.records import AWAITING
@@ -97,7 +97,10 @@ def _departed(attempt: AttemptContext, job: Words, script: ScriptLog | None) -> 
     """Return the reason why the job has to leave; empty if it may stay, if one of its nodes failed, or if its run is complete."""
     if attempt.allocation is None or history.complete(attempt.run, attempt.spec) or node_lost(attempt.run, script):
         return ""
-    return departure(job, attempt.allocation.restart, said_in(script)) or ""
+    reason = departure(job, attempt.allocation.restart, said_in(script)) or ""
+    if reason == QUEUED_AGAIN and stepd_above() != 0:  # Slurm gives no reason if it has lost the node of the job script
+        return "" if any(failure.kind == "lost" for failure in read_failures(attempt.run, attempt.record.attempt)) else reason
+    return reason
 
 
 def stalled_ends(attempt: AttemptContext) -> list[history.AttemptEnd]:

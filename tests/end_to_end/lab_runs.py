@@ -39,7 +39,6 @@ def program(here: Path, text: str) -> list[str]:
 
 
 def run_words(command: Sequence[str], *options: str, nodes: int = 2, per_node: int = 2) -> list[str]:
-    """Return the words of ``hpc-mp run`` for a command."""
     return ["run", *ON_SLURM, *("--nodes", str(nodes), "--ranks-per-node", str(per_node)), *options, "--", *command]
 
 

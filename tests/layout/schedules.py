@@ -17,7 +17,6 @@ SMALL: list[Request] = [
 
 @st.composite
 def requests(draw: st.DrawFn) -> Request:
-    """A schedule of any name, of sizes that it takes."""
     name = draw(st.sampled_from(NAMES))
     pipeline = draw(st.integers(1, 8))
     microbatches = draw(st.integers(1, 16))

@@ -54,7 +54,6 @@ def changed(pattern: str, to: str) -> Edit:
 
 
 def rewritten(swaps: Mapping[str, str]) -> Edit:
-    """In all lines."""
     def edit(lines: list[str], at: int, advice: re.Match[str]) -> None:
         for old, new in swaps.items():
             lines[:] = [line.replace(old, new.replace("{}", advice[1] if advice.groups() else "")) for line in lines]

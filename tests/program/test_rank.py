@@ -44,7 +44,6 @@ def give(run: RunDirectory, command: Sequence[str], environment: dict[str, str] 
 
 
 def start(run: RunDirectory, **environ: str) -> subprocess.CompletedProcess[str]:
-    """As srun starts a rank."""
     return subprocess.run([sys.executable, "-P", "-m", "hpc_mp.program", str(run.path)], capture_output=True, text=True,
                           env={**os.environ, "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", **environ}, timeout=60)
 

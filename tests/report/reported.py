@@ -100,7 +100,6 @@ class Run:
         cut_metrics(self.run.metrics, step)
 
     def complete(self) -> "Run":
-        """All its steps, and the word that it is done."""
         self.start()
         self.train(1, self.spec.train.steps)
         self.trace()

@@ -19,6 +19,7 @@ from hpc_mp.diagnosis.lines import NODE_FAILURE
 from hpc_mp.job.load import dump_job
 from hpc_mp.layout.placement import Degrees, place, to_dict
 from hpc_mp.rundir import AttemptRecord, RunDirectory, create_run, write_attempt
+from hpc_mp.rundir.failures import RankFailure, write_failure
 from hpc_mp.rundir.history import AttemptEnd, history
 from hpc_mp.rundir.outcome import Cause
 from hpc_mp.supervisor import after
@@ -108,10 +109,14 @@ def test_a_job_may_be_killed_without_a_death_of_its_node(tmp_path: Path, started
     assert end.message.startswith(f"it ended without a record, {'as if' if node else 'although'} its first node, n1, had")
 
 
-@pytest.mark.parametrize(("lines", "script", "changes", "why"), table(__file__, "departure.toml", "failed_nodes", WHY))
+@pytest.mark.parametrize(("lines", "script", "failure", "changes", "why"), table(__file__, "departure.toml", "failed_nodes", WHY))
 def test_a_failed_node_comes_before_what_follows_from_it(
-        tmp_path: Path, lines: tuple[str, ...], script: tuple[str, ...], changes: dict[str, str], why: str) -> None:
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: tuple[str, ...], script: tuple[str, ...], failure: str,
+        changes: dict[str, str], why: str) -> None:
+    monkeypatch.setattr("hpc_mp.supervisor.ending.stepd_above", lambda: 71)
     attempt, record = begin(waiting(tmp_path), silent), RUNS | changes
+    if failure:
+        write_failure(attempt.run, RankFailure(0, "n1", failure, "NodeLost", 0.0, attempt=attempt.record.attempt, nodes=("n1",)))
     attempt.run.srun_log.write_text("".join(f"{line}\n" for line in lines))
     (log := tmp_path / "slurm-7.log").write_text("".join(f"{line}\n" for line in script))
     assert _departed(attempt, record, ScriptLog(log, 0)) == why

@@ -69,7 +69,6 @@ def judge(results: Sequence[Result]) -> Iterator[Finding]:
 
 
 def _alone(result: Result) -> Iterator[Finding]:
-    """Yield findings that follow from one device's own results."""
     if result.error:
         yield Finding("compute-failed", "error", str(result), result.error, "see the GPU checks of this node (gpu-xid, gpu-smi)")
     for code, words, problems in (("compute-wrong", "wrong answers to problems whose answer is known", result.wrong),

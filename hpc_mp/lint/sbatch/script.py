@@ -205,7 +205,6 @@ def _with_results(script: Word) -> str:
 
 
 def _exports(options: Iterable[Option], *, task: bool) -> list[bash.ShellAssignment]:
-    """Return the assignments of ``--export=NAME=VALUE``."""
     return [bash.named_assignment(Word(part, option.line), task=task) for option in options if option.name == "export"
             for part in (option.value or "").split(",") if "=" in part]
 
