@@ -3,27 +3,25 @@
 from pathlib import Path
 
 import pytest
-from rendering import executable
-from slurm_jobs import launch, write_job
+from slurm_jobs import launch, light, write_job
 from slurm_lab.cluster import Cluster
 
 from hpc_mp.rundir import RunDirectory
 
-# A rank that only tells its environment.
-RANK = "#!/bin/bash\nenv | grep -E '^(NCCL|GLOO)_' | sed 's/^/env /'\n"
+TELLS = "env | grep -E '^(NCCL|GLOO)_' | sed 's/^/env /'"  # all that a rank does
 NAMES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
 
 @pytest.fixture
 def job(here: Path) -> Path:
     """Return a job file that asks for the profile whose values are found on the node."""
-    rank = executable(here / "rank", RANK)
-    return write_job(here, f'profile = "ethernet"\nhealth = false\n[slurm]\npython = "{rank}"\n')
+    return write_job(here, 'profile = "ethernet"\nhealth = false\n')
 
 
 def ran(lab: Cluster, job: Path, *overrides: str) -> tuple[set[str], list[str], str]:
     """What the ranks of both nodes were told, the lines of the profile's log, and the main log."""
-    run = RunDirectory(Path(launch(lab, job, ("job.nodes=2", "job.ranks_per_node=1", "train.global_batch=2", *overrides))["run"]))
+    two = ("job.nodes=2", "job.ranks_per_node=1", "train.global_batch=2", light(job, TELLS))
+    run = RunDirectory(Path(launch(lab, job, (*two, *overrides))["run"]))
     told = [{line.partition("env ")[2] for line in path.read_text().splitlines() if "env " in line}
             for path in run.node_log.found()]
     assert len(told) == 2 and told[0] == told[1], "every rank gets the same"
