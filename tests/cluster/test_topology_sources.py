@@ -225,6 +225,7 @@ FRAGMENTS = st.sampled_from([
 @example(f"BlockName={'1' * 5000} Nodes=a\nBlockName={'2' * 5000} Nodes=b\nBlockSizes=1,2\n")
 @example("[" * 500)
 @example(f"- topology: {'1' * 5000}\n")
+@example(f"{'1' * 5000}n1 {UUID} 1")
 @example(f"- topology: {'1' * 5000}\n  flat:\n" * 2)
 @pytest.mark.parametrize("reader", [read_topology, lambda text: read(text, "x")], ids=["slurm", "any"])
 def test_any_text_is_read_or_refused(reader: Callable[[str], object], text: str) -> None:

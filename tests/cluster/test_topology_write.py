@@ -25,7 +25,7 @@ def trees(draw: st.DrawFn) -> Topology:
     numbers = draw(st.lists(st.integers(0, 2000), min_size=1, max_size=16, unique=True))
     hosts = [draw(st.sampled_from(HOSTS)).format(number) for number in numbers]
     pattern = draw(st.sampled_from(NAMES))
-    names = iter(pattern.format(number) for number in draw(st.permutations(range(40))))
+    names = iter(pattern.format(number) for number in draw(st.permutations(range(48))))
     switches: list[Switch] = []
     while hosts:
         count = draw(st.integers(1, 4))

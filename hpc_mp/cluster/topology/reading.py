@@ -26,9 +26,10 @@ class TopologyReading:
     notes: tuple[str, ...] = ()
 
 
-def natural(name: str) -> tuple[tuple[int, int | str], ...]:
-    """Return a key that sorts n2 before n10."""
-    return tuple((0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", name) if part)
+def natural(name: str) -> tuple[tuple[int | str, ...], ...]:
+    """Return a key that sorts n2 before n10, however long the numbers are."""
+    parts = (part.lstrip("0") if part.isdecimal() else part for part in re.split(r"(\d+)", name) if part)
+    return tuple((0, len(part), part) if part.isdecimal() or not part else (1, part) for part in parts)
 
 
 def listed(hosts: Iterable[str]) -> str:
