@@ -8,6 +8,7 @@ from hpc_mp.base.programs import PYTHON
 from hpc_mp.lint.sbatch.shell import SHELLS, Word
 
 HELPERS = frozenset({"-c", "-V", "--version", "pip", "venv", "json.tool"})  # arguments of a python call that does not train
+STARTERS = ("python", "torch.distributed", *(name for name, launcher in LAUNCHERS.items() if launcher.of_node))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,6 @@ def is_training(words: Sequence[Word]) -> bool:
         if PYTHON.fullmatch(word.base):
             return not any(argument.text in HELPERS for argument in words[at + 1:at + 3])
         if word.base in SHELLS:
-            return any("python" in argument.text or "torchrun" in argument.text or argument.text.endswith(".sh") or
-                       argument.text.lstrip().startswith("$")
-                       for argument in words[at + 1:])
+            return any(argument.text.endswith(".sh") or argument.text.lstrip().startswith("$") or
+                       any(name in argument.text for name in STARTERS) for argument in words[at + 1:])
     return False

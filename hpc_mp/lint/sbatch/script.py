@@ -14,6 +14,8 @@ from hpc_mp.lint.sbatch.header import MAGIC, Header, Step, read_header, read_ste
 from hpc_mp.lint.sbatch.shell import Word
 
 DEPTH = 6  # nesting of srun and bash -c
+GPUS = {"gpus": r"(?:[a-zA-Z]\w*:)?(\d+)"}
+GPUS_PER_NODE = {"gpus-per-node": r"(?:[a-zA-Z]\w*:)?(\d+)", "gres": r"(?:gres/)?gpu:(?:[a-zA-Z]\w*:)?(\d+)"}
 ELSEWHERE = MPIRUNS | {"ssh", "pdsh", "clush", "parallel"}  # they run on other nodes
 
 
@@ -89,8 +91,10 @@ class Script:
 
     @property
     def tasks(self) -> int:
-        """The minimum number of tasks by the directives."""
-        return self.number("ntasks") or self.nodes * (self.number("ntasks-per-node") or 1)
+        """The minimum number of tasks by the directives: sbatch multiplies or divides GPUs if ``--ntasks`` is not set."""
+        total, per_gpu, per_task = gpus(self.options, GPUS), self.number("ntasks-per-gpu"), self.number("gpus-per-task")
+        by_gpus = (total or self.nodes * gpus(self.options)) * per_gpu if per_gpu else total // (per_task or total + 1)
+        return self.number("ntasks") or by_gpus or self.nodes * (self.number("ntasks-per-node") or 1)
 
     def of(self, step: Step) -> "Script":
         """Return this script with only the step's component of a heterogeneous job."""
@@ -140,6 +144,12 @@ class Script:
             if not command.task and (by_letter or by_name):
                 return command
         return None
+
+
+def gpus(options: Iterable[Option], patterns: Mapping[str, str] = GPUS_PER_NODE) -> int:
+    """Return the GPUs in the last option with a number, per node by default; 0 without one."""
+    numbers = [re.fullmatch(patterns[option.name], option.value or "") for option in options if option.name in patterns]
+    return next((int(number[1]) for number in reversed(numbers) if number), 0)
 
 
 def read_script(text: str, *, directory: Path, version: tuple[int, int] | None) -> Script:

@@ -10,8 +10,7 @@ from hpc_mp.base.rule_table import rules_of
 from hpc_mp.base.text import counted
 from hpc_mp.lint.sbatch.header import Step
 from hpc_mp.lint.sbatch.programs import NodeLauncher, is_training, node_launcher
-from hpc_mp.lint.sbatch.rules.steps import gpus
-from hpc_mp.lint.sbatch.script import Script
+from hpc_mp.lint.sbatch.script import Script, gpus
 from hpc_mp.lint.sbatch.shell import Word, inner_script
 
 _OF_SLURM = re.compile(r"\$\{?(SLURM_[A-Z_]+)")

@@ -11,13 +11,12 @@ from hpc_mp.cluster.slurm.option_syntax import Option
 from hpc_mp.lint.sbatch.header import Step
 from hpc_mp.lint.sbatch.programs import is_training, torchrun
 from hpc_mp.lint.sbatch.rules.request import drops_the_rest, names_of
-from hpc_mp.lint.sbatch.script import Script
+from hpc_mp.lint.sbatch.script import Script, gpus
 from hpc_mp.lint.sbatch.shell import Command, inner_script, read_shell
 
 INHERITS_CPUS = ((22, 5), (23, 11))  # srun does not inherit them from the first release until before the second
 CPU_VARIABLES = ("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK")
 GPU_FLAGS = frozenset({"--nv", "--nvccli", "--rocm"})
-_GPUS = {"gpus-per-node": r"(?:[a-zA-Z]\w*:)?(\d+)", "gres": r"(?:gres/)?gpu:(?:[a-zA-Z]\w*:)?(\d+)"}
 CONTAINERS = ("apptainer", "singularity", "enroot", "podman", "docker", "shifter", "sarus", "ch-run")
 INSPECTIONS = frozenset({"ldd", "hostname", "nvidia-smi", "which"})  # programs that are no run: their exit code tells nothing
 NAMING = ("which", "type", "command", "echo", "man")  # commands that name another command without starting it
@@ -207,15 +206,6 @@ def _nodes(option: Option | None, end: int) -> int:
     """Return the minimum (``end`` 1) or maximum (2) of ``--nodes=2-4``; 0 if it is not numeric."""
     match = re.fullmatch(r"(\d+)(?:-(\d+))?", (option.value or "") if option else "")
     return int(match[end] or match[1]) if match else 0
-
-
-def gpus(options: Iterable[Option]) -> int:
-    """Return the GPUs per node in the last option with a number; 0 without one."""
-    count = 0
-    for option in options:
-        if option.name in _GPUS and (number := re.fullmatch(_GPUS[option.name], option.value or "")):
-            count = int(number[1])
-    return count
 
 
 RULES: tuple[Rule[Script], ...] = rules_of("slurm/script-rules.toml", {
