@@ -1,7 +1,7 @@
 """The cases that `make test` leaves to `make prove` because of their cost, read from ``tests/long.tsv``.
 
 A line has the CPU seconds of a case, with all processes that it starts, a tab, and its name. A case is listed if it takes more
-than 3 s and others show the same, or if the cheaper cases of its function already take 2 s. This file is a pytest plugin.
+than 3 s and others show the same, or if the cheaper cases of its function already take 1 s. This file is a pytest plugin.
 """
 
 from pathlib import Path
