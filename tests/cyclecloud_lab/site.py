@@ -17,6 +17,7 @@ from slurm_lab.why_not import why_not as why_no_lab
 
 HERE = Path(__file__).resolve().parent
 NAMESPACES = ("--mount", "--uts", "--ipc", "--net", "--pid")
+INSIDE = (*NAMESPACES, "--no-fork", "sh", "-c", '"$@"; exit $?', "sh")  # nsenter's own fork would stop with its child, for ever
 SHARED = ("shared", "sched")
 PLAIN = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LC_ALL": "C.UTF-8"}
 
@@ -47,8 +48,8 @@ class Machine:
     def run(self, argv: Sequence[str], *, environ: Mapping[str, str] | None = None, timeout: float = 60,
             user: str | None = None) -> tuple[int, str]:
         """Exit code and both outputs together."""
-        become = ["runuser", f"--user={user}", "--"] if user else []
-        command = ["nsenter", f"--target={self.pid}", *NAMESPACES, "env", "--chdir=/", *become, *argv]
+        become = ("runuser", f"--user={user}", "--") if user else ()
+        command = ["nsenter", f"--target={self.pid}", *INSIDE, "env", "--chdir=/", *become, *argv]
         process = subprocess.Popen(command, env=PLAIN | dict(environ or {}), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                    stderr=subprocess.STDOUT, text=True, start_new_session=True)
         try:
@@ -130,7 +131,7 @@ class Site:
         machine = ["bash", str(HERE / "machine.sh"), name, str(self.directory), str(self.system), *map(str, self.keep)]
         log = self.directory / f"{name}.log"
         with log.open("wb") as errors:
-            started = subprocess.Popen(["nsenter", f"--target={self.init}", *NAMESPACES, "--", *unshare, *machine],
+            started = subprocess.Popen(["nsenter", f"--target={self.init}", *INSIDE, *unshare, *machine],
                                        stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, start_new_session=True)
         found = Machine(name, _innermost(started.pid))
         self._cable(found)

@@ -200,7 +200,7 @@ HEAVY = "import sys, time; held = bytearray(b'1' * (300 << 20)); print('ready', 
 def test_what_was_killed_is_gone(running: Path) -> None:
     """Also what takes a moment to die, for it may have a port that it takes when the node is booted again."""
     lab = LabCluster(running)
-    command = [*lab.inside("n3"), sys.executable, "-c", HEAVY]
+    command = [*lab.inside("n3"), "--no-fork", "sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-c", HEAVY]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as heavy:
         assert heavy.stdout is not None and heavy.stdout.readline() == "ready\n"
         (pid,) = (each for each in lab.processes("n3") if "held = bytearray" in _line(Path(f"/proc/{each}")))

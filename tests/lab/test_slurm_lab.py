@@ -48,7 +48,7 @@ def traces(lab: Path, number: int) -> list[str]:
 
 
 def python(lab: Lab, node: str, program: str, *arguments: str) -> str:
-    return lab.at(node, [sys.executable, "-c", program, *arguments], timeout=120).stdout
+    return lab.fabric(*lab.network_of(node), sys.executable, "-c", program, *arguments)
 
 
 def rate(lab: Lab, sender: str, receiver: str, megabytes: int) -> float:

@@ -84,7 +84,7 @@ def run(lab: Lab, name: str, *options: str, runs: int = 1, user: str | None = No
         return {*lab.run(["squeue", "--noheader", "--states=all", "--format=%T", f"--jobs={job_id}"], check=True).stdout.split()}
 
     wait_until(lambda: states() <= FINISHED, "the job's end", 90, 0.2)
-    said = [line for path in folders[0].glob("slurm-*.log") for line in path.read_text().splitlines()]
+    said = [line for path in folders[0].glob("slurm-*.log") for line in path.read_text().splitlines() if "SIGCONT" not in line]
     assert states() == {"COMPLETED"}, said
     return sorted(line for folder in folders for path in logs(folder) for line in path.read_text().splitlines()), said
 
