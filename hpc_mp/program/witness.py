@@ -141,21 +141,22 @@ def _variables(witness: Witness, environ: Mapping[str, str]) -> dict[str, str]:
 
 def _become(command: list[str], witness: Witness, ignored: set[int]) -> int:
     """Replace this process by the command; return srun's code on failure. As with srun, a program in the directory has
-    precedence, and one on PATH gets its whole path as its name."""
+    precedence, one on PATH gets its whole path as its name, and without PATH there is none; errors are slurmstepd's."""
     for number in (*PASSED, *RESTORED):
         signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED)
     variables, name, own = _variables(witness, os.environ), command[0], Path.cwd() / command[0]
     try:
         if "/" not in name and witness.family == "srun":
-            path = shutil.which(name)
-            if own.is_file() and (os.access(own, os.X_OK) or path is None):
+            path = shutil.which(name, path=os.environ.get("PATH", ""))
+            if path is None or (own.is_file() and os.access(own, os.X_OK)):
                 os.execve(own, command, variables)
-            if path is not None:
-                os.execve(path, [path, *command[1:]], variables)
+            os.execve(path, [path, *command[1:]], variables)
         os.execvpe(name, command, variables)
     except OSError as error:
-        print(f"error: execve(): {name}: {error.strerror}", file=sys.stderr, flush=True)
+        stepd = f"slurmstepd-{node_name()}: " if witness.family == "srun" else ""
+        whole = f"{os.getcwd()}/{name}" if stepd and name.startswith(".") else name
+        print(f"{stepd}error: execve(): {whole}: {error.strerror}", file=sys.stderr, flush=True)
         return 13 if isinstance(error, PermissionError) else 2
 
 

@@ -47,16 +47,12 @@ def traces(lab: Path, number: int) -> list[str]:
     return found
 
 
-def python(lab: Lab, node: str, program: str, *arguments: str) -> str:
-    return lab.fabric(*lab.network_of(node), sys.executable, "-c", program, *arguments)
-
-
 def rate(lab: Lab, sender: str, receiver: str, megabytes: int) -> float:
     """Mbit/s of one TCP connection between two nodes, from before it is made to its end."""
     with ThreadPoolExecutor() as pool:
-        received = pool.submit(python, lab, receiver, RECEIVE)
+        received = pool.submit(lab.fabric, *lab.network_of(receiver), sys.executable, "-c", RECEIVE)
         wait_until(lambda: "7777" in lab.at(receiver, ["ss", "-ltn"]).stdout, "listening")
-        began = float(python(lab, sender, SEND, receiver, str(megabytes << 20)))
+        began = float(lab.fabric(*lab.network_of(sender), sys.executable, "-c", SEND, receiver, str(megabytes << 20)))
         got, ended = map(float, received.result().split()[-2:])
         return got * 8e-6 / (ended - began)
 

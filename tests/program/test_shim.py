@@ -193,10 +193,14 @@ def test_srun_gives_a_program_on_path_its_whole_path_as_name(here: Path, family:
     assert witnessed(here, family, "bash", "-c", 'echo "$0"').stdout == f"{name}\n"
 
 
-def test_a_file_of_the_directory_that_cannot_be_run_is_refused_as_by_srun(here: Path) -> None:
+@pytest.mark.parametrize(("name", "code", "error"), [
+    ("stage", 13, "stage: Permission denied"), ("bash", 2, "bash: No such file"), ("./main", 2, "{here}/./main: No such file")])
+def test_what_cannot_run_is_refused_as_by_slurmstepd(here: Path, monkeypatch: Any, name: str, code: int, error: str) -> None:
+    """Without PATH, as under --export=NONE, no name is looked up."""
     (here / "stage").write_text("echo\n")
-    done = witnessed(here, "srun", "stage")
-    assert done.returncode == 13 and "execve(): stage: Permission denied" in done.stderr
+    monkeypatch.delenv("PATH")
+    done = witnessed(here, "srun", name)
+    assert done.returncode == code and done.stderr.startswith("slurmstepd-") and error.format(here=here) in done.stderr
 
 
 def witnessed(here: Path, family: str, *command: str) -> subprocess.CompletedProcess[str]:
