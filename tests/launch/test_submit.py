@@ -154,7 +154,7 @@ def test_a_task_that_ends_without_a_word_is_named_by_srun(lab: Lab, there: dict[
     """Another one is then ended with SIGTERM, or SIGKILL if that takes long: 143 or 137 is the greater number."""
     late = 'if [ "$SLURM_PROCID" = 1 ]; then exit 7; else exec sleep 60; fi'
     job = hpc_mp.submit(where, nodes=2, slurm={"srun_args": ["sh", "-c", late]}, **there)
-    with pytest.raises(RunFailed, match="exit code 1(43|37)") as failed:
+    with pytest.raises(RunFailed, match=r"exit code 1(43|37)") as failed:
         job.results(60)
     assert "; srun: error: n2: task 1: Exited with exit code 7; no result of task 0, 1; " in str(failed.value)
 
