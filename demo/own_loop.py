@@ -12,9 +12,10 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
+from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.models import FAMILIES
 from hpc_mp.layout.placement import Degrees, place
-from hpc_mp.layout.schedule import build as build_schedule
+from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.train.engine import initial
 from hpc_mp.train.engine.causal_model import CausalModel, hugging_face_config
 from hpc_mp.train.engine.dropout import Moment
@@ -65,12 +66,12 @@ def train() -> list[float]:
     """The loss of every step, on every rank alike; the process group is there."""
     family = FAMILIES["llama"]
     shape = family.read(CONFIG)
-    schedule = build_schedule("1f1b", pipeline=2, microbatches=MICROBATCHES)
-    placement = place(Degrees(pipeline=2, data=2), "DPT", ranks_per_node=4)
-    groups = build(placement, shard_degree=2, device=CPU, backend="gloo", schedule=schedule, timeout=None,
-                   host=everyone())
-    settings = EngineSettings(layers=(2, 2), schedule=schedule, samples=SAMPLES, sequence=SEQUENCE, zero=1, precision="fp32",
-                              seed=0, optimizer=AdamW())
+    layout = Layout(degrees=Degrees(pipeline=2, data=2), layers=(2, 2), samples=SAMPLES, sequence=SEQUENCE,
+                    microbatches=MICROBATCHES, shard_degree=2)
+    schedule = schedule_of(layout)
+    placement = place(layout.degrees, "DPT", ranks_per_node=4)
+    groups = build(placement, layout.shard_degree, device=CPU, backend="gloo", schedule=schedule, timeout=None, host=everyone())
+    settings = EngineSettings(layout, schedule, seed=0, optimizer=AdamW())
     engine = Engine(CausalModel(hugging_face_config(CONFIG, family, dropout=None), family, shape), settings, groups, CPU)
     engine.start(initial.drawn(0, shape.layers, shape.initializer_range, engine.padding))
     return [engine.step(step, share(step, groups.data_rank)).numbers().loss for step in range(STEPS)]

@@ -12,8 +12,10 @@ from hpc_mp.base.extras import need_train
 from hpc_mp.base.text import counted, memory_size
 from hpc_mp.cli.output import number_table, terminal
 from hpc_mp.job import JobSpec, load_job
-from hpc_mp.layout.models import ModelProfile, ModelShape, check_layout, read_shape, write_profile
-from hpc_mp.planner.measured_cut import measured_cut
+from hpc_mp.job.layout import check_job, read_shape
+from hpc_mp.launch.plan import stages_of
+from hpc_mp.layout.model_profile import ModelProfile, write_profile
+from hpc_mp.layout.models import ModelShape
 
 REPETITIONS = 10
 
@@ -23,7 +25,7 @@ def profile_and_print(job: Path, overrides: Sequence[str], as_json: bool) -> Non
     need_train("hpc-mp train --profile")
     spec = load_job(job, overrides)
     shape = read_shape(spec)
-    check_layout(shape, spec)
+    check_job(spec, shape)
     from hpc_mp.train.rank.unit_profile import measure  # imports torch
 
     profile = measure(spec, shape, REPETITIONS)
@@ -51,5 +53,5 @@ def _print(profile: ModelProfile, spec: JobSpec, shape: ModelShape) -> None:
     console.print()
     console.print(table)
     measured = spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"partition": "profile"})})
-    cut = measured_cut(measured, shape)
+    cut = stages_of(measured, shape)
     console.print(f"\nwritten to {spec.profile}\npartition = \"profile\" results in {list(cut.layers)}: {cut.why}", markup=False)

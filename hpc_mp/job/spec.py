@@ -13,8 +13,8 @@ from hpc_mp.job import values
 from hpc_mp.job.cluster import Environment, Notify, Slurm
 from hpc_mp.job.errors import wrong
 from hpc_mp.job.parallel import MOST_MICROBATCHES, Parallel
-from hpc_mp.job.schedules import stages_per_rank
 from hpc_mp.job.sweep import Sweep
+from hpc_mp.layout.schedule.names import stages_per_rank
 
 MICROBATCH_TOKENS = 8192  # one sequence of Llama 3's training length: the microbatch per GPU in torchtitan's recipes
 MEMORY_WEIGHT = 0.0  # SageMaker's 0.8 is for models that do not fit: stages of equal bytes wait for the slowest stage

@@ -15,9 +15,11 @@ from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, resolve
+from hpc_mp.job.layout import check_job, layout_of, measured_with, profile_of, read_shape, stage_cut
 from hpc_mp.layout import models
 from hpc_mp.layout.flat import rank_units, stage_spans, unit_weights
-from hpc_mp.layout.models import FAMILIES, TensorCut, check_layout, left_whole, read_profile, read_shape, stage_cut, stage_layers
+from hpc_mp.layout.model_profile import ModelProfile, UnitProfile, write_profile
+from hpc_mp.layout.models import FAMILIES, TensorCut, left_whole
 
 LLAMAS = ("num_key_value_heads", "intermediate_size")
 NAMES = {"gpt2": ("transformer.h", "transformer.ln_f"), "llama": ("model.layers", "model.norm")}
@@ -40,8 +42,8 @@ def spec_of(stages: int, model: str = "llama", base: Path = Path("/"), config: d
 def cut(*args: Any, **more: Any) -> tuple[int, ...]:
     spec = spec_of(*args, **more)
     shape = read_shape(spec)
-    check_layout(shape, spec)
-    return stage_layers(spec, shape)
+    check_job(spec, shape)
+    return layout_of(spec, shape).layers
 
 
 def held(spec: JobSpec, layers: tuple[int, ...]) -> list[int]:
@@ -61,7 +63,7 @@ def test_parameters_make_the_largest_stage_as_small_as_it_can_be(model: str, sta
                                                                  tied: bool) -> None:
     spec = spec_of(stages, model, partition="parameters", config={
         "num_hidden_layers": layers, "vocab_size": vocabulary, "tie_word_embeddings": tied})
-    found = stage_layers(spec, read_shape(spec))
+    found = layout_of(spec, read_shape(spec)).layers
     assert max(held(spec, found)) == min(max(held(spec, other)) for other in cuts(layers, stages))
 
 
@@ -110,16 +112,16 @@ def measured(tmp_path: Path, embedding: tuple[float, int], block: tuple[float, i
              stages: int = 3, **more: Any) -> JobSpec:
     """A job with a profile of (seconds, bytes) of its units."""
     spec = spec_of(stages, base=tmp_path, partition="profile", **more)
-    units = [models.UnitProfile(seconds, size // 2, size - size // 2) for seconds, size in (embedding, block, head)]
-    models.write_profile(spec.profile, models.ModelProfile("cpu", 3, models.conditions(spec, read_shape(spec)), *units))
+    units = [UnitProfile(seconds, size // 2, size - size // 2) for seconds, size in (embedding, block, head)]
+    write_profile(spec.profile, ModelProfile("cpu", 3, measured_with(spec, read_shape(spec)), *units))
     return spec
 
 
 def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
     spec = measured(tmp_path, (0.25, 10), (0.5, 20), (1.5, 33), profile="here/p.json")
     assert spec.profile == tmp_path / "here/p.json"
-    assert asdict(read_profile(spec, read_shape(spec))) == json.loads(spec.profile.read_text())
-    assert read_profile(spec, read_shape(spec)).head == models.UnitProfile(1.5, 16, 17)
+    assert asdict(profile_of(spec, read_shape(spec))) == json.loads(spec.profile.read_text())
+    assert profile_of(spec, read_shape(spec)).head == UnitProfile(1.5, 16, 17)
     assert spec_of(3, base=tmp_path, partition="profile").profile == tmp_path / "runs/.cache/profile-job.json"
 
 
@@ -127,7 +129,7 @@ def test_memory_weight_moves_layers_from_balanced_time_to_balanced_memory(tmp_pa
     """The head takes the time of four blocks, the embedding the memory of six."""
     def layers(weight: float | None) -> tuple[int, ...]:
         spec = measured(tmp_path, (0.0, 600), (1.0, 100), (4.0, 0), **({} if weight is None else {"memory_weight": weight}))
-        return stage_layers(spec, read_shape(spec))
+        return layout_of(spec, read_shape(spec)).layers
 
     assert layers(0.0) == (5, 5, 2), "16 seconds over three stages"
     assert layers(1.0) == (0, 6, 6), "1,800 bytes over three stages"
@@ -163,7 +165,7 @@ def test_a_measured_cut_is_the_best_there_is(tmp_path_factory: pytest.TempPathFa
                 for stage, count in enumerate(layers)]
         return max((1 - weight) * seconds / (totals[0] or 1) + weight * size / (totals[1] or 1) for seconds, size in each)
 
-    assert dearest(stage_layers(spec, shape)) <= min(map(dearest, cuts(shape.layers, stages))) * (1 + 1e-9)
+    assert dearest(layout_of(spec, shape).layers) <= min(map(dearest, cuts(shape.layers, stages))) * (1 + 1e-9)
 
 
 SPOILED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
@@ -184,16 +186,16 @@ def test_a_profile_of_something_else_is_refused(tmp_path: Path, name: str) -> No
     spoil(tree)
     spec.profile.write_text(json.dumps(tree))
     with pytest.raises(HpcMpError, match=words):
-        stage_layers(spec, read_shape(spec))
+        layout_of(spec, read_shape(spec))
     spec.profile.write_text("[")
     with pytest.raises(HpcMpError, match="is not JSON"):
-        stage_layers(spec, read_shape(spec))
+        layout_of(spec, read_shape(spec))
 
 
 def test_the_number_of_layers_does_not_matter_to_a_profile(tmp_path: Path) -> None:
     deep = measured(tmp_path, (0.0, 1), (1.0, 1), (1.0, 1), config={"num_hidden_layers": 80})
     shallow = spec_of(3, base=tmp_path, partition="profile")
-    assert read_profile(shallow, read_shape(shallow)) == read_profile(deep, read_shape(deep))
+    assert profile_of(shallow, read_shape(shallow)) == profile_of(deep, read_shape(deep))
 
 
 # --- what tensor ranks cut, share and hold alike, and what is refused; without torch ---------------------------------
@@ -239,12 +241,12 @@ def test_neighbours_share_a_key_value_head() -> None:
 @pytest.mark.parametrize(("model", "tensor", "more", "said"), table(__file__, "stages.toml", "uncut"))
 def test_what_cannot_be_cut_is_refused_with_the_arithmetic(model: str, tensor: int, more: dict[str, object], said: str) -> None:
     with pytest.raises(HpcMpError, match=said):
-        check_layout(read_shape(spec(model, 1)), spec(model, tensor, **more))
+        check_job(spec(model, tensor, **more), read_shape(spec(model, 1)))
 
 
 @pytest.mark.parametrize(("model", "tensor", "more"), table(__file__, "stages.toml", "cuts"))
 def test_what_can_be_cut_is_not(model: str, tensor: int, more: dict[str, object]) -> None:
-    check_layout(read_shape(spec(model, 1)), spec(model, tensor, **more))
+    check_job(spec(model, tensor, **more), read_shape(spec(model, 1)))
 
 
 def test_all_that_ranks_hold_alike_is_listed_with_its_reason() -> None:

@@ -14,7 +14,8 @@ from tables import swapped, table
 from torch import Tensor
 
 from hpc_mp.job import JobSpec, dump_job, load_job
-from hpc_mp.layout.models import family_of, read_shape
+from hpc_mp.job.layout import read_shape
+from hpc_mp.layout.models import family_of
 from hpc_mp.layout.placement import RankPlace, to_dict
 from hpc_mp.rundir import RunDirectory, create_run, newest_complete, read_lines, write_json
 from hpc_mp.rundir.checkpoint_index import read_indexes

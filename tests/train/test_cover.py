@@ -16,7 +16,7 @@ from layouts import JOB, MODELS, job, layout, write_text
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, load_job
-from hpc_mp.layout.models import check_layout, read_shape
+from hpc_mp.job.layout import check_job, read_shape
 
 OFFLOADS = {"none": [], "optimizer": ["optimizer"], "activations": ["activations"], "both": ["optimizer", "activations"],
             "parameters": ["parameters"], "all": ["optimizer", "parameters", "activations"]}
@@ -106,7 +106,7 @@ def test_a_job_may_have_each_of_them(place: Path, tmp_path: Path) -> None:
     """At least eighty; every value of every feature stands in one of them."""
     for c in COMBINATIONS:
         spec = job(place, c["model"], overrides(c, tmp_path))
-        check_layout(read_shape(spec), spec)
+        check_job(spec, read_shape(spec))
     assert len(COMBINATIONS) >= 80
     for name, values in FEATURES.items():
         assert {c[name] for c in COMBINATIONS} == set(values)
@@ -122,7 +122,7 @@ def test_what_is_left_out_is_refused(place: Path, tmp_path: Path) -> None:
         assert possible([c[name] for name in FEATURES]) == (words is None)
         with nullcontext() if words is None else pytest.raises(HpcMpError, match=words):
             spec = job(place, c["model"], overrides(c, tmp_path))
-            check_layout(read_shape(spec), spec)
+            check_job(spec, read_shape(spec))
 
 
 QUICK_SEEDS = (1, 5)  # run by every `make test`; the others are proofs

@@ -12,7 +12,7 @@ from exact import LAYOUTS, ONE_STEP, WRONG, Engine, Plain, cases
 from layouts import job
 from planting import frequencies_of_own_positions, planted, wrapped
 
-from hpc_mp.layout.schedule import of_job
+from hpc_mp.layout import schedule_of
 from hpc_mp.train.engine import (
     collectives,
     context,
@@ -119,8 +119,8 @@ def early_reduction(begin: Any, axis: data_axis.DataAxis) -> None:
 
 def early_sums() -> None:
     """Whole gradients are summed after every microbatch, though those before are still in them."""
-    complete = of_job.build
-    of_job.build = lambda name, pipeline, microbatches, virtual, reduce: complete(name, pipeline, microbatches, virtual, "each")
+    complete = schedule_of.build
+    schedule_of.build = lambda name, pipeline, microbatches, virtual, _: complete(name, pipeline, microbatches, virtual, "each")
     data_axis.DataAxis.reduce = lambda self, stage: [unit.gradient.reduce() for unit in self.stages[stage]]
     original = data_axis.DataAxis.__init__
     data_axis.DataAxis.__init__ = lambda self, layouts, stages, reductions, groups, zero, once, *rest: original(

@@ -5,6 +5,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from ranks import run_ranks
 from tables import table
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.layout.models import check_layout, expert_capacity, expert_cut, read_shape
+from hpc_mp.job.layout import check_job, read_shape, undivided
+from hpc_mp.layout.models import expert_capacity
 from hpc_mp.planner.memory import units_of
 from hpc_mp.rundir.rank_env import identity
 from hpc_mp.train.engine import capacity, expert_axis, gradients, groups, router_loss
@@ -81,9 +83,10 @@ def test_the_predicted_state_is_what_ranks_hold(place: Path, engine: Engine, nam
     (layout(data=2, expert=2), [3, 2], 1)])
 def test_who_holds_which_experts(place: Path, overrides: list[str], sizes: list[int], shards: int) -> None:
     spec = job(place, MIXTRAL, overrides)
-    cuts = [expert_cut(spec, rank) for rank in range(spec.parallel.expert)]
+    division = replace(undivided(spec), layers=(5,))
+    cuts = [division.expert_cut(rank) for rank in range(spec.parallel.expert)]
     assert [cut.part(5).stop - cut.part(5).start for cut in cuts] == sizes and cuts[0].shards == shards
-    units = units_of(read_shape(spec), spec, (5,), 0, 0)
+    units = units_of(division, read_shape(spec), 0, 0)
     assert {unit.shards for unit in units.values() if unit.of_experts} == {shards}
     assert sum(unit.of_experts for unit in units.values()) == 5
 
@@ -270,5 +273,5 @@ def test_what_cannot_be_is_refused(place: Path, name: str) -> None:
     model, overrides, words = REFUSED[name]
     with pytest.raises(HpcMpError) as refusal:
         spec: Any = job(place, model, overrides)
-        check_layout(read_shape(spec), spec)
+        check_job(spec, read_shape(spec))
     assert words in str(refusal.value)

@@ -26,7 +26,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.main import cli
 from hpc_mp.job import JobSpec, dump_job, load_job
 from hpc_mp.job.inputs import find_files
-from hpc_mp.layout.models import read_shape
+from hpc_mp.job.layout import read_shape
 from hpc_mp.rundir import RunDirectory, newest_complete, read_lines
 from hpc_mp.train.checkpoint.export import export
 from hpc_mp.train.data import IGNORE, Samples, bpe, prepare

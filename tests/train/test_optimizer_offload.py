@@ -19,6 +19,7 @@ from ranks import run_ranks, train
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import dump_job
+from hpc_mp.job.layout import undivided
 from hpc_mp.layout.offload import BUFFERS, CHUNK, GRAIN, chunk_elements
 from hpc_mp.planner.device import Device, check_offload
 from hpc_mp.rundir import checkpoint_index, read_json
@@ -268,11 +269,11 @@ def test_offload_of_nothing_is_refused(place: Path) -> None:
 
 
 def test_the_memory_of_a_cpu_is_the_hosts(place: Path) -> None:
-    offloaded = job(place, GPT2, ['parallel.offload=["optimizer"]']).parallel
+    offloaded = undivided(job(place, GPT2, ['parallel.offload=["optimizer"]']))
     with pytest.raises(HpcMpError, match="has no effect on CPUs: their memory is the host's"):
         check_offload(offloaded, Device("cpu", ""))
     check_offload(offloaded, Device("cuda", ""))
-    check_offload(job(place, GPT2, on_disk(place)).parallel, Device("cpu", ""))
+    check_offload(undivided(job(place, GPT2, on_disk(place))), Device("cpu", ""))
 
 
 @pytest.mark.parametrize(("directory", "reason"), [

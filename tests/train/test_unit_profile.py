@@ -13,8 +13,9 @@ from layouts import job, layout
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.train import command
 from hpc_mp.job import load_job
+from hpc_mp.job.layout import layout_of, profile_of, read_shape
 from hpc_mp.layout.flat import StageSpan, unit_weights
-from hpc_mp.layout.models import family_of, read_profile, read_shape, stage_layers
+from hpc_mp.layout.models import family_of
 from hpc_mp.train.engine.section import StageSection
 from hpc_mp.train.rank.unit_profile import measure
 
@@ -66,13 +67,13 @@ def test_a_profile_is_written_and_cuts_the_job(tmp_path: Path, monkeypatch: pyte
     spec = load_job(Path(path), overrides)
     assert spec.profile == tmp_path / "runs/.cache/profile-exact.json"
     shape = read_shape(spec)
-    found = read_profile(spec, shape)
+    found = profile_of(spec, shape)
     assert found.repetitions == 10 and found.device == "cpu" and found.measured["sequences of a microbatch"] == 6
-    assert sum(stage_layers(spec, shape)) == 5
+    assert sum(layout_of(spec, shape).layers) == 5
     tree = json.loads(spec.profile.read_text())
     tree["head"]["seconds"] = 100 * tree["block"]["seconds"]
     spec.profile.write_text(json.dumps(tree))
-    assert stage_layers(load_job(Path(path), [*overrides, "parallel.memory_weight=0"]), shape)[-1] == 0
+    assert layout_of(load_job(Path(path), [*overrides, "parallel.memory_weight=0"]), shape).layers[-1] == 0
     other = load_job(Path(path), [*overrides, "parallel.microbatches=2"])
     with pytest.raises(HpcMpError, match="sequences of a microbatch = 6, but the job has 12"):
-        stage_layers(other, shape)
+        layout_of(other, shape)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.job.errors import shown
+from hpc_mp.base.text import shown
 from hpc_mp.layout.models.fields import READ, ConfigField, is_number, number, only
 
 # kind -> required settings

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.job import JobSpec
-from hpc_mp.job.errors import shown
+from hpc_mp.base.text import shown
 
 T = TypeVar("T")
+Config = dict[str, Any]  # the fields of a Hugging Face configuration
 MOST_LAYERS = 2**16
 
 
@@ -43,13 +43,8 @@ class ModelShape:
     window: int | None = None
 
 
-def read_config(spec: JobSpec) -> dict[str, Any]:
-    """Return the model's configuration dictionary, from the job file or from the checkpoint's config.json. Raises HpcMpError if
-    the checkpoint or its config.json is missing or unreadable."""
-    if spec.model.config is not None:
-        return dict(spec.model.config)
-    assert spec.model.pretrained is not None  # JobSpec has exactly one of the two
-    directory = Path(spec.model.pretrained)
+def config_of(directory: Path) -> Config:
+    """Return the configuration of a checkpoint. Raises HpcMpError if it or its config.json is missing or unreadable."""
     value, remedy = f"model.pretrained = {directory}", "use a directory written by save_pretrained"
     if not directory.is_dir():
         raise HpcMpError(value, "is not a directory (models are never downloaded)",

@@ -4,14 +4,10 @@ Modules are cut as a whole: the embedding, the head, and of every block its atte
 section 3). Key-value heads are never split: if there are fewer of them than ranks, neighbouring ranks hold the same head.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from hpc_mp.base.errors import HpcMpError
-from hpc_mp.job import JobSpec
-from hpc_mp.job.errors import shown
 from hpc_mp.layout.models.family import Family, Weight
 from hpc_mp.layout.models.shape import ModelShape, chunk_sizes
 
@@ -79,67 +75,6 @@ def tensor_modules(family: Family, shape: ModelShape) -> tuple[str, ...]:
 def kv_copies(shape: ModelShape, tensor: int) -> int:
     """Return the number of tensor ranks that hold the same key-value heads."""
     return max(1, tensor // shape.kv_heads)
-
-
-def check_tensor(family: Family, shape: ModelShape, spec: JobSpec) -> None:
-    """Raise HpcMpError, with the arithmetic, if the model cannot be cut over ``spec.parallel.tensor`` ranks."""
-    tensor, patterns = spec.parallel.tensor, spec.parallel.tensor_modules
-    if tensor == 1:
-        return
-    modules = tensor_modules(family, shape)
-    idle = [pattern for pattern in patterns if not any(fnmatchcase(module, pattern) for module in modules)]
-    if idle or not patterns:
-        names = dict.fromkeys(family.without_layer(name)[0].format("*") for name in modules)
-        raise HpcMpError(f"parallel.tensor_modules = {shown(list(patterns))}", "matches no module that can be cut" + (
-            f" with {shown(idle[0])}" if idle else ""), f"the modules are {', '.join(names)}")
-    attention = [name for name in modules if name.endswith(f".{family.attention}")]
-    if any(matches(name, patterns) for name in attention):
-        _check_heads(shape, tensor)
-    if spec.parallel.sequence:
-        length = spec.data.sequence_length // spec.parallel.context
-        empty = chunk_sizes(length, tensor).count(0)
-        if empty:
-            shared = f" / parallel.context({spec.parallel.context}) = {length}" if spec.parallel.context > 1 else ""
-            raise HpcMpError(f"data.sequence_length = {spec.data.sequence_length}{shared}",
-                             f"is cut over tensor({tensor}) ranks into pieces of {-(-length // tensor)}, and {empty} of them "
-                             "get no token", "use fewer tensor ranks, or parallel.sequence = false")
-
-
-def check_attention(family: Family, shape: ModelShape, spec: JobSpec) -> None:
-    """Raise HpcMpError if the model's attention does not support ``spec.parallel``: selective recomputation, or attention over
-    the tokens of ``context`` ranks."""
-    p, length = spec.parallel, spec.data.sequence_length
-    own = f"is not supported for {family.model_type} with transformers before 5.24, which has its own attention code for it"
-    if family.own_attention and p.recompute == "selective":
-        raise HpcMpError('parallel.recompute = "selective"', own, 'install transformers>=5.24, or use "full" or "every-N"')
-    if p.context == 1:
-        return
-    if family.own_attention:
-        raise HpcMpError(f"parallel.context = {p.context}", f"{own}, for the tokens of one rank",
-                         "install transformers>=5.24, or set parallel.context = 1")
-    if shape.window is not None and shape.window < length:
-        raise HpcMpError(f"parallel.context = {p.context}", f"is not supported for a window of {shape.window} tokens within "
-                         f"data.sequence_length({length})", f"set parallel.context = 1, or use a sequence_length of at most "
-                         f"{shape.window}")
-    if p.context_method != "ulysses":
-        return
-    for layer in range(shape.layers):
-        tensor = p.tensor if TensorCut(p.tensor, 0, p.tensor_modules).cuts(f"{family.blocks}.{layer}.{family.attention}") else 1
-        heads = shape.heads // tensor
-        if heads % p.context:
-            raise HpcMpError(f"parallel.context = {p.context}",
-                             f"does not divide heads({shape.heads}) / tensor({tensor}) = {heads}, which ulysses shares out",
-                             f'use a divisor of {heads}, or context_method = "ring"')
-
-
-def _check_heads(shape: ModelShape, tensor: int) -> None:
-    if shape.heads % tensor:
-        raise HpcMpError(f"parallel.tensor = {tensor}", f"does not divide the model's {shape.heads} attention heads",
-                         f"use a divisor of {shape.heads}: heads are never split")
-    if shape.kv_heads % tensor and tensor % shape.kv_heads:
-        raise HpcMpError(f"parallel.tensor = {tensor}", f"is neither a divisor nor a multiple of the model's {shape.kv_heads} "
-                         "key-value heads", f"use {math.gcd(tensor, shape.kv_heads)}, or another divisor or multiple of "
-                         f"{shape.kv_heads} that divides {shape.heads}: heads are never split")
 
 
 def left_whole(family: Family, shape: ModelShape, tensor: TensorCut) -> str:

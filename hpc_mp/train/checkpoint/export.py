@@ -21,9 +21,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, load_job
 from hpc_mp.job.inputs import find_files
+from hpc_mp.job.layout import read_config, read_shape
 from hpc_mp.job.tokenizer_files import read_object
 from hpc_mp.layout.flat import Box
-from hpc_mp.layout.models import family_of, read_config, read_shape
+from hpc_mp.layout.models import family_of
 from hpc_mp.rundir import RunDirectory, newest_complete, problem, sync, write_json
 from hpc_mp.rundir.checkpoint_index import CheckpointIndex, StoredTensor, read_indexes
 from hpc_mp.rundir.checkpoints import checkpoint_name, complete_steps, step_of

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from hpc_mp.layout.flat import TIED, Piece, rank_units, stage_spans, unit_weights
+from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.models import ExpertCut, expert_capacity
 from hpc_mp.layout.schedule import Residency, Schedule, residency
 from hpc_mp.train.engine import initial, loss_scale
@@ -51,45 +52,22 @@ class EngineSettings:
     """How a model is cut and trained.
 
     Attributes:
-        layers: of every stage.
-        schedule: which rank of a pipeline has which stages, and what it does in which order.
-        samples, sequence: of a microbatch.
-        context_method: how ranks that share samples attend to each other's tokens, a key of ``context.METHODS``.
-        zero: 0 to 3, see ``data_axis``.
-        sequence_parallel: whether tensor ranks have tokens of their own between cut layers, see ``sequence``.
-        tensor_modules: patterns of the modules that tensor ranks cut.
-        precision: a key of ``PRECISIONS``.
+        schedule: of the layout: which rank of a pipeline has which stages, and what it does in which order.
         seed: of dropout.
         loss_scale: how that of fp16 moves.
         home: makes the place where optimizer state lies between two steps.
-        host_parameters: parameters lie in host memory, see the file of that name: for ZeRO-3, with a home that streams.
-        recompute: see ``recompute``.
         router_balance, router_z: what the balance loss of a sample and the z loss of a token count, see ``router_loss``.
-        expert_capacity: the factor of what experts take of a sample, see ``capacity``; None: all.
         compile: blocks and the loss are compiled, see ``compilation``.
-        offload_horizon: activations leave for host memory, and come back so many computations before they are needed; None: they
-            stay. See ``hpc_mp.layout.schedule.residency``.
     """
 
-    layers: tuple[int, ...]
+    layout: Layout
     schedule: Schedule
-    samples: int
-    sequence: int
-    zero: int
-    precision: str
     seed: int
     optimizer: OptimizerSettings
-    context_method: str = "ring"
-    sequence_parallel: bool = False
-    tensor_modules: tuple[str, ...] = ("*",)
     loss_scale: ScaleRule = field(default_factory=Unscaled)
     home: HomeMaker = OnDevice
-    host_parameters: bool = False
-    recompute: str = "none"
-    offload_horizon: int | None = None
     router_balance: float = 0.0
     router_z: float = 0.0
-    expert_capacity: float | None = None
     compile: bool = False
 
 
@@ -181,34 +159,34 @@ class Engine:
 
     def __init__(self, model: "CausalModel", settings: EngineSettings, groups: Groups, device: torch.device) -> None:
         self.settings, self.groups, self.device = settings, groups, device
-        precision, schedule = PRECISIONS[settings.precision], settings.schedule
-        spans = stage_spans(settings.layers)
+        layout, schedule = settings.layout, settings.schedule
+        precision, spans = PRECISIONS[layout.precision], stage_spans(layout.layers)
         mine = {stage: spans[stage] for stage in schedule.stages_of(groups.pipeline)}
         weights = WeightGradients()
-        self.context = context = ContextAxis(groups.context, settings.context_method, settings.sequence, device)
-        along = groups.tensor, groups.kv, settings.tensor_modules, weights
-        tensor = SequenceAxis(*along, len(context.positions)) if settings.sequence_parallel else TensorAxis(*along)
+        self.context = context = ContextAxis(groups.context, layout.context_method, layout.sequence, device)
+        along = groups.tensor, groups.kv, layout.tensor_modules, weights
+        tensor = SequenceAxis(*along, len(context.positions)) if layout.sequence_parallel else TensorAxis(*along)
         clock = DropoutClock(settings.seed)
         expert = ExpertCut(groups.expert.size, groups.expert.rank, groups.experts.shard.size)
         layouts = rank_units(model.family, model.shape, mine.values(), tensor.cut, groups.shard.size, expert)
         names = {stage: list(unit_weights(model.family, model.shape, span, expert)) for stage, span in mine.items()}
         reductions = Counter(action.stage for action in schedule.ranks[groups.pipeline] if action.kind == "REDUCE")
         once = any(count < schedule.microbatches for count in reductions.values())
-        bus = Bus(device) if settings.host_parameters else None
-        self.data = DataAxis(layouts, names, reductions, groups, settings.zero, once, precision, device, tensor.shares, bus)
+        bus = Bus(device) if "parameters" in layout.offload else None
+        self.data = DataAxis(layouts, names, reductions, groups, layout.zero, once, precision, device, tensor.shares, bus)
         whole = model.skeleton()
         experts = ExpertAxis(groups.expert, model.shape.experts)
-        self.router_loss = RouterLoss(settings.router_balance, settings.router_z, settings.samples, settings.sequence, device)
-        most = expert_capacity(settings.expert_capacity, settings.sequence, model.shape)
-        self.capacity = Capacity(most, settings.samples, device)
-        sections = {stage: StageSection(model, whole, span, tensor, context, precision, clock, settings.recompute, experts,
+        self.router_loss = RouterLoss(settings.router_balance, settings.router_z, layout.samples, layout.sequence, device)
+        most = expert_capacity(layout.expert_capacity, layout.sequence, model.shape)
+        self.capacity = Capacity(most, layout.samples, device)
+        sections = {stage: StageSection(model, whole, span, tensor, context, precision, clock, layout.recompute, experts,
                                         self.router_loss, self.capacity, settings.compile)
                     for stage, span in mine.items()}
         for stage, section in sections.items():
             section.adopt({name: self.data.units[name] for name in names[stage]})
         tokens = len(tensor.share(context.positions, 0))
-        boundary = {HIDDEN: ((settings.samples, tokens, model.shape.hidden), precision.compute)}
-        horizon = settings.offload_horizon
+        boundary = {HIDDEN: ((layout.samples, tokens, model.shape.hidden), precision.compute)}
+        horizon = layout.offload_horizon
         plan = Residency() if horizon is None else residency(schedule.ranks[groups.pipeline], horizon)
         self.pipeline = Pipeline(sections, self.data, schedule, groups, boundary, weights, clock, device, plan)
 

@@ -12,7 +12,9 @@ import torch
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec
-from hpc_mp.layout.models import ModelShape, check_pretrained, family_of, read_config, stage_layers
+from hpc_mp.job.layout import check_pretrained, read_config
+from hpc_mp.layout.layout import Layout
+from hpc_mp.layout.models import ModelShape, family_of
 from hpc_mp.layout.schedule import Schedule
 from hpc_mp.rundir import find_run, newest_complete
 from hpc_mp.rundir.checkpoints import put_aside
@@ -33,11 +35,12 @@ from hpc_mp.train.rank import facts
 from hpc_mp.train.rank.failures import RankContext
 
 
-def assemble(spec: JobSpec, shape: ModelShape, groups: Groups, schedule: Schedule, device: torch.device) -> Engine:
+def assemble(spec: JobSpec, shape: ModelShape, layout: Layout, groups: Groups, schedule: Schedule,
+             device: torch.device) -> Engine:
     """Build this rank's engine. Its parameters have no values yet."""
     if spec.train.compile:
         check_compiler(device)
-    return Engine(model_of(spec, shape), settings_of(spec, schedule, stage_layers(spec, shape)), groups, device)
+    return Engine(model_of(spec, shape), settings_of(spec, layout, schedule), groups, device)
 
 
 def check_compiler(device: torch.device) -> None:
@@ -58,26 +61,21 @@ def model_of(spec: JobSpec, shape: ModelShape) -> CausalModel:
     return CausalModel(config, family, shape)
 
 
-def settings_of(spec: JobSpec, schedule: Schedule, layers: tuple[int, ...]) -> EngineSettings:
-    """Return the engine's settings. ``layers`` is the layers of every stage."""
+def settings_of(spec: JobSpec, layout: Layout, schedule: Schedule) -> EngineSettings:
+    """Return the engine's settings."""
+    train = spec.train
     return EngineSettings(
-        layers=layers, schedule=schedule, samples=spec.microbatch_size, sequence=spec.data.sequence_length,
-        context_method=spec.parallel.context_method, zero=spec.parallel.zero, precision=spec.train.precision,
-        seed=spec.train.seed, optimizer=spec.train, sequence_parallel=spec.parallel.sequence,
-        tensor_modules=spec.parallel.tensor_modules,
-        loss_scale=spec.train.loss_scale if spec.train.precision == "fp16" else Unscaled(), home=_home(spec),
-        host_parameters="parameters" in spec.parallel.offload,
-        recompute=spec.parallel.recompute, offload_horizon=spec.offload_horizon,
-        router_balance=spec.train.router_balance / spec.train.global_batch,
-        router_z=spec.train.router_z / (spec.train.global_batch * spec.data.sequence_length),
-        expert_capacity=spec.train.expert_capacity, compile=spec.train.compile)
+        layout=layout, schedule=schedule, seed=train.seed, optimizer=train,
+        loss_scale=train.loss_scale if train.precision == "fp16" else Unscaled(), home=home_of(layout),
+        router_balance=train.router_balance / train.global_batch,
+        router_z=train.router_z / (train.global_batch * layout.sequence), compile=train.compile)
 
 
-def _home(spec: JobSpec) -> HomeMaker:
+def home_of(layout: Layout) -> HomeMaker:
     """Return the maker of the place that holds optimizer state between steps."""
-    offload, directory = spec.parallel.offload, spec.parallel.offload_directory
-    if "optimizer" not in offload:
-        return partial(Streamed, open_store=DeviceStore) if "parameters" in offload else OnDevice
+    directory = layout.offload_directory
+    if "optimizer" not in layout.offload:
+        return partial(Streamed, open_store=DeviceStore) if "parameters" in layout.offload else OnDevice
     return partial(Streamed, open_store=HostStore if directory is None else partial(FileStore, Path(directory)))
 
 

@@ -16,9 +16,10 @@ import torch.distributed as dist
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec
+from hpc_mp.job.layout import layout_of
 from hpc_mp.job.spec import time_to_meet
-from hpc_mp.layout.models import ModelShape, expert_cut, family_of, kv_copies
-from hpc_mp.layout.schedule import schedule_of
+from hpc_mp.layout.models import ModelShape, family_of, kv_copies
+from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.rundir import LineFile, cut_metrics
 from hpc_mp.rundir.rank_env import check_place
 from hpc_mp.rundir.records import RankMemory, RankStart, RankTrace, TracedAction
@@ -182,12 +183,13 @@ def _train(spec: JobSpec, shape: ModelShape, context: RankContext, nodes: Mappin
     try:
         tokens, held_out = tokens_of(spec, shape, context, store, stop_reason)
         bootstrap.status(context, "building model")
-        schedule = schedule_of(spec)
+        layout = layout_of(spec, shape)
+        schedule = schedule_of(layout)
         timeout = timedelta(seconds=FIRST * spec.job.step_timeout) if spec.job.step_timeout else None
         groups = context.waits.together("the making of process groups", range(context.who.world), lambda: build(
-            context.placement, spec.shard_degree, device, backend, schedule, timeout, context.everyone,
-            kv_copies(shape, spec.parallel.tensor), expert_shards=expert_cut(spec).shards))
-        engine = assemble(spec, shape, groups, schedule, device)
+            context.placement, layout.shard_degree, device, backend, schedule, timeout, context.everyone,
+            kv_copies(shape, layout.degrees.tensor), expert_shards=layout.expert_cut().shards))
+        engine = assemble(spec, shape, layout, groups, schedule, device)
         stop_if_asked()
         watchdog.now("load")
         counters = restore(spec, shape, context, engine, groups, tokens)

@@ -15,15 +15,18 @@ import torch
 import torch.distributed as dist
 
 from hpc_mp.job import JobSpec
-from hpc_mp.layout.models import ModelProfile, ModelShape, UnitProfile, conditions
-from hpc_mp.layout.placement import Degrees, place
-from hpc_mp.layout.schedule import Action, Schedule, build
+from hpc_mp.job.layout import measured_with, undivided
+from hpc_mp.layout.layout import Layout
+from hpc_mp.layout.model_profile import ModelProfile, UnitProfile
+from hpc_mp.layout.models import ModelShape
+from hpc_mp.layout.placement import place
+from hpc_mp.layout.schedule import Action
+from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.rundir.rank_env import RankEnv, node_name
 from hpc_mp.train.engine import groups
 from hpc_mp.train.engine.causal_model import CausalModel
 from hpc_mp.train.engine.dropout import Moment
 from hpc_mp.train.engine.engine import Engine, Microbatches
-from hpc_mp.train.engine.optimizer_state import OnDevice
 from hpc_mp.train.engine.pipeline import Span
 from hpc_mp.train.engine.section import Batch
 from hpc_mp.train.rank.assemble import model_of, settings_of
@@ -38,10 +41,10 @@ VALUES = 0.02  # standard deviation of the parameters
 def measure(spec: JobSpec, shape: ModelShape, repetitions: int) -> ModelProfile:
     """Measure on the local device that ``job.device`` chooses. Raises HpcMpError if it requires a GPU and none exists."""
     device, backend = choose_device(spec.job.device, RankEnv(0, 1, 0, node_name(), "no launcher"), 1)
-    schedule = build("breadth_first", 1, 1, len(STAGES), "last")
+    layout = alone(undivided(spec))
     with process_group(backend, rank=0, world_size=1, store=dist.HashStore()):
-        alone = groups.build(place(Degrees(1, 1, 1), "DPT", 1), 1, device, backend, schedule, None, groups.everyone())
-        engine = _engine(spec, shape, schedule, alone, device)
+        only = groups.build(place(layout.degrees, "DPT", 1), 1, device, backend, schedule_of(layout), None, groups.everyone())
+        engine = _engine(spec, shape, layout, only, device)
         activation_bytes = [0] * len(STAGES)
         engine.pipeline.perform["F"] = partial(_noted, engine, activation_bytes, engine.pipeline.perform["F"])
         work = _microbatch(spec, shape, device)
@@ -51,16 +54,22 @@ def measure(spec: JobSpec, shape: ModelShape, repetitions: int) -> ModelProfile:
                  for stage in range(len(STAGES))]
     embedding, block, head = (UnitProfile(median(took), activations, parameters, _spread(took))
                               for took, activations, parameters in zip(seconds, activation_bytes, sizes, strict=True))
-    return ModelProfile(device_name(device), repetitions, conditions(spec, shape), embedding, block, head,
+    return ModelProfile(device_name(device), repetitions, measured_with(spec, shape), embedding, block, head,
                         device_memory(device, spec.job.ranks_per_node))
 
 
-def _engine(spec: JobSpec, shape: ModelShape, schedule: Schedule, alone: groups.Groups, device: torch.device) -> Engine:
+def alone(layout: Layout) -> Layout:
+    """Return the layout of one microbatch on this process, with a stage for each kind of unit."""
+    return Layout(samples=layout.samples, sequence=layout.sequence, schedule="breadth_first", virtual_stages=len(STAGES),
+                  layers=STAGES, zero=0, recompute=layout.recompute, precision=layout.precision,
+                  optimizer_slots=layout.optimizer_slots, expert_capacity=layout.expert_capacity)
+
+
+def _engine(spec: JobSpec, shape: ModelShape, layout: Layout, only: groups.Groups, device: torch.device) -> Engine:
     whole = model_of(spec, shape)
     whole.config.num_hidden_layers = 1
-    settings = replace(settings_of(spec, schedule, STAGES), zero=0, sequence_parallel=False, tensor_modules=("*",),
-                       home=OnDevice, host_parameters=False, offload_horizon=None)
-    engine = Engine(CausalModel(whole.config, whole.family, replace(shape, layers=1)), settings, alone, device)
+    settings = settings_of(spec, layout, schedule_of(layout))
+    engine = Engine(CausalModel(whole.config, whole.family, replace(shape, layers=1)), settings, only, device)
     for unit in engine.data.units.values():
         unit.master.normal_(0.0, VALUES)
     engine.data.publish()

@@ -5,14 +5,15 @@ device (with neither tensor nor context ranks), and the settings of the job that
 refused.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.files import read_json, write_json
-from hpc_mp.job import JobSpec
-from hpc_mp.layout.models.shape import ModelShape
+from hpc_mp.layout.layout import Layout
+from hpc_mp.layout.models import ModelShape
 
 REMEDY = "measure on a node of the job: hpc-mp train JOB.toml --profile"
 
@@ -58,13 +59,13 @@ class ModelProfile:
     memory: int | None = None
 
 
-def conditions(spec: JobSpec, shape: ModelShape) -> dict[str, Any]:
+def conditions(layout: Layout, shape: ModelShape, documents: str, dropout: float | None) -> dict[str, Any]:
     """Return the settings that measured seconds and bytes depend on, without the number of layers: one layer is measured."""
     sizes = asdict(shape)
     del sizes["layers"], sizes["initializer_range"]
-    return {**sizes, "sequences of a microbatch": spec.microbatch_size, "sequence_length": spec.data.sequence_length,
-            "documents": spec.data.documents, "precision": spec.train.precision, "recompute": spec.parallel.recompute,
-            "dropout": spec.train.dropout, "expert_capacity": spec.train.expert_capacity}
+    return {**sizes, "sequences of a microbatch": layout.samples, "sequence_length": layout.sequence, "documents": documents,
+            "precision": layout.precision, "recompute": layout.recompute, "dropout": dropout,
+            "expert_capacity": layout.expert_capacity}
 
 
 def write_profile(path: Path, profile: ModelProfile) -> None:
@@ -72,10 +73,9 @@ def write_profile(path: Path, profile: ModelProfile) -> None:
     write_json(path, asdict(profile))
 
 
-def read_profile(spec: JobSpec, shape: ModelShape) -> ModelProfile:
-    """Return the job's profile. Raises HpcMpError if the file does not exist, is not a profile, or is a profile of something
-    else."""
-    path = spec.profile
+def read_profile(path: Path, current: Mapping[str, Any]) -> ModelProfile:
+    """Return a profile that was measured under the current ``conditions``. Raises HpcMpError if the file does not exist, is not a
+    profile, or is a profile of something else."""
     value = f"the profile {path}"
     try:
         tree = read_json(path)
@@ -91,7 +91,6 @@ def read_profile(spec: JobSpec, shape: ModelShape) -> ModelProfile:
                              memory)
     except (KeyError, TypeError, ValueError) as error:
         raise HpcMpError(value, f"is not what --profile writes ({type(error).__name__}: {error})", REMEDY) from None
-    current = conditions(spec, shape)
     for name in sorted(current.keys() | profile.measured.keys()):
         if (measured := profile.measured.get(name)) != (required := current.get(name)):
             raise HpcMpError(value, f"was measured with {name} = {measured}, but the job has {required}", REMEDY)

@@ -22,15 +22,24 @@ from itertools import accumulate, pairwise
 from math import prod
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.job import JobSpec
-from hpc_mp.job.errors import shown
-from hpc_mp.job.values import AT
-from hpc_mp.layout.models.family import Family, Weight
-from hpc_mp.layout.models.model_profile import ModelProfile, read_profile, shares
-from hpc_mp.layout.models.shape import ModelShape
-from hpc_mp.layout.schedule import check_schedule, most_stages, partition
+from hpc_mp.base.text import shown
+from hpc_mp.layout.layout import Layout
+from hpc_mp.layout.model_profile import ModelProfile, shares
+from hpc_mp.layout.models import ModelShape, Weight, family_of
+from hpc_mp.layout.schedule import partition
+from hpc_mp.layout.schedule.partition import AT
 
 FEW = 8  # limit of stages whose balance is listed one by one
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """The request for a distribution: a method, or the layers of every stage; for "profile" the measurement, and the weight of
+    memory in it, between 0 and 1."""
+
+    method: str | tuple[int, ...]
+    profile: ModelProfile | None = None
+    memory_weight: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +76,8 @@ def layer_costs(shape: ModelShape, sequence_length: int) -> LayerCosts:
     return LayerCosts(0.0, (2.0 * weights + attention,) * shape.layers, 2.0 * shape.hidden * shape.vocabulary)
 
 
-def _parameters(family: Family, shape: ModelShape) -> LayerCosts:
+def _parameters(shape: ModelShape) -> LayerCosts:
+    family = family_of(shape.model_type)
     return LayerCosts(_count(family.embedding_weights(shape)), (_count(family.block_weights(shape)),) * shape.layers,
                       _count(family.norm_weights(shape)) + _count(family.head_weights(shape)))
 
@@ -76,42 +86,39 @@ def _count(weights: Iterable[Weight]) -> float:
     return float(sum(prod(weight.shape) for weight in weights))
 
 
-def _profile(spec: JobSpec, shape: ModelShape) -> LayerCosts:
-    embedding, block, head = shares(read_profile(spec, shape), shape.layers, spec.memory_weight)
+def _profile(shape: ModelShape, partition: Partition) -> LayerCosts:
+    assert partition.profile is not None
+    embedding, block, head = shares(partition.profile, shape.layers, partition.memory_weight)
     return LayerCosts(embedding, (block,) * shape.layers, head)
 
 
 # name of the balanced quantity, and its measure
-Measure = tuple[str, Callable[[Family, ModelShape, JobSpec], LayerCosts]]
-COST: Measure = ("cost", lambda family, shape, spec: layer_costs(shape, spec.data.sequence_length))
+Measure = tuple[str, Callable[[ModelShape, Layout, Partition], LayerCosts]]
+COST: Measure = ("cost", lambda shape, layout, partition: layer_costs(shape, layout.sequence))
 # by method
 MEASURES: Mapping[str, Measure] = {
     "auto": COST, "cost": COST,
-    "uniform": ("numbers of layers", lambda family, shape, spec: LayerCosts(0.0, (1.0,) * shape.layers, 0.0)),
-    "parameters": ("numbers of parameters", lambda family, shape, spec: _parameters(family, shape)),
-    "profile": ("measured time and memory", lambda family, shape, spec: _profile(spec, shape)),
+    "uniform": ("numbers of layers", lambda shape, layout, partition: LayerCosts(0.0, (1.0,) * shape.layers, 0.0)),
+    "parameters": ("numbers of parameters", lambda shape, layout, partition: _parameters(shape)),
+    "profile": ("measured time and memory", lambda shape, layout, partition: _profile(shape, partition)),
 }
 
 
-def cut_stages(family: Family, shape: ModelShape, spec: JobSpec) -> StageCut:
-    """Return the layers of every global stage, as ``parallel.partition`` requires.
-
-    A resolved job states them. They are computed for a job that has just been written, and for ranks started by hand. Raises
-    HpcMpError for a pattern that names too few or too many stages, a profile that is missing or of something else.
-    """
-    requested = spec.parallel.partition
-    if not isinstance(requested, str):
-        return StageCut(requested, "as given")
-    if requested.startswith(AT):
-        return _at(requested, family, shape, spec.stages)
-    what, measure = MEASURES[requested]
-    what = "measured time" if requested == "profile" and spec.memory_weight == 0 else what
-    costs = measure(family, shape, spec)
-    layers = partition(costs.blocks, spec.stages, costs.embedding, costs.head)
-    if spec.stages == 1:
+def cut_stages(layout: Layout, shape: ModelShape, requested: Partition) -> StageCut:
+    """Return the layers of every global stage. Raises HpcMpError for a pattern that names too few or too many stages."""
+    method, stages = requested.method, layout.stages
+    if not isinstance(method, str):
+        return StageCut(method, "as given")
+    if method.startswith(AT):
+        return cut_at(method, shape, stages)
+    what, measure = MEASURES[method]
+    what = "measured time" if method == "profile" and requested.memory_weight == 0 else what
+    costs = measure(shape, layout, requested)
+    layers = partition(costs.blocks, stages, costs.embedding, costs.head)
+    if stages == 1:
         return StageCut(layers, "one stage has all layers")
     return StageCut(layers, f"the most even cut in {what}: {_balance(costs, layers)} of the mean"
-                    + (_noise(read_profile(spec, shape)) if requested == "profile" else ""))
+                    + (_noise(requested.profile) if requested.profile else ""))
 
 
 def _noise(profile: ModelProfile) -> str:
@@ -131,7 +138,9 @@ def _balance(costs: LayerCosts, layers: Sequence[int]) -> str:
     return ", ".join(relative) if len(totals) <= FEW else f"{min(totals) / mean:.2f} to {max(totals) / mean:.2f}"
 
 
-def _at(requested: str, family: Family, shape: ModelShape, stages: int) -> StageCut:
+def cut_at(requested: str, shape: ModelShape, stages: int) -> StageCut:
+    """Return the stages that begin where a pattern matches. Raises HpcMpError if it names too few or too many of them."""
+    family = family_of(shape.model_type)
     names = [*(f"{family.blocks}.{layer}" for layer in range(shape.layers)), family.norm]
     pattern = re.compile(requested.removeprefix(AT))
     begins = [place for place, name in enumerate(names) if pattern.fullmatch(name)]
@@ -143,25 +152,3 @@ def _at(requested: str, family: Family, shape: ModelShape, stages: int) -> Stage
                          f"{names[0]} … {names[-2]} and {names[-1]}, by its whole name")
     layers = tuple(end - begin for begin, end in pairwise((0, *begins, shape.layers)))
     return StageCut(layers, "stages begin where the pattern matches")
-
-
-def check_stages(family: Family, shape: ModelShape, spec: JobSpec) -> None:
-    """Raise HpcMpError, with the arithmetic, if the model cannot be cut into the stages that ``spec.parallel`` requires."""
-    pipeline, requested = spec.parallel.pipeline, spec.parallel.partition
-    if spec.data.sequence_length > shape.positions:
-        raise HpcMpError(f"data.sequence_length = {spec.data.sequence_length}",
-                         f"is longer than the model's {shape.positions} positions",
-                         f"use at most {shape.positions}, or a model with more positions")
-    if spec.stages > most_stages(shape.layers):
-        per_rank = spec.stages // pipeline
-        stages = "" if per_rank == 1 else f" × {per_rank} stages per rank ({spec.parallel.schedule}) = {spec.stages}"
-        raise HpcMpError(f"parallel.pipeline = {pipeline}{stages}",
-                         f"is more stages than the model's {shape.layers} layers, the embedding and the head can fill",
-                         f"use at most {most_stages(shape.layers)} stages")
-    check_schedule(spec)
-    if not isinstance(requested, str) and sum(requested) != shape.layers:
-        raise HpcMpError(f"parallel.partition = {shown(requested)}",
-                         f"has {sum(requested)} layers, but the model has {shape.layers}",
-                         "change the layers of a stage so that the sum is right")
-    if isinstance(requested, str) and requested.startswith(AT):
-        _at(requested, family, shape, spec.stages)
