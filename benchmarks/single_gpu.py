@@ -169,7 +169,7 @@ def ours(case: Case, device: Any, compiled: bool) -> Step:
     from hpc_mp.train.engine.dropout import Moment
     from hpc_mp.train.engine.engine import Engine, EngineSettings, Microbatches
     from hpc_mp.train.engine.groups import build, everyone
-    from hpc_mp.train.engine.section import Batch
+    from hpc_mp.train.engine.stage import Batch
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     family = FAMILIES[case.config["model_type"]]

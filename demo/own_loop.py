@@ -21,7 +21,7 @@ from hpc_mp.train.engine.causal_model import CausalModel, hugging_face_config
 from hpc_mp.train.engine.dropout import Moment
 from hpc_mp.train.engine.engine import Engine, EngineSettings, Microbatches
 from hpc_mp.train.engine.groups import build, everyone
-from hpc_mp.train.engine.section import Batch
+from hpc_mp.train.engine.stage import Batch
 
 CONFIG = {"model_type": "llama", "num_hidden_layers": 4, "hidden_size": 64, "intermediate_size": 172, "num_attention_heads": 4,
           "vocab_size": 256, "max_position_embeddings": 64}

@@ -93,20 +93,14 @@ def _check_heads(shape: ModelShape, tensor: int) -> None:
 
 
 def _check_attention(layout: Layout, family: Family, shape: ModelShape) -> None:
-    """Check that the model's attention supports selective recomputation, and the tokens of ``context`` ranks."""
+    """Check that the model's attention supports the tokens of ``context`` ranks."""
     context = layout.degrees.context
-    own = f"is not supported for {family.model_type} with transformers before 5.24, which has its own attention code for it"
-    if family.own_attention and layout.recompute == "selective":
-        raise HpcMpError('parallel.recompute = "selective"', own, 'install transformers>=5.24, or use "full" or "every-N"')
     if context == 1:
         return
-    if family.own_attention:
-        raise HpcMpError(f"parallel.context = {context}", f"{own}, for the tokens of one rank",
-                         "install transformers>=5.24, or set parallel.context = 1")
-    if shape.window is not None and shape.window < layout.sequence:
-        raise HpcMpError(f"parallel.context = {context}", f"is not supported for a window of {shape.window} tokens within "
+    if (window := shape.narrowest(layout.sequence)) is not None:
+        raise HpcMpError(f"parallel.context = {context}", f"is not supported for a window of {window} tokens within "
                          f"data.sequence_length({layout.sequence})", "set parallel.context = 1, or use a sequence_length of at "
-                         f"most {shape.window}")
+                         f"most {window}")
     if layout.context_method != "ulysses":
         return
     cut = layout.tensor_cut()

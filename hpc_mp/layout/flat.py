@@ -10,14 +10,15 @@ The engine allocates this layout, and the planner counts it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, pairwise, product
 from math import prod
+from typing import Literal
 
+from hpc_mp.layout.layout import Layout
+from hpc_mp.layout.models import Family, ModelShape, Weight, family_of
 from hpc_mp.layout.models.experts import ALL_EXPERTS, ExpertCut
-from hpc_mp.layout.models.family import Family, Weight
-from hpc_mp.layout.models.shape import ModelShape
-from hpc_mp.layout.models.tensor import TensorCut, part_of
+from hpc_mp.layout.models.tensor import part_of
 
 Box = tuple[slice, ...]  # a rectangle of a whole tensor
 
@@ -43,6 +44,10 @@ def stage_spans(layers: Sequence[int]) -> tuple[StageSpan, ...]:
                  for stage, (begin, end) in enumerate(pairwise(ends)))
 
 
+Sharers = Literal["tensor", "kv"]
+"""The ranks over which a gradient is a sum: all tensor ranks, or those of them with the same key-value heads."""
+
+
 @dataclass(frozen=True, slots=True)
 class ParameterSlot:
     """A weight in a unit.
@@ -52,8 +57,9 @@ class ParameterSlot:
         begin: its first element in the unit.
         cut: True if tensor ranks compute different results with this weight, False if all compute the same.
         copies: number of tensor ranks that have this part; all of them if it is the whole weight.
-        replica: number of this copy; the first copy counts in checkpoints and norms.
-        partial: True if each of the copies computes only a share of the gradient.
+        replica: number of this copy.
+        shares: ranks whose gradients of this part are shares of a sum; None: each has the whole gradient.
+        counts: True for the one copy that counts in checkpoints and norms.
     """
 
     weight: Weight
@@ -62,7 +68,8 @@ class ParameterSlot:
     cut: bool = False
     copies: int = 1
     replica: int = 0
-    partial: bool = False
+    shares: Sharers | None = None
+    counts: bool = True
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -92,11 +99,21 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class FlatLayout:
-    """One unit of a tensor rank: its weights one after another, and its number of parts."""
+    """One unit of a tensor rank: its weights one after another, and its number of parts.
+
+    Attributes:
+        at_both_ends: True if another stage has the same unit, and its gradient is a sum over both: that of a tied embedding.
+    """
 
     unit: str
     slots: tuple[ParameterSlot, ...]
     shards: int
+    at_both_ends: bool = False
+
+    @property
+    def tied(self) -> bool:
+        """True if several modules of a stage compute with it, so that a backward brings several gradients."""
+        return self.unit == TIED
 
     @property
     def of_experts(self) -> bool:
@@ -163,29 +180,38 @@ def unit_weights(family: Family, shape: ModelShape, span: StageSpan, expert: Exp
     return {unit: weights for unit, weights in units.items() if weights}
 
 
-def rank_units(family: Family, shape: ModelShape, spans: Iterable[StageSpan], tensor: TensorCut, shards: int,
-               expert: ExpertCut = ALL_EXPERTS) -> dict[str, FlatLayout]:
-    """Return the units of a rank that holds these stages. A tied weight appears once, even if the rank has both ends."""
+def rank_units(layout: Layout, shape: ModelShape, spans: Iterable[StageSpan], tensor: int = 0, expert: int = 0,
+               ) -> dict[str, FlatLayout]:
+    """Return the units of a rank with these stages and these tensor and expert coordinates. A tied weight appears once, even if
+    the rank has both ends."""
+    spans, family, experts = list(spans), family_of(shape.model_type), layout.expert_cut(expert)
+    first, last = any(span.first for span in spans), any(span.last for span in spans)
     weights: dict[str, list[Weight]] = {}
     for span in spans:
-        weights |= unit_weights(family, shape, span, expert)
-    return {unit: _laid_out(unit, family, group, tensor, shards, expert) for unit, group in weights.items()}
+        weights |= unit_weights(family, shape, span, experts)
+    units = {}
+    for unit, group in weights.items():
+        divided = unit == TIED and first != last
+        slots = tuple(_slots(layout, family, group, tensor, experts, copied=divided and not first))
+        units[unit] = FlatLayout(unit, slots, experts.shards if unit.endswith(EXPERTS) else layout.shard_degree, divided)
+    return units
 
 
-def _laid_out(unit: str, family: Family, weights: Iterable[Weight], tensor: TensorCut, shards: int,
-              expert: ExpertCut) -> FlatLayout:
-    """Lay out a unit. Matrices come before vectors, which mostly have no weight decay, so that the optimizer updates long
-    stretches. Within both, the parts that several tensor ranks share are adjacent, so that their gradients are summed in few
-    messages."""
-    parts = [(weight, part_of(family, weight, tensor)) for weight in weights]
-    slots: list[ParameterSlot] = []
+def _slots(layout: Layout, family: Family, weights: Iterable[Weight], tensor: int, expert: ExpertCut,
+           copied: bool) -> Iterator[ParameterSlot]:
+    """Yield the slots of a unit. Matrices come before vectors, which mostly have no weight decay, so that the optimizer updates
+    long stretches. Within both, the parts that several tensor ranks share are adjacent, so that their gradients are summed in few
+    messages. ``copied``: another stage's copy of these weights counts."""
+    parts = [(weight, part_of(family, weight, layout.tensor_cut(tensor))) for weight in weights]
     begin = 0
     for weight, part in sorted(parts, key=lambda pair: (len(pair[0].shape) == 1, pair[0].cut is None, pair[1].copies)):
         box = (expert.part(weight.shape[0]), *part.box[1:]) if weight.experts else part.box
-        slots.append(ParameterSlot(weight, box, begin, part.cut, part.copies, part.replica, part.partial))
-        begin += slots[-1].size
-    layout = FlatLayout(unit, tuple(slots), shards)
-    return replace(layout, shards=expert.shards) if layout.of_experts else layout
+        shares: Sharers | None = "kv" if part.partial and part.cut else None
+        if not part.cut and layout.degrees.tensor > 1 and (part.partial or layout.sequence_parallel):
+            shares = "tensor"
+        slot = ParameterSlot(weight, box, begin, part.cut, part.copies, part.replica, shares, part.replica == 0 and not copied)
+        begin += slot.size
+        yield slot
 
 
 def boxes(shape: tuple[int, ...], begin: int, end: int) -> Iterator[Box]:

@@ -71,9 +71,12 @@ def layer_costs(shape: ModelShape, sequence_length: int) -> LayerCosts:
     if shape.experts:
         mlp = shape.experts_per_token * mlp + shape.hidden * shape.experts
     weights = shape.hidden * (q + 2 * kv) + q * shape.hidden + mlp
-    window = min(sequence_length, shape.window or sequence_length)
-    attention = 2 * 2 * q * window * (1 - window / (2 * sequence_length))
-    return LayerCosts(0.0, (2.0 * weights + attention,) * shape.layers, 2.0 * shape.hidden * shape.vocabulary)
+
+    def block(layer: int) -> float:
+        window = min(sequence_length, shape.window_of(layer) or sequence_length)
+        return 2.0 * weights + 2 * 2 * q * window * (1 - window / (2 * sequence_length))
+
+    return LayerCosts(0.0, tuple(map(block, range(shape.layers))), 2.0 * shape.hidden * shape.vocabulary)
 
 
 def _parameters(shape: ModelShape) -> LayerCosts:

@@ -27,7 +27,7 @@ from collections import Counter
 
 from hpc_mp.layout.flat import FlatLayout, blocks_together, rank_units, stage_spans
 from hpc_mp.layout.layout import Layout
-from hpc_mp.layout.models import ModelShape, family_of
+from hpc_mp.layout.models import ModelShape
 from hpc_mp.layout.offload import BUFFERS, chunk_elements
 from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.rundir.plan import StateBytes
@@ -46,8 +46,7 @@ def units_of(layout: Layout, shape: ModelShape, pipeline: int, tensor: int) -> d
     """Return the flat units of a rank at these coordinates, by name."""
     spans = stage_spans(layout.layers)
     held = [spans[stage] for stage, holder in enumerate(schedule_of(layout).placement) if holder == pipeline]
-    return rank_units(family_of(shape.model_type), shape, held, layout.tensor_cut(tensor), layout.shard_degree,
-                      layout.expert_cut())
+    return rank_units(layout, shape, held, tensor)
 
 
 def _bytes(layout: Layout, units: list[FlatLayout]) -> StateBytes:

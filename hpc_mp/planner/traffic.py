@@ -142,7 +142,7 @@ def _shared_gradients(layout: Layout, units: dict[str, FlatLayout]) -> float:
     """Return the bytes that a tensor rank sends to sum gradients of which several ranks hold shares: those of shared key-value
     heads, and with sequence parallelism of all whole weights, whenever the data axis sums."""
     slots = [(layout.microbatches if layout.reduce == "microbatch" and unit.shards > 1 else 1, slot)
-             for unit in units.values() for slot in unit.slots if slot.partial or layout.sequence_parallel]
+             for unit in units.values() for slot in unit.slots if slot.shares]
     return BYTES[layout.precision][0] * sum(times * _ring_all_reduce(slot.copies) * slot.size for times, slot in slots)
 
 

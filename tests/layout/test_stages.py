@@ -18,8 +18,10 @@ from hpc_mp.job import JobSpec, resolve
 from hpc_mp.job.layout import check_job, layout_of, measured_with, profile_of, read_shape, stage_cut
 from hpc_mp.layout import models
 from hpc_mp.layout.flat import rank_units, stage_spans, unit_weights
+from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.model_profile import ModelProfile, UnitProfile, write_profile
 from hpc_mp.layout.models import FAMILIES, TensorCut, left_whole
+from hpc_mp.layout.placement import Degrees
 
 LLAMAS = ("num_key_value_heads", "intermediate_size")
 NAMES = {"gpt2": ("transformer.h", "transformer.ln_f"), "llama": ("model.layers", "model.norm")}
@@ -210,6 +212,10 @@ def spec(model: str, tensor: int, **more: object) -> JobSpec:
                     "train": {"steps": 1, "global_batch": 1}}, Path("/"))
 
 
+def division(tensor: int, modules: tuple[str, ...] = ("*",)) -> Layout:
+    return Layout(degrees=Degrees(tensor), tensor_modules=modules, shard_degree=2)
+
+
 def model_of(model: str) -> tuple[models.Family, models.ModelShape]:
     return models.family_of(model), read_shape(spec(model, 1))
 
@@ -221,18 +227,18 @@ def test_first_replicas_hold_every_element_once(model: str, tensor: int, modules
     family, shape = model_of(model)
     held: dict[str, int] = {}
     for rank in range(tensor):
-        for unit in rank_units(family, shape, stage_spans([shape.layers]), TensorCut(tensor, rank, modules), 2).values():
+        for unit in rank_units(division(tensor, modules), shape, stage_spans([shape.layers]), rank).values():
             for slot in unit.slots:
-                held[slot.weight.name] = held.get(slot.weight.name, 0) + slot.size * (slot.replica == 0)
+                held[slot.weight.name] = held.get(slot.weight.name, 0) + slot.size * slot.counts
                 assert slot.copies == tensor if not slot.cut else tensor % slot.copies == 0
     assert held == {weight.name: prod(weight.shape) for weight in family.all_weights(shape)}
 
 
 def test_neighbours_share_a_key_value_head() -> None:
-    family, shape = model_of("llama")
+    _, shape = model_of("llama")
     held = []
     for rank in range(12):
-        units = rank_units(family, shape, stage_spans([shape.layers]), TensorCut(12, rank), 1)
+        units = rank_units(division(12), shape, stage_spans([shape.layers]), rank)
         slot = next(s for s in units["model.layers.1"].slots if s.weight.name.endswith("k_proj.weight"))
         held.append((slot.box[0].start, slot.box[0].stop, slot.copies, slot.replica))
     assert held == [(rank // 2 * 2, rank // 2 * 2 + 2, 2, rank % 2) for rank in range(12)]

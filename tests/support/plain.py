@@ -174,7 +174,8 @@ def plain(spec: JobSpec, skipped: Collection[int] = (), documents: Sequence[int]
         ids, labels = map(torch.from_numpy, samples.batch(batch))
         given: dict[str, Tensor] = {}
         if documents:
-            given, own = _separated(list(map(samples.first_token, batch)), spec.data.sequence_length, documents, shape.window)
+            firsts = list(map(samples.first_token, batch))
+            given, own = _separated(firsts, spec.data.sequence_length, documents, shape.window_of(0))
             labels = labels.where(own, IGNORE)
         with StaysDouble():
             logits = model(ids, **given).logits

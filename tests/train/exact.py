@@ -12,7 +12,6 @@ from tables import table
 
 from hpc_mp.job import JobSpec
 from hpc_mp.job.layout import layout_of, read_shape
-from hpc_mp.layout.models import FAMILIES
 from hpc_mp.planner.memory import state_bytes
 from hpc_mp.rundir import RunDirectory
 
@@ -52,8 +51,7 @@ def keyed(rows: Mapping[str, Any]) -> dict[str, tuple[str, list[str]]]:
 
 GPT2, LLAMA, TIED = ("gpt2", "llama", "llama-tied")
 GPTJ, MIXTRAL = "gptj", "mixtral"
-OWN_ATTENTION = tuple(name for name, family in FAMILIES.items() if family.own_attention)
-WHOLE_SAMPLES = (*OWN_ATTENTION, MIXTRAL)  # which has a window: no context layouts
+WHOLE_SAMPLES = (MIXTRAL,)  # which has a window: no context layouts
 UNTIED = "gpt2-untied"
 MODELS = tuple(model for model in layouts.MODELS if model != UNTIED)  # the untied gpt2 has tests of its own
 COVER: dict[str, list[str]] = table(__file__, "exact.toml", "cover")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from allpairspy import AllPairs
-from exact import EXACT, OWN_ATTENTION, WHOLE_SAMPLES, Engine, Plain, Reference, Trained, cases
+from exact import EXACT, WHOLE_SAMPLES, Engine, Plain, Reference, Trained, cases
 from layouts import JOB, MODELS, job, layout, write_text
 
 from hpc_mp.base.errors import HpcMpError
@@ -53,7 +53,6 @@ def possible(values: Sequence[Any]) -> bool:
         # nothing lies between a forward and its backward, so no activation would leave
         "activations" in OFFLOADS[c.get("offload", "none")] and c["pipeline"] == 1 and c["schedule"] in ("1f1b", "zero_bubble"),
         "microbatches" in c and GLOBAL_BATCH % (c["data"] * c["microbatches"]) > 0,
-        c.get("recompute") == "selective" and c["model"] in OWN_ATTENTION,
         c.get("capacity", 0.0) > 0 and c["model"] != "mixtral",
     ))
 

@@ -20,15 +20,13 @@ from hpc_mp.train.engine import (
     dropout,
     engine,
     experts,
-    families,
     gradients,
     groups,
     optimizer,
     pipeline,
     projection,
     ring_attention,
-    section,
-    sequence,
+    stage,
 )
 from hpc_mp.train.engine.engine import _LabelCount
 
@@ -43,14 +41,14 @@ def own_axis(*_: object) -> groups.Axis:
 
 
 # Every tensor rank trains its router with its own share of the experts' outputs, or its key-value heads with its own queries.
-own_share_alone = wrapped(projection.TensorAxis, "shares", lambda shares: own_axis)
+own_share_alone = wrapped(groups.Groups, "sharing", lambda sharing: own_axis)
 # Two experts get each other's tokens, and their outputs come back to the right ones.
 expert_of_another = wrapped(experts, "dispatch", lambda dispatch: lambda index, *more: dispatch(
     torch.where(index < 2, 1 - index, index), *more))
 forgotten_choice = wrapped(experts.Dispatch, "tokens", lambda tokens: lambda self, rows, weights: tokens(
     self, rows, weights.mean(1, keepdim=True).expand_as(weights)))
-unseen_window = wrapped(families, "first_seen", lambda seen: lambda begins, window, positions: begins)
-window_off_by_one = wrapped(families, "first_seen", lambda seen: lambda begins, window, positions: seen(
+unseen_window = wrapped(stage, "first_seen", lambda seen: lambda begins, window, positions: begins)
+window_off_by_one = wrapped(stage, "first_seen", lambda seen: lambda begins, window, positions: seen(
     begins, window + 1, positions))
 # Every tensor rank drops attention weights as if its heads were the first ones.
 cut_heads_all_alike = wrapped(dropout.HashDropout, "__init__", lambda init: lambda self, p, site, clock, rows: init(
@@ -59,13 +57,14 @@ unsummed_tensor_gradient = wrapped(projection._Enter, "backward", lambda backwar
     lambda ctx, gradient: (gradient, None)))
 unsummed_tensor_output = wrapped(projection, "all_reduce", lambda reduce: nothing_sent)
 # Norms and row biases keep the gradient of this rank's tokens.
-unsummed_shares_of_tokens = wrapped(sequence.SequenceAxis, "shares", lambda shares: projection.TensorAxis.shares)
+unsummed_shares_of_tokens = wrapped(groups.Groups, "sharing", lambda sharing: lambda self, slot: (
+    sharing(self, slot) if slot.cut else groups.Axis()))
 # A W forgets what its I has put off.
 lost_weight_gradients = wrapped(projection.WeightGradients, "take", lambda take: lambda self: (
     self._waiting.clear(), projection.WeightGradients())[1])
 doubled_loss_scale = wrapped(pipeline.Pipeline, "train", lambda train: lambda self, work: train(
     self, replace(work, loss_scale=lambda: 2 * work.loss_scale())))
-untied_gradients = wrapped(data_axis.DataAxis, "finish", lambda finish: lambda self, shared: finish(self, {}))
+untied_gradients = wrapped(data_axis, "all_reduce", lambda reduce: nothing_sent)
 unsummed_replicas = wrapped(gradients, "all_reduce", lambda reduce: nothing_sent)
 unsummed_shards = wrapped(gradients, "reduce_scatter", lambda reduce: nothing_sent)
 # ZeRO-3 forgets to give whole parameters back, and so never asks for new ones.
@@ -86,13 +85,12 @@ labels_counted_by_all = wrapped(engine._LabelCount, "__init__", lambda init: lam
 
 def positions_from_zero() -> None:
     """Take the tokens of every context rank for the first ones of their sample."""
-    section.StageSection.positions = property(
-        lambda self: torch.arange(len(self.context_axis.positions)), lambda self, value: None)
+    stage.Stage.positions = property(lambda self: torch.arange(len(self.context.positions)), lambda self, value: None)
 
 
 @planted(data_axis.DataAxis, "finish")
-def averaged_shards(finish: Any, axis: data_axis.DataAxis, shared: object) -> None:
-    finish(axis, shared)
+def averaged_shards(finish: Any, axis: data_axis.DataAxis) -> None:
+    finish(axis)
     for unit in axis.units.values():
         unit.gradient.part.div_(unit.shard.size)
 

@@ -71,7 +71,7 @@ class Family:
         enters: modules of a block whose input is shared by the projections cut in them (one gradient all-reduce each).
         experts: the module of a block's experts, which are cut inside each expert.
         router: the module beside them that chooses experts for tokens.
-        own_attention: True if its attention is its own code, in which no attention function can be replaced.
+        since: the first release of transformers whose code of it the engine knows.
         block_weights, outer_weights: the parameters of one block, and of embedding / norm / head, by full name.
         dropouts: config keys that hold a dropout probability.
         checkpoint_prefixes: prefixes that a checkpoint may leave out (bare GPT-2 checkpoints have no ``transformer.``).
@@ -101,7 +101,7 @@ class Family:
     dropouts: tuple[str, ...]
     experts: str | None = None
     router: str = "gate"
-    own_attention: bool = False
+    since: str = "5.0"
     checkpoint_prefixes: tuple[str, ...] = ()
 
     def layer_weights(self, shape: ModelShape, layer: int) -> tuple[Weight, ...]:

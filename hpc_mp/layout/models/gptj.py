@@ -2,10 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
-
-from packaging.version import Version
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.models.family import Weight
@@ -49,16 +46,6 @@ def block_weights(s: ModelShape) -> tuple[Weight, ...]:
     )
 
 
-def _own_attention() -> bool:
-    """Return True before transformers 5.24, whose attention did not use the table of attention functions and looked its
-    positions up. Without transformers installed, as on machines without ranks, a new release is assumed."""
-    try:
-        return Version(version("transformers")) < Version("5.24")
-    except PackageNotFoundError:
-        return False
-
-
-OWN_ATTENTION = _own_attention()
 GPTJ = replace(
     GPT2,
     model_type="gptj",
@@ -67,14 +54,14 @@ GPTJ = replace(
     fields=FIELDS,
     read=read,
     position=None,
-    rotary=None if OWN_ATTENTION else "transformer.rotary_emb",
-    attention_dropout="attn_dropout" if OWN_ATTENTION else None,
+    rotary="transformer.rotary_emb",
+    attention_dropout=None,
     projections={
         "attn.q_proj": "column", "attn.k_proj": "column", "attn.v_proj": "column", "attn.out_proj": "row",
         "mlp.fc_in": "column", "mlp.fc_out": "row",
     },
     transposed=False,
-    own_attention=OWN_ATTENTION,
+    since="5.24",
     block_weights=block_weights,
     embedding_weights=lambda s: (Weight("transformer.wte.weight", (s.vocabulary, s.hidden), cut=0),),
     head_weights=lambda s: (

@@ -36,7 +36,7 @@ def read(config: Mapping[str, Any]) -> ModelShape:
         raise HpcMpError(f"the model's num_experts_per_tok({chosen})", f"is more than its num_local_experts({experts})",
                          "send each token to fewer experts")
     window = None if config.get("sliding_window") is None else c.count("sliding_window", default=4096)
-    return replace(shape, experts=experts, experts_per_token=chosen, window=window)
+    return replace(shape, experts=experts, experts_per_token=chosen, windows=(window,))
 
 
 def block_weights(s: ModelShape) -> tuple[Weight, ...]:

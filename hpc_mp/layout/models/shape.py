@@ -21,7 +21,8 @@ class ModelShape:
 
     Attributes:
         experts, experts_per_token: MLPs of a block, and number of them that each token uses; 0: one MLP for all tokens.
-        window: number of tokens that a token attends to, including itself; None: all earlier tokens.
+        windows: number of tokens that a token attends to, including itself, None: all earlier tokens; of the first layers, and of
+            all others in turn. Empty: None for all.
     """
 
     model_type: str
@@ -40,7 +41,15 @@ class ModelShape:
     initializer_range: float
     experts: int = 0
     experts_per_token: int = 0
-    window: int | None = None
+    windows: tuple[int | None, ...] = ()
+
+    def window_of(self, layer: int) -> int | None:
+        """Return the window of a layer; None: its tokens attend to all earlier ones."""
+        return self.windows[layer % len(self.windows)] if self.windows else None
+
+    def narrowest(self, sequence: int) -> int | None:
+        """Return the narrowest window that hides tokens of a sample of this length; None if there is none."""
+        return min((window for window in self.windows if window is not None and window < sequence), default=None)
 
 
 def config_of(directory: Path) -> Config:

@@ -32,7 +32,7 @@ from hpc_mp.train.engine.dropout import Moment
 from hpc_mp.train.engine.engine import Engine, Microbatches
 from hpc_mp.train.engine.groups import Groups, build, everyone
 from hpc_mp.train.engine.memory import state_bytes
-from hpc_mp.train.engine.section import Batch
+from hpc_mp.train.engine.stage import Batch
 from hpc_mp.train.rank.assemble import assemble
 from hpc_mp.train.rank.rendezvous import process_group
 

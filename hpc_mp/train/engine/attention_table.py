@@ -30,7 +30,8 @@ def _recomputed(name: str) -> AttentionFunction:
 
 
 RECOMPUTED = {recomputed_name(name): _recomputed(name) for name in (ATTENTION, FUSED)}
-OURS: dict[str, AttentionFunction] = {CONTEXT: context_attention, ATTENTION: attention, **RECOMPUTED}
+OURS: dict[str, AttentionFunction] = {
+    FUSED: attention_function("sdpa"), CONTEXT: context_attention, ATTENTION: attention, **RECOMPUTED}
 
 for name, function in OURS.items():
     AttentionInterface.register(name, function)

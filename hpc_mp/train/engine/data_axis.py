@@ -17,12 +17,12 @@ otherwise ranks hold both. The loss is divided by the number of tokens of the gl
 plain sum.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import nn
 
-from hpc_mp.layout.flat import TIED, FlatLayout, ParameterSlot
+from hpc_mp.layout.flat import FlatLayout, ParameterSlot
 from hpc_mp.train.engine.collectives import Running, all_gather, all_reduce
 from hpc_mp.train.engine.gradients import Sink, Slabs, UnitGradient
 from hpc_mp.train.engine.groups import Axis, Groups
@@ -113,19 +113,18 @@ class DataAxis:
         reductions: how many REDUCE actions each stage has in a step.
         zero: 0 to 3; for a unit without other shards it makes no difference.
         once: whether the schedule sums gradients once per step rather than after every microbatch.
-        shares: the tensor ranks whose gradients of a slot are shares of a sum.
         bus: to host memory, where parameters of ZeRO-3 lie, also of units without other shards; None: they lie on the device.
     """
 
     def __init__(self, layouts: Mapping[str, FlatLayout], stages: Mapping[int, Iterable[str]], reductions: Mapping[int, int],
                  groups: Groups, zero: int, once: bool, precision: Precision, device: torch.device,
-                 shares: Callable[[ParameterSlot], Axis] = lambda slot: Axis(), bus: Bus | None = None) -> None:
-        self.slabs = Slabs(precision.master, device)
+                 bus: Bus | None = None) -> None:
+        self.ends, self.slabs = groups.ends, Slabs(precision.master, device)
         self.units: dict[str, Unit] = {}
         for name, layout in layouts.items():
             holders = groups.holders(layout.of_experts)
             alone = holders.shard.size == 1
-            gradient = UnitGradient(layout, holders, alone or once or zero <= 1, self.slabs, shares)
+            gradient = UnitGradient(layout, groups, alone or once or zero <= 1, self.slabs)
             away = None if bus is None else HostPart(layout.part, precision, bus)
             gathers = away is not None or (zero == 3 and not alone)
             self.units[name] = Unit(layout, holders.shard, gradient, precision, gathers, away)
@@ -144,7 +143,7 @@ class DataAxis:
         """The backward that begins is followed by a REDUCE of this stage. A tied weight gets several gradients in a backward:
         it is complete at the REDUCE alone."""
         for unit in self.stages[stage]:
-            if unit.layout.unit != TIED and (not unit.gradient.kept or self._waiting[unit.layout.unit] == 1):
+            if not unit.layout.tied and (not unit.gradient.kept or self._waiting[unit.layout.unit] == 1):
                 unit.gradient.announce()
 
     def reduce(self, stage: int) -> None:
@@ -157,16 +156,16 @@ class DataAxis:
             elif not unit.gradient.kept or self._waiting[unit.layout.unit] == 0:
                 unit.gradient.reduce()
 
-    def finish(self, shared: Mapping[str, Axis]) -> None:
-        """The last backward is over: when this returns, every part has the sum over the data axis. ``shared``: units that other
-        stages have too, and the ranks that do; their gradients are summed over these."""
+    def finish(self) -> None:
+        """The last backward is over: when this returns, every part has the sum over the data axis, and over both ends of the
+        pipeline where these have the same unit."""
         self.slabs.settle()
         for unit in self.units.values():
             unit.gradient.reduce_replicas()
-        for name, unit in self.units.items():
+        for unit in self.units.values():
             unit.gradient.settle()
-            if name in shared:
-                all_reduce(unit.gradient.part, shared[name]).wait()
+            if unit.layout.at_both_ends:
+                all_reduce(unit.gradient.part, self.ends).wait()
 
     def filled(self) -> None:
         for unit in self.units.values():

@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from hpc_mp.layout.flat import TIED, Piece, rank_units, stage_spans, unit_weights
+from hpc_mp.layout.flat import rank_units, stage_spans, unit_weights
 from hpc_mp.layout.layout import Layout
-from hpc_mp.layout.models import ExpertCut, expert_capacity
+from hpc_mp.layout.models import expert_capacity
 from hpc_mp.layout.schedule import Residency, Schedule, residency
 from hpc_mp.train.engine import initial, loss_scale
+from hpc_mp.train.engine.build_stage import Surroundings, build_stage, padding_of
 from hpc_mp.train.engine.capacity import Capacity
 from hpc_mp.train.engine.collectives import all_reduce, known_to_all
 from hpc_mp.train.engine.context import ContextAxis
@@ -40,8 +41,8 @@ from hpc_mp.train.engine.precision import PRECISIONS
 from hpc_mp.train.engine.projection import TensorAxis, WeightGradients
 from hpc_mp.train.engine.readback import Instant, Readback
 from hpc_mp.train.engine.router_loss import RouterLoss
-from hpc_mp.train.engine.section import HIDDEN, Batch, StageSection
 from hpc_mp.train.engine.sequence import SequenceAxis
+from hpc_mp.train.engine.stage import HIDDEN, Batch
 
 if TYPE_CHECKING:
     from hpc_mp.train.engine.causal_model import CausalModel
@@ -164,42 +165,34 @@ class Engine:
         mine = {stage: spans[stage] for stage in schedule.stages_of(groups.pipeline)}
         weights = WeightGradients()
         self.context = context = ContextAxis(groups.context, layout.context_method, layout.sequence, device)
-        along = groups.tensor, groups.kv, layout.tensor_modules, weights
+        along = groups.tensor, layout.tensor_modules, weights
         tensor = SequenceAxis(*along, len(context.positions)) if layout.sequence_parallel else TensorAxis(*along)
         clock = DropoutClock(settings.seed)
-        expert = ExpertCut(groups.expert.size, groups.expert.rank, groups.experts.shard.size)
-        layouts = rank_units(model.family, model.shape, mine.values(), tensor.cut, groups.shard.size, expert)
+        expert = layout.expert_cut(groups.expert.rank)
+        layouts = rank_units(layout, model.shape, mine.values(), groups.tensor.rank, groups.expert.rank)
         names = {stage: list(unit_weights(model.family, model.shape, span, expert)) for stage, span in mine.items()}
         reductions = Counter(action.stage for action in schedule.ranks[groups.pipeline] if action.kind == "REDUCE")
         once = any(count < schedule.microbatches for count in reductions.values())
         bus = Bus(device) if "parameters" in layout.offload else None
-        self.data = DataAxis(layouts, names, reductions, groups, layout.zero, once, precision, device, tensor.shares, bus)
+        self.data = DataAxis(layouts, names, reductions, groups, layout.zero, once, precision, device, bus)
         whole = model.skeleton()
         experts = ExpertAxis(groups.expert, model.shape.experts)
         self.router_loss = RouterLoss(settings.router_balance, settings.router_z, layout.samples, layout.sequence, device)
         most = expert_capacity(layout.expert_capacity, layout.sequence, model.shape)
         self.capacity = Capacity(most, layout.samples, device)
-        sections = {stage: StageSection(model, whole, span, tensor, context, precision, clock, layout.recompute, experts,
-                                        self.router_loss, self.capacity, settings.compile)
-                    for stage, span in mine.items()}
-        for stage, section in sections.items():
-            section.adopt({name: self.data.units[name] for name in names[stage]})
+        around = Surroundings(tensor, context, experts, self.router_loss, self.capacity, clock, precision, layout.recompute,
+                              settings.compile)
+        stages = {stage: build_stage(model, whole, span, around) for stage, span in mine.items()}
+        for stage, built in stages.items():
+            built.adopt({name: self.data.units[name] for name in names[stage]})
         tokens = len(tensor.share(context.positions, 0))
         boundary = {HIDDEN: ((layout.samples, tokens, model.shape.hidden), precision.compute)}
         horizon = layout.offload_horizon
         plan = Residency() if horizon is None else residency(schedule.ranks[groups.pipeline], horizon)
-        self.pipeline = Pipeline(sections, self.data, schedule, groups, boundary, weights, clock, device, plan)
+        self.pipeline = Pipeline(stages, self.data, schedule, groups, boundary, weights, clock, device, plan)
 
-        at_both_ends = schedule.placement[0] != schedule.placement[-1] and TIED in layouts
-        copies = {TIED} if at_both_ends and 0 not in mine else set()
-        self.shared = {TIED: groups.ends} if at_both_ends else {}
-
-        def saved(unit: str, piece: Piece) -> bool:
-            """What several tensor ranks hold is saved by the first of them; the head's copy of a tied weight never."""
-            return unit not in copies and piece.slot.replica == 0
-
-        self.optimizer = Optimizer(self.data.units, settings.optimizer, saved, settings.home)
-        self.padding = next(iter(sections.values())).padding
+        self.optimizer = Optimizer(self.data.units, settings.optimizer, settings.home)
+        self.padding = padding_of(model, whole)
         self.scale = loss_scale.on_device(loss_scale.first(settings.loss_scale), device)
 
     def start(self, source: initial.Source) -> None:
@@ -233,7 +226,7 @@ class Engine:
         self.router_loss.begin(scale)
         self.capacity.begin()
         passed = self.pipeline.train(self._work(share, lambda: scale / labels.all().clamp(min=1.0), trace))
-        self.data.finish(self.shared)
+        self.data.finish()
         # One message for all that ranks must know of each other; summed in rank order, so that all get the same bits.
         # Tensor ranks hold the same loss: the first one's counts.
         loss = passed.loss if self.groups.tensor.rank == 0 else torch.zeros_like(passed.loss)

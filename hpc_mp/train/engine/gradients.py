@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hpc_mp.layout.flat import FlatLayout, ParameterSlot
 from hpc_mp.train.engine.collectives import Running, all_reduce, reduce_scatter
-from hpc_mp.train.engine.groups import Axis, StateAxes
+from hpc_mp.train.engine.groups import Axis, Groups
 
 MOST_RUNNING = 2  # units whose gradients are on their way at once, where each needs an array of its own
 
@@ -58,13 +58,11 @@ class UnitGradient:
     """The gradient of one unit.
 
     Args:
-        holders: the ranks over which it is summed.
         kept: whether ranks keep all of it until it is summed once per step, or their own part of its sum.
-        shares: the tensor ranks whose gradients of a slot are shares of a sum; one alone where its gradient is whole.
     """
 
-    def __init__(self, layout: FlatLayout, holders: StateAxes, kept: bool, slabs: Slabs,
-                 shares: Callable[[ParameterSlot], Axis]) -> None:
+    def __init__(self, layout: FlatLayout, groups: Groups, kept: bool, slabs: Slabs) -> None:
+        holders = groups.holders(layout.of_experts)
         self.layout, self.slabs = layout, slabs
         self.shard, self.replicate = holders.shard, holders.replicate
         length = layout.padded if kept else layout.part
@@ -72,7 +70,7 @@ class UnitGradient:
         begin = self.shard.rank * layout.part if kept else 0
         self.part = self.held[begin:begin + layout.part]  # where the sum of this rank's part ends up
         self.kept = kept
-        self.shared = list(_stretches(layout, shares))
+        self.shared = list(_stretches(layout, groups.sharing))
         self.whole: Tensor | None = self.held if kept else None
         self._views: dict[str, Tensor] = {}  # of ``whole``, by weight: each of them is asked for in every backward
         self.begun = False  # whether a sum has begun before its REDUCE

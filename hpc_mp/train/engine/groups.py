@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
+from hpc_mp.layout.flat import ParameterSlot
 from hpc_mp.layout.placement import Placement, normalize_order
 from hpc_mp.layout.schedule import Schedule
 from hpc_mp.train.engine import gloo
@@ -121,6 +122,10 @@ class Groups:
     def holders(self, of_experts: bool) -> StateAxes:
         """The ranks that hold state with this one: that of experts which ranks share out, or any other."""
         return self.experts if of_experts else StateAxes(self.shard, self.replicate)
+
+    def sharing(self, slot: ParameterSlot) -> Axis:
+        """The ranks whose gradients of a slot are shares of a sum; this one alone where its gradient is whole."""
+        return {"tensor": self.tensor, "kv": self.kv, None: Axis()}[slot.shares]
 
 
 def new_group(ranks: list[int], **options: Any) -> dist.ProcessGroup | None:

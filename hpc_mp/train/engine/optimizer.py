@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import partial
 from typing import Any, Literal, Protocol, cast
 
 import torch
@@ -74,20 +73,17 @@ class Optimizer:
     """torch's AdamW or SGD over this rank's part of every unit. Parameters that ``no_decay`` names have no weight decay.
 
     Args:
-        saved: whether the part of a unit's slot that this rank holds counts in checkpoints and norms, or is a copy. Of the ranks
-            that hold the same part the first one counts it.
         home: makes the place where state lies between two steps.
     """
 
-    def __init__(self, units: Mapping[str, Unit], settings: OptimizerSettings, saved: Callable[[str, Piece], bool],
-                 home: HomeMaker = OnDevice) -> None:
+    def __init__(self, units: Mapping[str, Unit], settings: OptimizerSettings, home: HomeMaker = OnDevice) -> None:
         slots = SLOTS[settings.optimizer] if settings.optimizer == "adamw" or settings.momentum > 0 else ()
-        self.units, self.settings, self.saved = units, settings, saved
+        self.units, self.settings = units, settings
         # The fused optimizers know a scale of 32 bits only.
         first = next(iter(units.values())).gradient.part
         self.wide = first.dtype == torch.float64
         self.gradients = [(unit.gradient.part[begin:end], float(counts and unit.gradient.replicate.rank == 0))
-                          for name, unit in units.items() for begin, end, counts in _stretches(unit, partial(saved, name))]
+                          for unit in units.values() for begin, end, counts in _stretches(unit, lambda piece: piece.slot.counts)]
         self.weights = torch.tensor([weight for _, weight in self.gradients], dtype=torch.float64, device=first.device)
         stretches = [Stretch(name, begin, end, spared) for name, unit in units.items() for begin, end, spared in _stretches(
             unit, lambda piece: _matches(piece.slot.weight.name, settings.no_decay))]
@@ -127,7 +123,7 @@ class Optimizer:
                 for prefix, values in arrays.items():
                     release = self.home.release if prefix else _stay
                     yield Held(prefix + piece.slot.weight.name, piece.slot.weight.shape, piece.box,
-                               values[piece.begin:piece.begin + piece.size].view(piece.shape), self.saved(name, piece),
+                               values[piece.begin:piece.begin + piece.size].view(piece.shape), piece.slot.counts,
                                unit.gradient.replicate, unit.layout.of_experts, release)
 
     def squared_norm(self) -> Tensor:

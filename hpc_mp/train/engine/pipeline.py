@@ -23,7 +23,7 @@ from hpc_mp.train.engine.data_axis import DataAxis
 from hpc_mp.train.engine.dropout import DropoutClock, Moment
 from hpc_mp.train.engine.groups import Groups, Payload
 from hpc_mp.train.engine.projection import WeightGradients
-from hpc_mp.train.engine.section import Batch, Boundary, StageSection
+from hpc_mp.train.engine.stage import Batch, Boundary, Stage
 
 Span = tuple[str, int, int, float, float]  # kind, stage, microbatch, start, end (unix seconds)
 
@@ -120,17 +120,17 @@ class Pipeline:
     """Runs the forward and backward passes of one rank's stages.
 
     Args:
-        sections: of this rank, by stage.
+        stages: of this rank, by number.
         boundary: name -> (shape, format) of what crosses between stages, for one microbatch.
         residency: which activations leave the device between their forward and their backward.
     """
 
     def __init__(
-        self, sections: Mapping[int, StageSection], data: DataAxis, schedule: Schedule, groups: Groups,
+        self, stages: Mapping[int, Stage], data: DataAxis, schedule: Schedule, groups: Groups,
         boundary: Mapping[str, tuple[tuple[int, ...], torch.dtype]], weights: WeightGradients, clock: DropoutClock,
         device: torch.device, residency: Residency,
     ) -> None:
-        self.sections, self.data, self.schedule = sections, data, schedule
+        self.stages, self.data, self.schedule = stages, data, schedule
         self.rank, self.channels = groups.pipeline, groups.channels
         self.boundary, self.weights, self.clock, self.device = boundary, weights, clock, device
         self.actions, self.residency = schedule.ranks[self.rank], residency
@@ -155,13 +155,13 @@ class Pipeline:
     def evaluate(self, work: Work) -> Passed:
         """All forwards alone, without dropout, and nothing is kept for a backward. A schedule that can run as a whole can run so:
         no forward waits for a backward, and what is left keeps its order."""
-        for section in self.sections.values():
-            section.eval()
+        for stage in self.stages.values():
+            stage.eval()
         try:
             return self._run(work, [action for action in self.actions if action.kind in ("F", "SEND_F", "RECV_F")], Residency())
         finally:
-            for section in self.sections.values():
-                section.train()
+            for stage in self.stages.values():
+                stage.train()
 
     def _run(self, work: Work, actions: Sequence[Action], plan: Residency) -> Passed:
         step = _Step(work)
@@ -199,15 +199,15 @@ class Pipeline:
 
     def _forward(self, step: _Step, action: Action) -> None:
         stage, m = chunk = action.stage, action.microbatch
-        section = self.sections[stage]
+        part = self.stages[stage]
         step.work.enter(m)
         self.clock.set(step.work.moment(m))
         received = self._taken(step, "F", action) if stage > 0 else {}
         if torch.is_grad_enabled():
             found = step.found[chunk] = {}
             received = {name: _Inlet.apply(self._anchor, tensor, name, found) for name, tensor in received.items()}
-        with section.precision.computing(), self._kept(step, chunk):
-            result = section(received, step.work.batch(stage, m))
+        with part.precision.computing(), self._kept(step, chunk):
+            result = part(received, step.work.batch(stage, m))
         if stage == self.last:
             loss, count = cast(tuple[Tensor, Tensor], result)
             if torch.is_grad_enabled():
@@ -230,7 +230,7 @@ class Pipeline:
         if not self._counts(step):
             yield
             return
-        kept = ChunkActivations(self.activations, self.sections[chunk[0]].tensors())
+        kept = ChunkActivations(self.activations, self.stages[chunk[0]].tensors())
         with kept.hooks():
             yield
         if chunk in self.residency.away:
@@ -258,7 +258,7 @@ class Pipeline:
             step.noted[action.stage, action.microbatch] = self.activations.noted(waiting.tensors())
 
     def _weight_backward(self, step: _Step, action: Action) -> None:
-        with self.sections[action.stage].precision.computing():
+        with self.stages[action.stage].precision.computing():
             step.put_off.pop((action.stage, action.microbatch)).work_off()
         step.noted.pop((action.stage, action.microbatch), None)
 
@@ -274,7 +274,7 @@ class Pipeline:
         else:
             made, wanted = step.roots.pop(chunk), self._taken(step, "B", action)
             outputs, gradients = list(made.values()), [wanted[name] for name in made]
-        with self.sections[stage].precision.computing():
+        with self.stages[stage].precision.computing():
             torch.autograd.backward(outputs, gradients)
         found = step.found.pop(chunk)
         if stage > 0:

@@ -14,7 +14,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from hpc_mp.layout.flat import ParameterSlot
 from hpc_mp.layout.models import TensorCut, chunk_sizes
 from hpc_mp.train.engine.collectives import Running, all_reduce
 from hpc_mp.train.engine.gradients import Sink
@@ -71,7 +70,6 @@ class TensorAxis:
     Between cut layers every rank has the same hidden states; ``sequence.SequenceAxis`` has tokens of its own on each.
 
     Args:
-        kv: the ranks of the axis that hold the same key-value heads.
         modules: patterns of the modules that are cut.
 
     Attributes:
@@ -83,15 +81,15 @@ class TensorAxis:
     first_token = 0
     sharers: tuple[Axis, ...] = ()
 
-    def __init__(self, axis: Axis, kv: Axis, modules: tuple[str, ...], weights: WeightGradients) -> None:
-        self.axis, self.kv, self.weights = axis, kv, weights
+    def __init__(self, axis: Axis, modules: tuple[str, ...], weights: WeightGradients) -> None:
+        self.axis, self.weights = axis, weights
         self.size, self.rank = axis.size, axis.rank
         self.cut = TensorCut(axis.size, axis.rank, modules)
 
     @property
     def alone(self) -> "TensorAxis":
         """The axis of a module that is not cut."""
-        return TensorAxis(Axis(), Axis(), (), self.weights)
+        return TensorAxis(Axis(), (), self.weights)
 
     def part(self, size: int) -> tuple[int, int]:
         """(start, length) of this rank's part of a dimension of ``size``."""
@@ -118,12 +116,6 @@ class TensorAxis:
     def total(self, loss: Tensor) -> Tensor:
         """The loss of all tokens, of the loss that a head which is not cut has found for this rank's."""
         return loss
-
-    def shares(self, slot: ParameterSlot) -> Axis:
-        """The ranks whose gradients of a weight are shares of a sum."""
-        if not slot.partial:
-            return Axis()
-        return self.kv if slot.cut else self.axis
 
     def enter(self, x: Tensor) -> Tensor:
         """Before a cut layer: ``spread`` forward, ``summed`` backward."""

@@ -30,7 +30,7 @@ from hpc_mp.layout.flat import blocks_together
 from hpc_mp.train.engine.dropout import ATTENTION
 
 Computed = TypeVar("Computed")
-FUSED = "sdpa"  # transformers' name for torch's own attention
+FUSED = "hpc_mp_fused"  # torch's own attention, under a name for which transformers makes no masks
 
 
 def groups_of(blocks: Sequence[str], recompute: str) -> Iterator[Sequence[str]]:

@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hpc_mp.layout.flat import ParameterSlot
 from hpc_mp.train.engine.collectives import Running, all_gather, all_reduce, reduce_scatter
 from hpc_mp.train.engine.groups import Axis
 from hpc_mp.train.engine.projection import TensorAxis, WeightGradients
@@ -28,8 +27,8 @@ class SequenceAxis(TensorAxis):
         sequence: tokens of a sample.
     """
 
-    def __init__(self, axis: Axis, kv: Axis, modules: tuple[str, ...], weights: WeightGradients, sequence: int) -> None:
-        super().__init__(axis, kv, modules, weights)
+    def __init__(self, axis: Axis, modules: tuple[str, ...], weights: WeightGradients, sequence: int) -> None:
+        super().__init__(axis, modules, weights)
         self.sequence, self.sharers = sequence, (axis,)
         self.longest = -(-sequence // self.size)
         self.first_token, self.tokens = self.part(sequence)
@@ -57,9 +56,6 @@ class SequenceAxis(TensorAxis):
 
     def total(self, loss: Tensor) -> Tensor:
         return _Total.apply(loss, self.axis)
-
-    def shares(self, slot: ParameterSlot) -> Axis:
-        return super().shares(slot) if slot.cut else self.axis
 
 
 class _Total(torch.autograd.Function):

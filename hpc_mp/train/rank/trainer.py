@@ -31,7 +31,7 @@ from hpc_mp.train.engine.engine import Engine, Microbatches, StepNumbers, StepRe
 from hpc_mp.train.engine.groups import Groups, Tree
 from hpc_mp.train.engine.memory import peak_bytes
 from hpc_mp.train.engine.readback import to_device
-from hpc_mp.train.engine.section import Batch
+from hpc_mp.train.engine.stage import Batch
 from hpc_mp.train.rank import facts
 from hpc_mp.train.rank.failures import PeerGone, Unwritable
 from hpc_mp.train.rank.fencing import Fence

@@ -28,7 +28,7 @@ from hpc_mp.train.engine.causal_model import CausalModel
 from hpc_mp.train.engine.dropout import Moment
 from hpc_mp.train.engine.engine import Engine, Microbatches
 from hpc_mp.train.engine.pipeline import Span
-from hpc_mp.train.engine.section import Batch
+from hpc_mp.train.engine.stage import Batch
 from hpc_mp.train.rank.assemble import model_of, settings_of
 from hpc_mp.train.rank.devices import choose_device, device_memory, device_name
 from hpc_mp.train.rank.rendezvous import process_group
@@ -50,7 +50,7 @@ def measure(spec: JobSpec, shape: ModelShape, repetitions: int) -> ModelProfile:
         work = _microbatch(spec, shape, device)
         steps = [engine.step(number, work, trace=True) for number in range(WARM_UP + repetitions)]
         seconds = [[_seconds(step.spans, stage) for step in steps[WARM_UP:]] for stage in range(len(STAGES))]
-        sizes = [sum(unit.whole.nbytes for unit in engine.pipeline.sections[stage].units.values())
+        sizes = [sum(unit.whole.nbytes for unit in engine.pipeline.stages[stage].units.values())
                  for stage in range(len(STAGES))]
     embedding, block, head = (UnitProfile(median(took), activations, parameters, _spread(took))
                               for took, activations, parameters in zip(seconds, activation_bytes, sizes, strict=True))
