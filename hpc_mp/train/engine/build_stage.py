@@ -206,8 +206,8 @@ def _driver(stage: Stage, model: "CausalModel", whole: nn.Module, around: Surrou
     if family.rotary is not None:
         with around.precision.computing():
             rotary = type(whole.get_submodule(family.rotary))(model.config)
-        stage.rotary = RotaryTables(rotary, stage.whole_samples, around.context.sequence)
-        replaced[family.rotary] = stage.rotary
+        stage.rotary.append(RotaryTables(rotary, stage.whole_samples, around.context.sequence))
+        replaced[family.rotary] = stage.rotary[0]
     stage.driver = model.driver(whole, calls, replaced)
 
 

@@ -59,13 +59,12 @@ class Stage(nn.Module):
     Attributes:
         positions: of the tokens that attention sees on this rank, in their sample, (tokens,).
         driver: the model's forward; not before ``build_stage`` is over.
-        rotary: its rotary tables, if it has any.
+        rotary: its rotary tables, or none; no part of the tree, for they have no parameters.
         objective: on the last stage.
     """
 
     driver: Driver
     objective: NextToken
-    rotary: RotaryTables | None = None
 
     def __init__(self, family: Family, shape: ModelShape, span: StageSpan, groups: Sequence[Sequence[str]], tensor: TensorAxis,
                  context: ContextAxis, precision: Precision) -> None:
@@ -74,6 +73,7 @@ class Stage(nn.Module):
         self.tensor, self.context, self.precision = tensor, context, precision
         self.positions = context.positions
         self.whole_samples = self.positions.unsqueeze(0)
+        self.rotary: list[RotaryTables] = []
         self.units: dict[str, Unit] = {}
         self._masks: dict[int | None, Tensor | None] = {}  # by window: of the microbatch that computes
         self._kept_masks: dict[int | None, Tensor | None] = {}  # of samples of one document, in which all are alike
@@ -110,8 +110,7 @@ class Stage(nn.Module):
         yield from (unit.whole for unit in self.units.values())
         yield self.whole_samples
         yield from (mask for mask in self._kept_masks.values() if mask is not None)
-        if self.rotary is not None:
-            yield from (table for tables in self.rotary.kept.values() for table in tables)
+        yield from (table for rotary in self.rotary for tables in rotary.kept.values() for table in tables)
 
     def forward(self, received: Boundary, batch: Batch) -> Boundary | tuple[Tensor, Tensor]:
         """received: what the stage before sent, nothing on the first one. Returns what the next stage gets, or on the last one
