@@ -24,7 +24,8 @@ from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.rundir.rank_env import identity
 from hpc_mp.train.data import HeldOut, Samples, TokenSet, load_tokens, positions, prepare_held_out, prepare_job
 from hpc_mp.train.engine import gloo, initial
-from hpc_mp.train.engine.engine import Engine, StepNumbers, StepResult
+from hpc_mp.train.engine.agreement import StepNumbers
+from hpc_mp.train.engine.engine import Engine, StepResult
 from hpc_mp.train.engine.groups import Tree, build, everyone
 from hpc_mp.train.engine.memory import state_bytes
 from hpc_mp.train.rank import evaluation, facts

@@ -63,7 +63,7 @@ unsummed_shares_of_tokens = wrapped(groups.Groups, "sharing", lambda sharing: la
 lost_weight_gradients = wrapped(projection.WeightGradients, "take", lambda take: lambda self: (
     self._waiting.clear(), projection.WeightGradients())[1])
 doubled_loss_scale = wrapped(pipeline.Pipeline, "train", lambda train: lambda self, work: train(
-    self, replace(work, loss_scale=lambda: 2 * work.loss_scale())))
+    self, replace(work, loss_gradient=lambda: 2 * work.loss_gradient())))
 untied_gradients = wrapped(data_axis, "all_reduce", lambda reduce: nothing_sent)
 unsummed_replicas = wrapped(gradients, "all_reduce", lambda reduce: nothing_sent)
 unsummed_shards = wrapped(gradients, "reduce_scatter", lambda reduce: nothing_sent)
@@ -129,7 +129,7 @@ def early_sums() -> None:
 def forgotten_microbatch(differentiate: Any, line: pipeline.Pipeline, step: pipeline._Step, action: pipeline.Action) -> None:
     kept = step.work
     if action.microbatch == 0:
-        step.work = replace(kept, loss_scale=lambda: torch.zeros(()))
+        step.work = replace(kept, loss_gradient=lambda: torch.zeros(()))
     differentiate(line, step, action)
     step.work = kept
 

@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.profiler import record_function
 
 from hpc_mp.layout.flat import rank_units, stage_spans, unit_weights
 from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.models import expert_capacity
 from hpc_mp.layout.schedule import Residency, Schedule, residency
 from hpc_mp.train.engine import initial, loss_scale
+from hpc_mp.train.engine.agreement import Agreed, Shares, StepNumbers, unpacked
 from hpc_mp.train.engine.build_stage import Surroundings, build_stage, padding_of
 from hpc_mp.train.engine.capacity import Capacity
 from hpc_mp.train.engine.collectives import all_reduce, known_to_all
@@ -33,7 +35,7 @@ from hpc_mp.train.engine.dropout import DropoutClock, Moment
 from hpc_mp.train.engine.expert_axis import ExpertAxis
 from hpc_mp.train.engine.groups import Groups
 from hpc_mp.train.engine.host_parameters import Bus
-from hpc_mp.train.engine.loss_scale import ScaleRule, ScaleState, Unscaled
+from hpc_mp.train.engine.loss_scale import ScaleRule, Unscaled
 from hpc_mp.train.engine.optimizer import Held, HomeMaker, Optimizer, OptimizerSettings
 from hpc_mp.train.engine.optimizer_state import OnDevice
 from hpc_mp.train.engine.pipeline import Pipeline, Span, Work
@@ -90,34 +92,6 @@ class Microbatches:
 
 
 @dataclass(frozen=True, slots=True)
-class StepNumbers:
-    """What all ranks agree on after a step.
-
-    Attributes:
-        loss: mean over the labels of the global batch that count.
-        norm: L2 norm of all gradients before clipping; not finite: nothing was updated.
-        labels: how many counted.
-        absorbed: nothing was updated, and fp16's loss scale gives way for it.
-        router_loss: what routers add to the loss that is trained, see ``router_loss``.
-        dropped: the share of the choices of all tokens in all layers that experts did not take, see ``capacity``; NaN where they
-            have no capacity.
-        scale: fp16's loss scale after the step.
-        notes: of each the largest over all ranks.
-        seconds: that this rank's device took.
-    """
-
-    loss: float
-    norm: float
-    labels: int
-    absorbed: bool
-    router_loss: float
-    dropped: float
-    scale: ScaleState
-    notes: tuple[float, ...]
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class StepResult:
     """A step that has been launched.
 
@@ -136,9 +110,7 @@ class StepResult:
 
     def numbers(self) -> StepNumbers:
         """The host waits until the device has made them."""
-        loss, norm, labels, absorbed, router, dropped, scale, good, patience, *notes = self.readback.read()
-        return StepNumbers(loss, norm, int(labels), bool(absorbed), router, dropped, ScaleState(scale, good, patience),
-                           tuple(notes), self.readback.seconds)
+        return unpacked(self.readback.read(), self.readback.seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,27 +195,32 @@ class Engine:
         """
         began, scale = Instant.here(self.device), self.scale[0]
         labels = _LabelCount(share.labels, self.groups, self.device)
-        self.router_loss.begin(scale)
-        self.capacity.begin()
-        passed = self.pipeline.train(self._work(share, lambda: scale / labels.all().clamp(min=1.0), trace))
-        self.data.finish()
-        # One message for all that ranks must know of each other; summed in rank order, so that all get the same bits.
-        # Tensor ranks hold the same loss: the first one's counts.
-        loss = passed.loss if self.groups.tensor.rank == 0 else torch.zeros_like(passed.loss)
-        own = [torch.full((), note, dtype=torch.float64, device=self.device) for note in notes()]
-        mine = torch.stack([self.optimizer.squared_norm(), loss, self.router_loss.total, *self.capacity.total, *own])
-        everyone = known_to_all(mine, self.groups.world)
-        squares, total, router, dropped, choices = everyone[:, :5].sum(0)
-        counted = labels.all()
-        unlabelled = counted == 0  # then there is nothing to learn from, and momentum alone must not move the parameters
-        norm = (squares.sqrt() / scale).masked_fill(unlabelled, float("nan"))
-        self.optimizer.step(number, norm, scale)
+        with record_function("forward_backward"):
+            self.router_loss.begin(scale)
+            self.capacity.begin()
+            passed = self.pipeline.train(self._work(share, lambda: scale / labels.all().clamp(min=1.0), trace))
+        with record_function("reduce_gradients"):
+            self.data.finish()
+        with record_function("agree"):
+            agreed = self._agree(passed.loss, labels.all(), notes())
+        with record_function("update"):
+            self.optimizer.step(number, agreed.norm, scale)
+            self.scale = agreed.scale
+        with record_function("publish"):
+            self.data.publish()
+        return StepResult(Readback(agreed.packed(), began), passed.spans, passed.most_held, passed.most_here, passed.most_away)
+
+    def _agree(self, loss: Tensor, labels: Tensor, notes: Sequence[float]) -> Agreed:
+        """Tell all ranks what they must know of each other. ``labels``: of the global batch."""
+        own = torch.zeros_like(loss) if self.groups.tensor.rank else loss  # tensor ranks hold the same: the first one's counts
+        shares = Shares(self.optimizer.squared_norm(), own, self.router_loss.total, *self.capacity.total)
+        total, largest = shares.exchanged(notes, self.groups.world)
+        unlabelled = labels == 0  # then there is nothing to learn from, and momentum alone must not move the parameters
+        norm = (total.squares.sqrt() / self.scale[0]).masked_fill(unlabelled, float("nan"))
         advanced, absorbed = loss_scale.advanced(self.scale, norm.isfinite(), self.settings.loss_scale)
-        self.scale = torch.where(unlabelled, self.scale, advanced)
-        self.data.publish()
-        found = torch.cat((torch.stack((total / counted, norm, counted, (absorbed | unlabelled).double(), router,
-                                        dropped / choices)), self.scale, everyone[:, 5:].amax(0)))
-        return StepResult(Readback(found, began), passed.spans, passed.most_held, passed.most_here, passed.most_away)
+        return Agreed(loss=total.loss / labels, norm=norm, labels=labels, absorbed=(absorbed | unlabelled).double(),
+                      router_loss=total.router, dropped=total.dropped / total.choices,
+                      scale=torch.where(unlabelled, self.scale, advanced), notes=largest)
 
     def evaluate(self, share: Microbatches, notes: Callable[[], Sequence[float]] = tuple) -> Evaluated:
         """The loss of a replica's microbatches, as many as a step has, with the parameters as they are; all ranks call this. No

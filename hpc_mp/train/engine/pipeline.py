@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.profiler import record_function
 
 from hpc_mp.layout.schedule import Action, Chunk, Residency, Schedule, arrivals
 from hpc_mp.train.engine.activations import Activations, ChunkActivations, SavedStorage
@@ -36,7 +37,7 @@ class Work:
         batch: (stage, microbatch) -> what that stage needs of it.
         moment: microbatch -> where training is.
         enter: called with the microbatch before each of its forwards.
-        loss_scale: gives the gradient of the loss, a scalar: 1 / labels of the global batch, times fp16's scale; called at
+        loss_gradient: gives the gradient of the loss, a scalar: 1 / labels of the global batch, times fp16's scale; called at
             backwards of the last stage.
         trace: record when each action ran (the host waits for the computing stream around it).
     """
@@ -44,7 +45,7 @@ class Work:
     batch: Callable[[int, int], Batch]
     moment: Callable[[int], Moment]
     enter: Callable[[int], None]
-    loss_scale: Callable[[], Tensor]
+    loss_gradient: Callable[[], Tensor]
     trace: bool = False
 
 
@@ -168,10 +169,11 @@ class Pipeline:
         for action in actions:
             for chunk in plan.returns.get(action, ()):
                 step.away[chunk].come_back()
-            if work.trace:
-                self._traced(step, action)
-            else:
-                self.perform[action.kind](step, action)
+            with record_function(f"{action.kind} of stage {action.stage}, microbatch {action.microbatch}"):
+                if work.trace:
+                    self._traced(step, action)
+                else:
+                    self.perform[action.kind](step, action)
         self._let_go(step, tuple(step.sending))
         nothing = torch.zeros((), device=self.device)
         return Passed((nothing if step.loss is None else step.loss).double(), nothing if step.count is None else step.count,
@@ -270,7 +272,7 @@ class Pipeline:
         outputs: list[Tensor] | list[GradientEdge]
         if stage == self.last:
             loss = step.losses.pop(chunk)
-            outputs, gradients = [loss], [step.work.loss_scale().to(loss.dtype)]
+            outputs, gradients = [loss], [step.work.loss_gradient().to(loss.dtype)]
         else:
             made, wanted = step.roots.pop(chunk), self._taken(step, "B", action)
             outputs, gradients = list(made.values()), [wanted[name] for name in made]

@@ -26,8 +26,9 @@ from hpc_mp.rundir.origin import Counters
 from hpc_mp.rundir.records import RankTrace, StepMetrics, line_of
 from hpc_mp.train.checkpoint import checkpoint
 from hpc_mp.train.data import Samples, positions
+from hpc_mp.train.engine.agreement import StepNumbers
 from hpc_mp.train.engine.dropout import Moment
-from hpc_mp.train.engine.engine import Engine, Microbatches, StepNumbers, StepResult
+from hpc_mp.train.engine.engine import Engine, Microbatches, StepResult
 from hpc_mp.train.engine.groups import Groups, Tree
 from hpc_mp.train.engine.memory import peak_bytes
 from hpc_mp.train.engine.readback import to_device
