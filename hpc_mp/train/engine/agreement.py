@@ -100,8 +100,8 @@ def unpacked(values: Sequence[float], seconds: float) -> StepNumbers:
     names = [field.name for field in fields(Agreed)][:-2]
     scalars = dict(zip(names, values, strict=False))
     scale, notes = values[len(names):len(names) + 3], values[len(names) + 3:]
-    counts = {"labels": int(scalars.pop("labels")), "absorbed": bool(scalars.pop("absorbed"))}
-    return StepNumbers(**scalars, **counts, scale=ScaleState(*scale), notes=tuple(notes), seconds=seconds)
+    labels, absorbed = int(scalars.pop("labels")), bool(scalars.pop("absorbed"))
+    return StepNumbers(**scalars, labels=labels, absorbed=absorbed, scale=ScaleState(*scale), notes=tuple(notes), seconds=seconds)
 
 
 def astuple_of(record: Shares | Agreed) -> tuple[Tensor, ...]:
