@@ -67,21 +67,23 @@ def layer_costs(shape: ModelShape, sequence_length: int) -> LayerCosts:
     that a token uses count. The embedding is a look-up and costs nothing by that count.
     """
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    mlp = (3 if shape.gated_mlp else 2) * shape.hidden * shape.intermediate
-    if shape.experts:
-        mlp = shape.experts_per_token * mlp + shape.hidden * shape.experts
-    weights = shape.hidden * (q + 2 * kv) + q * shape.hidden + mlp
+    attention = shape.hidden * (q + 2 * kv) + q * shape.hidden
+    matrix = (3 if shape.gated_mlp else 2) * shape.hidden  # weights of an MLP for each of its inner elements
 
     def block(layer: int) -> float:
+        mlp = matrix * shape.intermediate
+        if experts := shape.experts_of(layer):
+            mlp = shape.experts_per_token * matrix * shape.expert_intermediate + shape.hidden * experts
         window = min(sequence_length, shape.window_of(layer) or sequence_length)
-        return 2.0 * weights + 2 * 2 * q * window * (1 - window / (2 * sequence_length))
+        return 2.0 * (attention + mlp) + 2 * 2 * q * window * (1 - window / (2 * sequence_length))
 
     return LayerCosts(0.0, tuple(map(block, range(shape.layers))), 2.0 * shape.hidden * shape.vocabulary)
 
 
 def _parameters(shape: ModelShape) -> LayerCosts:
     family = family_of(shape.model_type)
-    return LayerCosts(_count(family.embedding_weights(shape)), (_count(family.block_weights(shape)),) * shape.layers,
+    blocks = tuple(_count(family.block_weights(shape, layer)) for layer in range(shape.layers))
+    return LayerCosts(_count(family.embedding_weights(shape)), blocks,
                       _count(family.norm_weights(shape)) + _count(family.head_weights(shape)))
 
 

@@ -119,12 +119,13 @@ def _tensor_axis(layout: Layout, shape: ModelShape, spans: list[StageSpan], acti
     ends = heads = 0  # of cut layers: each has an all-reduce, or an all-gather and a reduce-scatter
     again = 0.0
     for span in spans:
-        for place, path in enumerate(f"{family.blocks}.{layer}" for layer in span.layers):
+        for place, layer in enumerate(span.layers):
+            path, names = f"{family.blocks}.{layer}", {weight.name for weight in family.layer_weights(shape, layer)}
             entered = sum(cut.cuts(f"{path}.{inner}") or (layout.sequence_parallel and inner == family.attention)
                           for inner in family.enters)
-            left = sum(how == "row" and cut.cuts(family.module_of(f"{path}.{inner}.weight"))
+            left = sum(how == "row" and f"{path}.{inner}.weight" in names and cut.cuts(family.module_of(f"{path}.{inner}.weight"))
                        for inner, how in family.projections.items())
-            mixed = family.experts is not None and cut.cuts(family.module_of(f"{path}.{family.experts}.weight"))
+            mixed = shape.experts_of(layer) > 0 and cut.cuts(family.module_of(f"{path}.{family.experts}.weight"))
             left += mixed
             ends += entered + left
             if (together := blocks_together(layout.recompute)) is not None:  # the forward's half of everything
@@ -163,7 +164,7 @@ def _expert_axis(layout: Layout, shape: ModelShape, spans: list[StageSpan]) -> f
     again = blocks_together(layout.recompute) is not None
     capacity = expert_capacity(layout.expert_capacity, layout.sequence, shape)
     sent = 0.0
-    for layer in (layer for span in spans for layer in span.layers):
+    for layer in (layer for span in spans for layer in span.layers if shape.experts_of(layer)):
         shares = degrees.context * _sharing_tensor_ranks(layout, shape, layer)
         choices = -(-layout.sequence // shares) * shape.experts_per_token
         taken = choices if capacity is None else min(choices, capacity * shape.experts / shares)
@@ -176,7 +177,7 @@ def _choices(layout: Layout, shape: ModelShape, spans: list[StageSpan]) -> tuple
     """Return the bytes that a rank sends along the tensor and the context axis to enforce the experts' capacity."""
     if layout.expert_capacity is None:
         return 0.0, 0.0
-    layers = [layer for span in spans for layer in span.layers]
+    layers = [layer for span in spans for layer in span.layers if shape.experts_of(layer)]
     passes = 1 if blocks_together(layout.recompute) is None else 2
     choices = layout.microbatches * layout.samples * layout.sequence * shape.experts_per_token
     tensor = sum(_ring_all_reduce(_sharing_tensor_ranks(layout, shape, layer)) for layer in layers)

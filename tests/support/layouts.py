@@ -33,6 +33,8 @@ def varied(model: str, swaps: Sequence[str], more: str) -> str:
 
 VARIANTS = {name: varied(*row) for name, row in table(__file__, "layouts.toml", "variants").items()}
 
+FAMILIES: dict[str, str] = table(__file__, "layouts.toml", "families")
+
 DEVICE = os.environ.get("TEST_DEVICE", "cpu")  # the device of the engine; plain transformers always uses the CPU
 JOB = table(__file__, "layouts.toml", "job").replace("{device}", DEVICE)
 
@@ -108,7 +110,7 @@ def write_job(directory: Path, model: str = "gpt2", more: str = "") -> Path:
 
 def job(directory: Path, model: str, overrides: Sequence[str] = ()) -> JobSpec:
     path = directory / f"{model}.toml"
-    path.write_text(JOB.format(model=(MODELS | VARIANTS)[model]))
+    path.write_text(JOB.format(model=(MODELS | VARIANTS | FAMILIES)[model]))
     return load_job(path, overrides)
 
 

@@ -16,8 +16,8 @@ from planting import planted
 from ranks import exit_codes, run_ranks
 from safetensors.torch import save_file
 
+from hpc_mp.layout.models.families.llama import FAMILY as LLAMA
 from hpc_mp.layout.models.family import Weight
-from hpc_mp.layout.models.llama import LLAMA
 from hpc_mp.rundir import newest_complete
 from hpc_mp.train.engine import initial
 

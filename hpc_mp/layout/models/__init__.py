@@ -1,14 +1,13 @@
 """Model families as torch-free tables, and the checks that need only a model's shape."""
 
+from importlib import import_module
+from pkgutil import iter_modules
+
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import did_you_mean
+from hpc_mp.layout.models import families
 from hpc_mp.layout.models.experts import ExpertCut, expert_capacity
 from hpc_mp.layout.models.family import Family, Weight
-from hpc_mp.layout.models.gpt2 import GPT2
-from hpc_mp.layout.models.gptj import GPTJ
-from hpc_mp.layout.models.llama import LLAMA
-from hpc_mp.layout.models.mixtral import MIXTRAL
-from hpc_mp.layout.models.qwen2 import QWEN2
 from hpc_mp.layout.models.shape import ModelShape, chunk_sizes
 from hpc_mp.layout.models.tensor import TensorCut, kv_copies, left_whole
 
@@ -17,7 +16,8 @@ __all__ = [
     "kv_copies", "left_whole",
 ]
 
-FAMILIES: dict[str, Family] = {family.model_type: family for family in (GPT2, LLAMA, QWEN2, GPTJ, MIXTRAL)}
+TABLES: list[Family] = [import_module(f"{families.__name__}.{module.name}").FAMILY for module in iter_modules(families.__path__)]
+FAMILIES: dict[str, Family] = {family.model_type: family for family in TABLES}
 
 
 # Families that resemble a supported family only by name.

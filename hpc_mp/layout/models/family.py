@@ -25,7 +25,7 @@ class Weight:
         cut: the dimension that tensor parallelism cuts; None: every rank has the whole weight.
         most_parts: limit of the parts it may be cut into, each then held by several ranks; None: no limit. For key-value heads.
         partial: True if each tensor rank computes a share of the gradient although it holds the whole weight: a router, whose
-            choices weight values that ranks have shares of.
+            choices weight values that ranks have shares of, or a norm of heads, of which each rank has its own.
         experts: True if its first dimension counts experts, which expert parallelism distributes.
         stored: its place in a checkpoint, if not under its own name: (first indices, name) of every part, in row-major order.
     """
@@ -72,7 +72,7 @@ class Family:
         experts: the module of a block's experts, which are cut inside each expert.
         router: the module beside them that chooses experts for tokens.
         since: the first release of transformers whose code of it the engine knows.
-        block_weights, outer_weights: the parameters of one block, and of embedding / norm / head, by full name.
+        block_weights, outer_weights: the parameters of a block, given its layer, and of embedding / norm / head, by full name.
         dropouts: config keys that hold a dropout probability.
         checkpoint_prefixes: prefixes that a checkpoint may leave out (bare GPT-2 checkpoints have no ``transformer.``).
     """
@@ -94,7 +94,7 @@ class Family:
     projections: Mapping[str, Projection]
     transposed: bool
     enters: tuple[str, ...]
-    block_weights: Callable[[ModelShape], tuple[Weight, ...]]
+    block_weights: Callable[[ModelShape, int], tuple[Weight, ...]]
     embedding_weights: Callable[[ModelShape], tuple[Weight, ...]]
     norm_weights: Callable[[ModelShape], tuple[Weight, ...]]
     head_weights: Callable[[ModelShape], tuple[Weight, ...]]
@@ -106,7 +106,7 @@ class Family:
 
     def layer_weights(self, shape: ModelShape, layer: int) -> tuple[Weight, ...]:
         """Return the parameters of a block under their Hugging Face names."""
-        return tuple(weight.within(f"{self.blocks}.{layer}") for weight in self.block_weights(shape))
+        return tuple(weight.within(f"{self.blocks}.{layer}") for weight in self.block_weights(shape, layer))
 
     def own_head_weights(self, shape: ModelShape) -> tuple[Weight, ...]:
         """Return the parameters of the head without those of the embedding."""

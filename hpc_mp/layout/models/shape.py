@@ -21,6 +21,8 @@ class ModelShape:
 
     Attributes:
         experts, experts_per_token: MLPs of a block, and number of them that each token uses; 0: one MLP for all tokens.
+        expert_intermediate: inner size of an expert; ``intermediate`` is that of a dense MLP.
+        dense: layers with one MLP for all tokens in a model with experts.
         windows: number of tokens that a token attends to, including itself, None: all earlier tokens; of the first layers, and of
             all others in turn. Empty: None for all.
     """
@@ -41,7 +43,13 @@ class ModelShape:
     initializer_range: float
     experts: int = 0
     experts_per_token: int = 0
+    expert_intermediate: int = 0
+    dense: frozenset[int] = frozenset()
     windows: tuple[int | None, ...] = ()
+
+    def experts_of(self, layer: int) -> int:
+        """Return the number of experts of a layer; 0: one MLP for all tokens."""
+        return 0 if layer in self.dense else self.experts
 
     def window_of(self, layer: int) -> int | None:
         """Return the window of a layer; None: its tokens attend to all earlier ones."""

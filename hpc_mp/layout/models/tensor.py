@@ -101,7 +101,7 @@ def _reason(family: Family, weight: Weight, part: TensorPart, tensor: TensorCut)
     if family.is_row_bias(weight.name):
         return ROW_BIAS
     if weight.partial:
-        return "a router, which every rank computes in full"
+        return "a norm of heads" if len(weight.shape) == 1 else "a router, which every rank computes in full"
     return "a vector of hidden size" if len(weight.shape) == 1 else "looked up by position, not by token"
 
 

@@ -90,7 +90,7 @@ def _embedding(stage: Stage, model: "CausalModel", whole: nn.Module, around: Sur
         return
     name = f"{family.embedding}.weight"
     stage.graft(family.embedding, VocabularyEmbedding(
-        name, model.shape.vocabulary, padding_of(model, whole).get(name), around.tensor,
+        name, model.shape.vocabulary, padding_of(model, whole).get(name), model.embedding_scale(whole), around.tensor,
         around.tensor_of(model, family.embedding)))
     for path in (family.position, family.embedding_dropout):
         if path is not None:
@@ -155,7 +155,8 @@ def _head(stage: Stage, model: "CausalModel", whole: nn.Module, around: Surround
     name = family.embedding if model.shape.tied else family.head
     bias = next((weight.name for weight in family.head_weights(model.shape) if weight.name == f"{family.head}.bias"), None)
     head = Projection(f"{name}.weight", bias, transposed=False, row=False, tensor=around.tensor_of(model, name))
-    stage.objective = NextToken(head, model.shape.vocabulary, around.tensor, compiled if around.compile else as_it_is)
+    wrap = compiled if around.compile else as_it_is
+    stage.objective = NextToken(head, model.shape.vocabulary, around.tensor, model.logit_cap, wrap)
 
 
 def _dropout(stage: Stage, model: "CausalModel", whole: nn.Module, around: Surroundings) -> None:

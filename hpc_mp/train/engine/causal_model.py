@@ -4,7 +4,7 @@ Of the engine this module and what it imports alone import transformers, which t
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, cast
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.layout.models import Family, ModelShape
+from hpc_mp.layout.models import Family, ModelShape, Weight
 from hpc_mp.train.engine.attention_table import attention_function
 from hpc_mp.train.engine.context import AttentionFunction
 from hpc_mp.train.engine.recompute import attention_name
@@ -41,8 +41,17 @@ class CausalModel:
         config.num_hidden_layers = 1
         with torch.device("meta"):
             whole = cast(nn.Module, AutoModelForCausalLM.from_config(config))
-        _check_table(self.family, replace(self.shape, layers=1), whole)
+        _check_table(self.family, self.family.all_weights(replace(self.shape, layers=1)), whole)
         return whole
+
+    @property
+    def logit_cap(self) -> float | None:
+        """The soft cap of the head's logits, see ``soft_cap``."""
+        return getattr(self.config, "final_logit_softcapping", None)
+
+    def embedding_scale(self, skeleton: nn.Module) -> float:
+        """Return what the embedding multiplies hidden states with."""
+        return float(getattr(skeleton.get_submodule(self.family.embedding), "scalar_embed_scale", 1.0))
 
     @staticmethod
     def attention_function(name: str) -> AttentionFunction:
@@ -73,20 +82,23 @@ class CausalModel:
         """A layer's module, without values: a rank makes those of its stages alone."""
         kind = type(skeleton.get_submodule(f"{self.family.blocks}.0"))
         with torch.device("meta"):
-            return kind(skeleton.config, layer)
+            block: nn.Module = kind(self.config, layer)
+        _check_table(self.family, self.family.block_weights(self.shape, layer), block)
+        return block
 
 
 def hugging_face_config(config: Mapping[str, Any], family: Family, dropout: float | None,
                         recompute: str = "none") -> PreTrainedConfig:
-    """The model's configuration; ``dropout`` overrides every probability. Attention weights that are dropped need our
-    own attention function, all others use torch's fused one. Raises HpcMpError if the installed transformers is too old."""
+    """The model's configuration; ``dropout`` overrides every probability. Dropped weights and capped scores need our own
+    attention function, all others use torch's fused one. Raises HpcMpError if the installed transformers is too old."""
     check_release(family)
     values = {key: value for key, value in config.items() if key not in ("model_type", "architectures")}
     if dropout is not None:
         values |= dict.fromkeys(family.dropouts, dropout)
     built = AutoConfig.for_model(family.model_type, **values)
     drops_attention = max(getattr(built, name) for name in family.dropouts if name.startswith("att")) > 0
-    built._attn_implementation = attention_name(drops_attention, recompute)
+    caps_scores = getattr(built, "attn_logit_softcapping", None) is not None  # torch's fused attention has no cap
+    built._attn_implementation = attention_name(drops_attention or caps_scores, recompute)
     return built
 
 
@@ -97,10 +109,10 @@ def check_release(family: Family) -> None:
                          f"install transformers>={family.since}")
 
 
-def _check_table(family: Family, shape: ModelShape, whole: nn.Module) -> None:
+def _check_table(family: Family, weights: Iterable[Weight], module: nn.Module) -> None:
     """Raises RuntimeError when a family's table is not what transformers has."""
-    given = {weight.name: prod(weight.shape) for weight in family.all_weights(shape)}
-    found = {name: parameter.numel() for name, parameter in whole.named_parameters()}
+    given = {weight.name: prod(weight.shape) for weight in weights}
+    found = {name: parameter.numel() for name, parameter in module.named_parameters()}
     if given != found:
         different = sorted(dict(given.items() ^ found.items()))
         raise RuntimeError(f"the table of {family.model_type} does not match transformers: {', '.join(different)}")

@@ -166,10 +166,10 @@ def _exchange(x: Tensor, axis: Axis) -> Tensor:
 
 
 def _ring(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, first: Tensor | None, scaling: float,
-          **more: Any) -> AttentionResult:
+          softcap: float | None = None, **more: Any) -> AttentionResult:
     context = cast(Attached, module.context).axis
     return ring_attention(query, key, value, scaling, context.axis, lambda rank: context.positions_of(rank, query.device),
-                          context.sequence, cast(HashDropout, module.attention_site), first), None
+                          context.sequence, cast(HashDropout, module.attention_site), first, softcap), None
 
 
 METHODS: Mapping[str, Method] = {

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hpc_mp.train.engine.readback import to_device
+from hpc_mp.train.engine.soft_cap import capped
 
 ATTENTION = "hpc_mp_eager"  # our attention function's name in transformers' table
 
@@ -71,9 +72,9 @@ class HashDropout(nn.Module):
 
 
 def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, scaling: float,
-              dropout: float = 0.0, **kwargs: Any) -> tuple[Tensor, Tensor]:
+              dropout: float = 0.0, softcap: float | None = None, **kwargs: Any) -> tuple[Tensor, Tensor]:
     """Attention by plain products with layout-independent dropout on the weights: ``attention_mask`` is added to scores; without
-    one it is causal.
+    one it is causal. ``softcap``: see ``soft_cap``.
 
     query: (batch, this rank's heads, sequence, head_dim); key, value: the same with key-value heads. The module carries its
     HashDropout as ``attention_site``, see ``section``.
@@ -81,7 +82,7 @@ def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, atte
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     length = query.shape[2]
-    scores = query @ key.transpose(2, 3) * scaling
+    scores = capped(query @ key.transpose(2, 3) * scaling, softcap)
     if attention_mask is None:
         seen = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
         scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)

@@ -39,13 +39,13 @@ def groups_of(blocks: Sequence[str], recompute: str) -> Iterator[Sequence[str]]:
     return (blocks[place:place + size] for place in range(0, len(blocks), size))
 
 
-def attention_name(drops: bool, recompute: str) -> str:
+def attention_name(own: bool, recompute: str) -> str:
     """The attention function that a model's blocks use, in transformers' table.
 
     Args:
-        drops: whether attention weights are dropped.
+        own: whether it is what torch's fused attention does not compute: weights are dropped, or scores have a cap.
     """
-    name = ATTENTION if drops else FUSED
+    name = ATTENTION if own else FUSED
     return recomputed_name(name) if recompute == "selective" else name
 
 

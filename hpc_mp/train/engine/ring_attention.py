@@ -21,6 +21,7 @@ from torch import Tensor
 from hpc_mp.train.engine.collectives import Running, shift
 from hpc_mp.train.engine.dropout import HashDropout, keep
 from hpc_mp.train.engine.groups import Axis
+from hpc_mp.train.engine.soft_cap import capped, through_cap
 
 QUERIES = 1024  # whose scores are there at once: a bound for the memory that they take
 
@@ -36,6 +37,7 @@ class _AttentionRing:
         probability: with which weights are dropped.
         keys: for dropout's hash, of the samples of this moment.
         first: token of its sample that each token sees, (samples, length); None: that of the sample.
+        cap: of scores, see ``soft_cap``.
     """
 
     axis: Axis
@@ -46,6 +48,7 @@ class _AttentionRing:
     probability: float
     keys: Tensor | None
     first: Tensor | None
+    cap: float | None
 
     def source(self, turn: int) -> int:
         """Whose keys and values are here at a turn of the ring."""
@@ -65,7 +68,7 @@ class _AttentionBlock:
 
 
 def ring_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float, axis: Axis, positions: Callable[[int], Tensor],
-                   length: int, site: HashDropout, first: Tensor | None = None) -> Tensor:
+                   length: int, site: HashDropout, first: Tensor | None = None, cap: float | None = None) -> Tensor:
     """Attention of this rank's tokens to all tokens before them: (batch, this rank's tokens, heads, head_dim).
 
     Args:
@@ -74,10 +77,11 @@ def ring_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float, ax
         length: of a whole sample.
         site: the dropout of attention weights.
         first: token of its sample that each token sees, (batch, length), see ``masks``; None: that of the sample.
+        cap: of scores, see ``soft_cap``; None: none.
     """
     probability = site.p if site.training else 0.0
     keys = site.clock.site_keys(site.site, query.device) if probability else None
-    ring = _AttentionRing(axis, positions, scaling, length, site.rows, probability, keys, first)
+    ring = _AttentionRing(axis, positions, scaling, length, site.rows, probability, keys, first, cap)
     grouped = query.unflatten(1, (key.shape[1], -1))  # (batch, key-value heads, queries of each, tokens, head_dim)
     output: Tensor = _RingAttention.apply(grouped, torch.stack((key, value)), ring)
     return output.flatten(1, 2).transpose(1, 2).contiguous()
@@ -128,12 +132,14 @@ class _RingAttention(torch.autograd.Function):
             for block in _blocks(ring, turn, query.shape[-2]):
                 key, value = here[..., block.keys, :].unbind()
                 queries, outer = query[..., block.queries, :], gradient[..., block.queries, :]
-                weights = (_scores(queries, key, block, ring) - total[..., block.queries].unsqueeze(-1)).exp()
+                scores = _scores(queries, key, block, ring)
+                weights = (scores - total[..., block.queries].unsqueeze(-1)).exp()
                 kept = _kept(block, ring)
                 wanted = _dropped(_rows(outer, value.transpose(-1, -2)).to(wide), kept, ring)
-                scores = (weights * (wanted - share[..., block.queries, :]) * ring.scaling).to(query.dtype)
-                query_gradient[..., block.queries, :] += _rows(scores, key)
-                own[0, ..., block.keys, :] += _columns(scores, queries)
+                slopes = through_cap(weights * (wanted - share[..., block.queries, :]), scores, ring.cap)
+                slopes = (slopes * ring.scaling).to(query.dtype)
+                query_gradient[..., block.queries, :] += _rows(slopes, key)
+                own[0, ..., block.keys, :] += _columns(slopes, queries)
                 own[1, ..., block.keys, :] += _columns(_dropped(weights, kept, ring).to(query.dtype), outer)
             travelling.wait()
             if turn > 0:
@@ -162,6 +168,7 @@ def _scores(queries: Tensor, key: Tensor, block: _AttentionBlock, ring: _Attenti
     """In the format of sums. Of a source's keys a query may see none: a finite number keeps their sum one, and the sum with the
     query's own token, which comes first, leaves nothing of it."""
     scores = _rows(queries, key.transpose(-1, -2)).to(torch.promote_types(queries.dtype, torch.float32)) * ring.scaling
+    scores = capped(scores, ring.cap)
     if block.diagonal:
         scores.masked_fill_(block.key_positions > block.query_positions.unsqueeze(1), -torch.inf)
     if ring.first is not None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from hpc_mp.train.engine.collectives import all_reduce
 from hpc_mp.train.engine.gradients import Sink
 from hpc_mp.train.engine.projection import Projection, TensorAxis
+from hpc_mp.train.engine.soft_cap import capped, through_cap
 
 IGNORED = -100  # Hugging Face's label for tokens that do not count in the loss
 CHUNK = 1 << 27  # logits that are there at once: 0.25 GB of bf16, and enough rows for a product to fill a GPU
@@ -24,13 +25,15 @@ class VocabularyEmbedding(nn.Module):
 
     Args:
         padding: the row that gets no gradient; None for none.
+        scale: what hidden states are multiplied with.
         outer: the tensor axis, whose hidden states come out.
         tensor: the axis along which the rows are cut.
     """
 
-    def __init__(self, name: str, vocabulary: int, padding: int | None, outer: TensorAxis, tensor: TensorAxis) -> None:
+    def __init__(self, name: str, vocabulary: int, padding: int | None, scale: float, outer: TensorAxis,
+                 tensor: TensorAxis) -> None:
         super().__init__()
-        self.name, self.padding, self.outer, self.tensor = name, padding, outer, tensor
+        self.name, self.padding, self.scale, self.outer, self.tensor = name, padding, scale, outer, tensor
         self.start, self.length = tensor.part(vocabulary)
         self.weight: nn.Parameter
         self.sink: Sink
@@ -45,7 +48,8 @@ class VocabularyEmbedding(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         if self.tensor.size == 1:
             ids = self.outer.share(ids, 1)
-        return self.tensor.leave(_Rows.apply(self.weight, ids, self))
+        hidden: Tensor = self.tensor.leave(_Rows.apply(self.weight, ids, self))
+        return hidden if self.scale == 1.0 else hidden * float(torch.tensor(self.scale).to(hidden.dtype))
 
 
 class _Rows(torch.autograd.Function):
@@ -82,12 +86,14 @@ class NextToken(nn.Module):
     Args:
         head: cut along the vocabulary, or whole on every rank: then each computes the loss of the tokens that it has.
         outer: the tensor axis, whose hidden states come in.
+        cap: of logits, see ``soft_cap``; None: none.
         wrap: applied to the two functions of a chunk's logits, see ``compilation``.
     """
 
-    def __init__(self, head: Projection, vocabulary: int, outer: TensorAxis, wrap: Callable[[Function], Function]) -> None:
+    def __init__(self, head: Projection, vocabulary: int, outer: TensorAxis, cap: float | None,
+                 wrap: Callable[[Function], Function]) -> None:
         super().__init__()
-        self.head, self.outer, self.tensor = head, outer, head.tensor
+        self.head, self.outer, self.tensor, self.cap = head, outer, head.tensor, cap
         self.start, width = self.tensor.part(vocabulary)
         self.rows = max(1, CHUNK // max(1, width))
         self.scores, self.slopes = wrap(_scores), wrap(_slopes)
@@ -116,7 +122,7 @@ class _CrossEntropy(torch.autograd.Function):
         parts, kept = [], []
         for rows, places in zip(hidden.split(objective.rows), local.split(objective.rows), strict=True):
             logits = objective.head.product(rows)
-            parts.append(objective.scores(logits, places))
+            parts.append(objective.scores(logits, places, objective.cap))
             kept = [logits] if len(rows) == len(hidden) else []
         total, target = (torch.cat(each) for each in zip(*parts, strict=True))
         here = total
@@ -137,7 +143,7 @@ class _CrossEntropy(torch.autograd.Function):
         head, waiting, size = objective.head, objective.tensor.weights, objective.rows
         weights, found = counted * gradient, []
         for rows, *given in zip(hidden.split(size), local.split(size), part.split(size), weights.split(size), strict=True):
-            slopes = objective.slopes(kept[0] if kept else head.product(rows), *given)
+            slopes = objective.slopes(kept[0] if kept else head.product(rows), *given, objective.cap)
             found.append(head.input_gradient(slopes))
             more = sum(map(len, found)) < len(hidden)
             waiting.put_off(_Part(head) if more else head, rows, slopes)
@@ -156,7 +162,7 @@ class _Part:
         self.head.add_weight_gradient(x, gradient, more=True)
 
 
-def _scores(logits: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+def _scores(logits: Tensor, places: Tensor, cap: float | None) -> tuple[Tensor, Tensor]:
     """Return the logarithm of the sum of the exponentials of each token's logits, and the logit of its own word, 0 if this rank
     does not have it; both (tokens,).
 
@@ -167,12 +173,13 @@ def _scores(logits: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
     wide = torch.promote_types(logits.dtype, torch.float32)
     if logits.shape[1] == 0:  # a rank that has no word
         return logits.new_full((len(logits),), float("-inf"), dtype=wide), logits.new_zeros(len(logits), dtype=wide)
+    logits = capped(logits, cap)
     mine, index = _own(places, logits.shape[1])
     word, log_share = (given.gather(1, index).squeeze(1).to(wide) for given in (logits, logits.log_softmax(1, dtype=wide)))
     return word - log_share, word.masked_fill(~mine, 0.0)
 
 
-def _slopes(logits: Tensor, places: Tensor, part: Tensor, weights: Tensor) -> Tensor:
+def _slopes(logits: Tensor, places: Tensor, part: Tensor, weights: Tensor, cap: float | None) -> Tensor:
     """The gradient of the logits, in their format.
 
     Args:
@@ -181,10 +188,11 @@ def _slopes(logits: Tensor, places: Tensor, part: Tensor, weights: Tensor) -> Te
     """
     if logits.shape[1] == 0:
         return logits
+    logits = capped(logits, cap)
     mine, index = _own(places, logits.shape[1])
     slopes = logits.softmax(1, dtype=part.dtype) * (part * weights).unsqueeze(1)
     own = slopes.gather(1, index) - (mine * weights).unsqueeze(1)
-    return slopes.to(logits.dtype).scatter_(1, index, own.to(logits.dtype))
+    return through_cap(slopes.to(logits.dtype).scatter_(1, index, own.to(logits.dtype)), logits, cap)
 
 
 def _own(places: Tensor, words: int) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.layout.models import llama
+from hpc_mp.layout.models.families import llama
 from hpc_mp.layout.models.family import Weight
 from hpc_mp.layout.models.fields import READ, ConfigField, only
 from hpc_mp.layout.models.shape import ConfigReader, ModelShape
@@ -36,13 +36,13 @@ def read(config: Mapping[str, Any]) -> ModelShape:
         raise HpcMpError(f"the model's num_experts_per_tok({chosen})", f"is more than its num_local_experts({experts})",
                          "send each token to fewer experts")
     window = None if config.get("sliding_window") is None else c.count("sliding_window", default=4096)
-    return replace(shape, experts=experts, experts_per_token=chosen, windows=(window,))
+    return replace(shape, experts=experts, experts_per_token=chosen, expert_intermediate=shape.intermediate, windows=(window,))
 
 
-def block_weights(s: ModelShape) -> tuple[Weight, ...]:
-    h, f, experts = s.hidden, s.intermediate, range(s.experts)
+def block_weights(s: ModelShape, layer: int) -> tuple[Weight, ...]:
+    h, f, experts = s.hidden, s.expert_intermediate, range(s.experts)
     return (
-        *(weight for weight in llama.block_weights(s) if not weight.name.startswith("mlp.")),
+        *(weight for weight in llama.block_weights(s, layer) if not weight.name.startswith("mlp.")),
         Weight("mlp.gate.weight", (s.experts, h), partial=True, stored=(((), f"{STORED}.gate.weight"),)),
         Weight("mlp.experts.gate_up_proj", (s.experts, 2, f, h), cut=2, experts=True, stored=tuple(
             ((e, part), f"{STORED}.experts.{e}.{name}.weight") for e in experts for part, name in enumerate(("w1", "w3")))),
@@ -51,14 +51,14 @@ def block_weights(s: ModelShape) -> tuple[Weight, ...]:
     )
 
 
-MIXTRAL = replace(
-    llama.LLAMA,
+FAMILY = replace(
+    llama.FAMILY,
     model_type="mixtral",
     architecture="MixtralForCausalLM",
     modules=("transformers.models.mixtral.modeling_mixtral",),
     fields=FIELDS,
     read=read,
-    projections={name: how for name, how in llama.LLAMA.projections.items() if not name.startswith("mlp.")},
+    projections={name: how for name, how in llama.FAMILY.projections.items() if not name.startswith("mlp.")},
     enters=("self_attn", "mlp"),
     experts="mlp.experts",
     block_weights=block_weights,

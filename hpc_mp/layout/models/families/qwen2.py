@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from hpc_mp.layout.models import llama
+from hpc_mp.layout.models.families import llama
 from hpc_mp.layout.models.family import Weight
 from hpc_mp.layout.models.fields import READ, ConfigField, only
 from hpc_mp.layout.models.shape import ModelShape
@@ -26,12 +26,12 @@ def read(config: Mapping[str, Any]) -> ModelShape:
     return replace(shape, attention_bias=True)
 
 
-def block_weights(s: ModelShape) -> tuple[Weight, ...]:
-    return tuple(weight for weight in llama.block_weights(s) if weight.name != "self_attn.o_proj.bias")
+def block_weights(s: ModelShape, layer: int) -> tuple[Weight, ...]:
+    return tuple(weight for weight in llama.block_weights(s, layer) if weight.name != "self_attn.o_proj.bias")
 
 
-QWEN2 = replace(
-    llama.LLAMA,
+FAMILY = replace(
+    llama.FAMILY,
     model_type="qwen2",
     architecture="Qwen2ForCausalLM",
     modules=("transformers.models.qwen2.modeling_qwen2",),

@@ -5,24 +5,24 @@ from dataclasses import replace
 from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.layout.models.families import gpt2
 from hpc_mp.layout.models.family import Weight
 from hpc_mp.layout.models.fields import READ, ConfigField
-from hpc_mp.layout.models.gpt2 import GPT2, SHARED, SUMMARY, read_gpt
 from hpc_mp.layout.models.shape import ConfigReader, ModelShape
 
 FIELDS: Mapping[str, ConfigField] = {
-    **SHARED,
+    **gpt2.SHARED,
     "rotary_dim": READ,
     # Fields that the first checkpoints of this family also contain; transformers does the first two always.
     **dict.fromkeys(("rotary", "scale_attn_weights"),
                     ConfigField(lambda value: value is True, "is not supported yet", "leave it out", in_job=False)),
-    **dict.fromkeys(SUMMARY, ConfigField(in_job=False)),
+    **dict.fromkeys(gpt2.SUMMARY, ConfigField(in_job=False)),
 }
 
 
 def read(config: Mapping[str, Any]) -> ModelShape:
     """Read the shape. Defaults: transformers' GPTJConfig (the 6 B model)."""
-    shape = read_gpt(config, "gptj", hidden=4096, heads=16, layers=28, vocabulary=50400, positions=2048, tied=False,
+    shape = gpt2.read_gpt(config, "gptj", hidden=4096, heads=16, layers=28, vocabulary=50400, positions=2048, tied=False,
                      attention_bias=False)
     rotary = 0 if config.get("rotary_dim", 64) is None else ConfigReader(config).count("rotary_dim", default=64)
     if rotary % 2 or not 0 < rotary <= shape.head_dim:
@@ -32,7 +32,7 @@ def read(config: Mapping[str, Any]) -> ModelShape:
     return shape
 
 
-def block_weights(s: ModelShape) -> tuple[Weight, ...]:
+def block_weights(s: ModelShape, _: int) -> tuple[Weight, ...]:
     h, f = s.hidden, s.intermediate
     return (
         Weight("ln_1.weight", (h,), init="ones"),
@@ -46,8 +46,8 @@ def block_weights(s: ModelShape) -> tuple[Weight, ...]:
     )
 
 
-GPTJ = replace(
-    GPT2,
+FAMILY = replace(
+    gpt2.FAMILY,
     model_type="gptj",
     architecture="GPTJForCausalLM",
     modules=("transformers.models.gptj.modeling_gptj",),

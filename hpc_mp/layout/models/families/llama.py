@@ -58,7 +58,7 @@ def read_decoder(config: Mapping[str, Any], model_type: str, *, intermediate: in
     )
 
 
-def block_weights(s: ModelShape) -> tuple[Weight, ...]:
+def block_weights(s: ModelShape, _: int) -> tuple[Weight, ...]:
     h, f, q, kv = s.hidden, s.intermediate, s.heads * s.head_dim, s.kv_heads * s.head_dim
     weights = [Weight("input_layernorm.weight", (h,), init="ones")]
     for name, out, parts in (("q_proj", q, None), ("k_proj", kv, s.kv_heads), ("v_proj", kv, s.kv_heads)):
@@ -79,7 +79,7 @@ def block_weights(s: ModelShape) -> tuple[Weight, ...]:
     return tuple(weights)
 
 
-LLAMA = Family(
+FAMILY = Family(
     model_type="llama",
     architecture="LlamaForCausalLM",
     modules=("transformers.models.llama.modeling_llama",),

@@ -50,7 +50,7 @@ def read_gpt(config: Mapping[str, Any], model_type: str, *, hidden: int, heads: 
     )
 
 
-def block_weights(s: ModelShape) -> tuple[Weight, ...]:
+def block_weights(s: ModelShape, _: int) -> tuple[Weight, ...]:
     h, f = s.hidden, s.intermediate
     return (
         Weight("ln_1.weight", (h,), init="ones"),
@@ -68,7 +68,7 @@ def block_weights(s: ModelShape) -> tuple[Weight, ...]:
     )
 
 
-GPT2 = Family(
+FAMILY = Family(
     model_type="gpt2",
     architecture="GPT2LMHeadModel",
     modules=("transformers.models.gpt2.modeling_gpt2",),
