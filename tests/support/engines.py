@@ -29,7 +29,7 @@ from hpc_mp.train.engine.engine import Engine, StepResult
 from hpc_mp.train.engine.groups import Tree, build, everyone
 from hpc_mp.train.engine.memory import state_bytes
 from hpc_mp.train.rank import evaluation, facts
-from hpc_mp.train.rank.assemble import assemble
+from hpc_mp.train.rank.assemble import assemble, model_of
 from hpc_mp.train.rank.bootstrap import lay_out
 from hpc_mp.train.rank.devices import choose_device
 from hpc_mp.train.rank.rendezvous import DEFAULT, rendezvous
@@ -103,7 +103,7 @@ def rank_of(spec: JobSpec, number: int) -> Report:
     groups = build(lay_out(spec), layout.shard_degree, device, backend, schedule, None, host,
                    kv_copies(shape, layout.degrees.tensor), expert_shards=layout.expert_cut().shards)
     engine = assemble(spec, shape, layout, groups, schedule, device)
-    engine.start(initial.drawn(spec.train.seed, shape.layers, shape.initializer_range, engine.padding))
+    engine.start(initial.drawn(spec.train.seed, shape.layers, shape.initializer_range, model_of(spec, shape).padding))
     training, *held_out = _tokens(spec, shape.vocabulary, who.rank, store)
     samples = Samples(training, spec.data.sequence_length, spec.train.seed, spec.data.documents)
     rows = [HeldOut(tokens, spec.data.sequence_length, spec.data.documents) for tokens in held_out]

@@ -150,9 +150,8 @@ def _share(layout: Layout, documents: str) -> Microbatches:
     separate = documents == "separate"
 
     def batch(stage: int, microbatch: int) -> Batch:
-        ids, labels, begins = (
-            torch.zeros(size, dtype=torch.int64) if needed else None for needed in (stage == 0, stage == last, separate))
-        return Batch(ids, labels, begins)
+        needed = {"ids": stage == 0, "labels": stage == last, "begins": separate}
+        return {name: torch.zeros(size, dtype=torch.int64) for name, wanted in needed.items() if wanted}
 
     def moment(microbatch: int) -> Moment:
         return Moment(0, tuple(range(microbatch * layout.samples, (microbatch + 1) * layout.samples)))

@@ -14,63 +14,32 @@ driver         the model's own forward, with the layers of other stages passed t
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from hpc_mp.layout.flat import StageSpan, blocks_together
-from hpc_mp.train.engine.capacity import Capacity, Intake
+from hpc_mp.train.engine.capacity import Intake
+from hpc_mp.train.engine.causal_stage import CausalStage
 from hpc_mp.train.engine.compilation import as_it_is, compile_block, compiled
-from hpc_mp.train.engine.context import ContextAxis
-from hpc_mp.train.engine.dropout import DropoutClock, HashDropout
-from hpc_mp.train.engine.expert_axis import ExpertAxis
+from hpc_mp.train.engine.dropout import HashDropout
 from hpc_mp.train.engine.experts import Experts
 from hpc_mp.train.engine.layers import LayerCall, LayerGroup, Nothing, RotaryTables, cut_heads, passed
-from hpc_mp.train.engine.precision import Precision
 from hpc_mp.train.engine.projection import Projection, TensorAxis
 from hpc_mp.train.engine.recompute import groups_of
-from hpc_mp.train.engine.router_loss import RouterLoss
-from hpc_mp.train.engine.stage import Stage
+from hpc_mp.train.engine.surroundings import Surroundings
 from hpc_mp.train.engine.vocabulary import NextToken, VocabularyEmbedding
 
 if TYPE_CHECKING:  # a rank imports transformers when it has met the others
     from hpc_mp.train.engine.causal_model import CausalModel
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What the stages of a rank share.
-
-    Attributes:
-        context: which tokens of a sample attention sees on this rank, and how they attend to the others.
-        experts: the ranks that share out the experts of a block; ``capacity``: what these take.
-        router_loss: what routers add to the loss.
-        clock: tells dropout where training is.
-        recompute: which blocks are computed again in the backward, see ``recompute``.
-        compile: whether blocks and the loss are compiled, see ``compilation``.
-    """
-
-    tensor: TensorAxis
-    context: ContextAxis
-    experts: ExpertAxis
-    router_loss: RouterLoss
-    capacity: Capacity
-    clock: DropoutClock
-    precision: Precision
-    recompute: str
-    compile: bool
-
-    def tensor_of(self, model: "CausalModel", path: str) -> TensorAxis:
-        """The tensor axis as the module that a weight or a module belongs to sees it, which may be whole on every rank."""
-        return self.tensor if self.tensor.cut.cuts(model.family.module_of(f"{path}.weight")) else self.tensor.alone
-
-
-def build_stage(model: "CausalModel", whole: nn.Module, span: StageSpan, around: Surroundings) -> Stage:
-    """Make a stage, whose parameters come with ``adopt``. ``whole``: the model's skeleton."""
+def build_stage(model: "CausalModel", span: StageSpan, around: Surroundings) -> CausalStage:
+    """Make a stage, whose parameters come with ``adopt``."""
+    whole = model.skeleton()
     blocks = [f"{model.family.blocks}.{layer}" for layer in span.layers]
-    stage = Stage(model.family, model.shape, span, list(groups_of(blocks, around.recompute)), around.tensor, around.context,
+    stage = CausalStage(model.family, model.shape, span, list(groups_of(blocks, around.recompute)), around.tensor, around.context,
                   around.precision)
     for apply in (_embedding, _blocks, _tensor, _experts, _head, _dropout, _attention, _compilation, _driver):
         apply(stage, model, whole, around)
@@ -78,31 +47,30 @@ def build_stage(model: "CausalModel", whole: nn.Module, span: StageSpan, around:
     return stage
 
 
-def padding_of(model: "CausalModel", whole: nn.Module) -> dict[str, int]:
-    """Return the embedding's name -> its row that stays zero, where the model has one."""
-    row = cast(nn.Embedding, whole.get_submodule(model.family.embedding)).padding_idx
-    return {} if row is None else {f"{model.family.embedding}.weight": row}
+def _tensor_of(model: "CausalModel", path: str, around: Surroundings) -> TensorAxis:
+    """The tensor axis as the module that a weight or a module belongs to sees it, which may be whole on every rank."""
+    return around.tensor if around.tensor.cut.cuts(model.family.module_of(f"{path}.weight")) else around.tensor.alone
 
 
-def _embedding(stage: Stage, model: "CausalModel", whole: nn.Module, around: Surroundings) -> None:
+def _embedding(stage: CausalStage, model: "CausalModel", whole: nn.Module, around: Surroundings) -> None:
     family = model.family
     if not stage.span.first:
         return
     name = f"{family.embedding}.weight"
     stage.graft(family.embedding, VocabularyEmbedding(
-        name, model.shape.vocabulary, padding_of(model, whole).get(name), model.embedding_scale(whole), around.tensor,
-        around.tensor_of(model, family.embedding)))
+        name, model.shape.vocabulary, model.padding.get(name), model.embedding_scale(whole), around.tensor,
+        _tensor_of(model, family.embedding, around)))
     for path in (family.position, family.embedding_dropout):
         if path is not None:
             stage.graft(path, whole.get_submodule(path))
 
 
-def _blocks(stage: Stage, model: "CausalModel", whole: nn.Module, around: Surroundings) -> None:
+def _blocks(stage: CausalStage, model: "CausalModel", whole: nn.Module, around: Surroundings) -> None:
     for layer in stage.span.layers:
         stage.graft(f"{model.family.blocks}.{layer}", model.block(whole, layer))
 
 
-def _tensor(stage: Stage, model: "CausalModel", whole: nn.Module, around: Surroundings) -> None:
+def _tensor(stage: CausalStage, model: "CausalModel", whole: nn.Module, around: Surroundings) -> None:
     family, shape = model.family, model.shape
     names = {weight.name for layer in stage.span.layers for weight in family.layer_weights(shape, layer)}
     for path in stage_blocks(stage):
@@ -112,26 +80,26 @@ def _tensor(stage: Stage, model: "CausalModel", whole: nn.Module, around: Surrou
                 continue
             bias = f"{path}.{inner}.bias" if f"{path}.{inner}.bias" in names else None
             parent, leaf = inner.rsplit(".", 1)
-            tensor = around.tensor_of(model, f"{path}.{inner}")
+            tensor = _tensor_of(model, f"{path}.{inner}", around)
             projection = Projection(f"{path}.{inner}.weight", bias, family.transposed, how == "row", tensor)
             setattr(block.get_submodule(parent), leaf, projection)
             if how == "row" and parent == family.attention and tensor.size == 1:
                 projection.register_forward_pre_hook(lambda _, args: around.tensor.share(args[0], 1))  # attention has seen all
         for inner in family.enters:
-            if around.tensor_of(model, f"{path}.{inner}").size > 1:
+            if _tensor_of(model, f"{path}.{inner}", around).size > 1:
                 _before(block.get_submodule(inner), around.tensor.enter)
             elif inner == family.attention:
                 _before(block.get_submodule(inner), around.tensor.all_tokens)
 
 
-def _experts(stage: Stage, model: "CausalModel", whole: nn.Module, around: Surroundings) -> None:
+def _experts(stage: CausalStage, model: "CausalModel", whole: nn.Module, around: Surroundings) -> None:
     """Each rank has a share of what a block's experts and its router say, and the block's module sums it."""
     family, count = model.family, model.shape.experts
     if family.experts is None:
         return
     parent, leaf = family.experts.rsplit(".", 1)
     for path in stage_blocks(stage):
-        module, tensor = stage.get_submodule(f"{path}.{parent}"), around.tensor_of(model, f"{path}.{parent}")
+        module, tensor = stage.get_submodule(f"{path}.{parent}"), _tensor_of(model, f"{path}.{parent}", around)
         if not hasattr(module, leaf):
             continue  # a dense layer between those with experts
         activation = cast(nn.Module, module.get_submodule(leaf).act_fn)
@@ -147,19 +115,19 @@ def _experts(stage: Stage, model: "CausalModel", whole: nn.Module, around: Surro
             module.register_forward_hook(lambda _, inputs, output, tensor=tensor: tensor.leave(output.clone()))
 
 
-def _head(stage: Stage, model: "CausalModel", whole: nn.Module, around: Surroundings) -> None:
+def _head(stage: CausalStage, model: "CausalModel", whole: nn.Module, around: Surroundings) -> None:
     family = model.family
     if not stage.span.last:
         return
     stage.graft(family.norm, whole.get_submodule(family.norm))
     name = family.embedding if model.shape.tied else family.head
     bias = next((weight.name for weight in family.head_weights(model.shape) if weight.name == f"{family.head}.bias"), None)
-    head = Projection(f"{name}.weight", bias, transposed=False, row=False, tensor=around.tensor_of(model, name))
+    head = Projection(f"{name}.weight", bias, transposed=False, row=False, tensor=_tensor_of(model, name, around))
     wrap = compiled if around.compile else as_it_is
     stage.objective = NextToken(head, model.shape.vocabulary, around.tensor, model.logit_cap, wrap)
 
 
-def _dropout(stage: Stage, model: "CausalModel", whole: nn.Module, around: Surroundings) -> None:
+def _dropout(stage: CausalStage, model: "CausalModel", whole: nn.Module, around: Surroundings) -> None:
     tokens = around.tensor.share(stage.positions, 0)
     for path, module in list(stage.named_modules()):
         if isinstance(module, nn.Dropout):
@@ -167,12 +135,12 @@ def _dropout(stage: Stage, model: "CausalModel", whole: nn.Module, around: Surro
             setattr(stage.get_submodule(parent), leaf, HashDropout(module.p, path, around.clock, tokens))
 
 
-def _attention(stage: Stage, model: "CausalModel", whole: nn.Module, around: Surroundings) -> None:
+def _attention(stage: CausalStage, model: "CausalModel", whole: nn.Module, around: Surroundings) -> None:
     """Weights of attention are dropped as those of this rank's heads."""
     family, shape = model.family, model.shape
     for layer in stage.span.layers:
         path = f"{family.blocks}.{layer}.{family.attention}"
-        attention, tensor = stage.get_submodule(path), around.tensor_of(model, path)
+        attention, tensor = stage.get_submodule(path), _tensor_of(model, path, around)
         if tensor.size > 1:
             cut_heads(attention, shape.hidden, shape.heads, shape.kv_heads, tensor.size)
         first_head, heads = tensor.part(shape.heads)
@@ -186,12 +154,12 @@ def _attention(stage: Stage, model: "CausalModel", whole: nn.Module, around: Sur
         around.context.attach(attention, heads, model.attention_function)
 
 
-def _compilation(stage: Stage, model: "CausalModel", whole: nn.Module, around: Surroundings) -> None:
+def _compilation(stage: CausalStage, model: "CausalModel", whole: nn.Module, around: Surroundings) -> None:
     for path in stage_blocks(stage) if around.compile else ():
         compile_block(stage.get_submodule(path))
 
 
-def _driver(stage: Stage, model: "CausalModel", whole: nn.Module, around: Surroundings) -> None:
+def _driver(stage: CausalStage, model: "CausalModel", whole: nn.Module, around: Surroundings) -> None:
     family, again = model.family, blocks_together(around.recompute) is not None
     calls: list[Callable[..., Tensor]] = [passed] * model.shape.layers
     for number, paths in enumerate(stage.groups):
@@ -212,7 +180,7 @@ def _driver(stage: Stage, model: "CausalModel", whole: nn.Module, around: Surrou
     stage.driver = model.driver(whole, calls, replaced)
 
 
-def stage_blocks(stage: Stage) -> list[str]:
+def stage_blocks(stage: CausalStage) -> list[str]:
     """Return the paths of a stage's layers."""
     return [path for paths in stage.groups for path in paths]
 
@@ -227,7 +195,7 @@ def _before(module: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
     module.register_forward_pre_hook(hook, with_kwargs=True)
 
 
-def _check_buffers(stage: Stage) -> None:
+def _check_buffers(stage: CausalStage) -> None:
     """Raise RuntimeError if transformers has buffers without values in a block."""
     empty = [name for name, buffer in stage.named_buffers() if buffer.is_meta]
     if empty:

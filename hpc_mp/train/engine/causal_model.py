@@ -16,11 +16,16 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.layout.models import Family, ModelShape, Weight
+from hpc_mp.layout.flat import FlatLayout, StageSpan, rank_units
+from hpc_mp.layout.layout import Layout
+from hpc_mp.layout.models import Family, ModelShape, Weight, expert_capacity
 from hpc_mp.train.engine.attention_table import attention_function
+from hpc_mp.train.engine.build_stage import build_stage
+from hpc_mp.train.engine.causal_stage import HIDDEN, CausalStage, Driver
 from hpc_mp.train.engine.context import AttentionFunction
 from hpc_mp.train.engine.recompute import attention_name
-from hpc_mp.train.engine.stage import Driver
+from hpc_mp.train.engine.stage import Carried
+from hpc_mp.train.engine.surroundings import Surroundings
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,28 @@ class CausalModel:
     config: PreTrainedConfig
     family: Family
     shape: ModelShape
+
+    @property
+    def experts(self) -> int:
+        return self.shape.experts
+
+    def capacity(self, layout: Layout) -> int | None:
+        return expert_capacity(layout.expert_capacity, layout.sequence, self.shape)
+
+    def units(self, layout: Layout, spans: Iterable[StageSpan], tensor: int, expert: int) -> Mapping[str, FlatLayout]:
+        return rank_units(layout, self.shape, spans, tensor, expert)
+
+    def received(self, layout: Layout, stage: int, tokens: int, dtype: torch.dtype) -> Mapping[str, Carried]:
+        return {HIDDEN: Carried((layout.samples, tokens, self.shape.hidden), dtype)} if stage else {}
+
+    def build(self, span: StageSpan, around: Surroundings) -> CausalStage:
+        return build_stage(self, span, around)
+
+    @property
+    def padding(self) -> dict[str, int]:
+        """The embedding's name -> its row that stays zero, where the model has one."""
+        row = cast(nn.Embedding, self.skeleton().get_submodule(self.family.embedding)).padding_idx
+        return {} if row is None else {f"{self.family.embedding}.weight": row}
 
     def skeleton(self) -> nn.Module:
         """Modules of Hugging Face without values, as of a model of one layer. Stages take what is at its ends, each once."""

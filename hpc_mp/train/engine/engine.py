@@ -14,19 +14,16 @@ One rank's use of it, whoever holds the loop::
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.profiler import record_function
 
-from hpc_mp.layout.flat import rank_units, stage_spans, unit_weights
+from hpc_mp.layout.flat import stage_spans
 from hpc_mp.layout.layout import Layout
-from hpc_mp.layout.models import expert_capacity
 from hpc_mp.layout.schedule import Residency, Schedule, residency
 from hpc_mp.train.engine import initial, loss_scale
 from hpc_mp.train.engine.agreement import Agreed, Shares, StepNumbers, unpacked
-from hpc_mp.train.engine.build_stage import Surroundings, build_stage, padding_of
 from hpc_mp.train.engine.capacity import Capacity
 from hpc_mp.train.engine.collectives import all_reduce, known_to_all
 from hpc_mp.train.engine.context import ContextAxis
@@ -44,10 +41,8 @@ from hpc_mp.train.engine.projection import TensorAxis, WeightGradients
 from hpc_mp.train.engine.readback import Instant, Readback
 from hpc_mp.train.engine.router_loss import RouterLoss
 from hpc_mp.train.engine.sequence import SequenceAxis
-from hpc_mp.train.engine.stage import HIDDEN, Batch
-
-if TYPE_CHECKING:
-    from hpc_mp.train.engine.causal_model import CausalModel
+from hpc_mp.train.engine.stage import Batch, Model
+from hpc_mp.train.engine.surroundings import Surroundings
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +119,9 @@ class Evaluated:
 
 
 class Engine:
-    """This rank's stages with their optimizer and their pipeline; parameters have no values yet.
+    """This rank's stages with their optimizer and their pipeline; parameters have no values yet."""
 
-    Attributes:
-        padding: embedding name -> its row that stays zero, where the model has one.
-    """
-
-    def __init__(self, model: "CausalModel", settings: EngineSettings, groups: Groups, device: torch.device) -> None:
+    def __init__(self, model: Model, settings: EngineSettings, groups: Groups, device: torch.device) -> None:
         self.settings, self.groups, self.device = settings, groups, device
         layout, schedule = settings.layout, settings.schedule
         precision, spans = PRECISIONS[layout.precision], stage_spans(layout.layers)
@@ -140,31 +131,28 @@ class Engine:
         along = groups.tensor, layout.tensor_modules, weights
         tensor = SequenceAxis(*along, len(context.positions)) if layout.sequence_parallel else TensorAxis(*along)
         clock = DropoutClock(settings.seed)
-        expert = layout.expert_cut(groups.expert.rank)
-        layouts = rank_units(layout, model.shape, mine.values(), groups.tensor.rank, groups.expert.rank)
-        names = {stage: list(unit_weights(model.family, model.shape, span, expert)) for stage, span in mine.items()}
+        place = groups.tensor.rank, groups.expert.rank
+        layouts = model.units(layout, mine.values(), *place)
+        names = {stage: list(model.units(layout, [span], *place)) for stage, span in mine.items()}
         reductions = Counter(action.stage for action in schedule.ranks[groups.pipeline] if action.kind == "REDUCE")
         once = any(count < schedule.microbatches for count in reductions.values())
         bus = Bus(device) if "parameters" in layout.offload else None
         self.data = DataAxis(layouts, names, reductions, groups, layout.zero, once, precision, device, bus)
-        whole = model.skeleton()
-        experts = ExpertAxis(groups.expert, model.shape.experts)
+        experts = ExpertAxis(groups.expert, model.experts)
         self.router_loss = RouterLoss(settings.router_balance, settings.router_z, layout.samples, layout.sequence, device)
-        most = expert_capacity(layout.expert_capacity, layout.sequence, model.shape)
-        self.capacity = Capacity(most, layout.samples, device)
+        self.capacity = Capacity(model.capacity(layout), layout.samples, device)
         around = Surroundings(tensor, context, experts, self.router_loss, self.capacity, clock, precision, layout.recompute,
                               settings.compile)
-        stages = {stage: build_stage(model, whole, span, around) for stage, span in mine.items()}
+        stages = {stage: model.build(span, around) for stage, span in mine.items()}
         for stage, built in stages.items():
             built.adopt({name: self.data.units[name] for name in names[stage]})
         tokens = len(tensor.share(context.positions, 0))
-        boundary = {HIDDEN: ((layout.samples, tokens, model.shape.hidden), precision.compute)}
+        boundaries = [model.received(layout, stage, tokens, precision.compute) for stage in range(layout.stages)]
         horizon = layout.offload_horizon
         plan = Residency() if horizon is None else residency(schedule.ranks[groups.pipeline], horizon)
-        self.pipeline = Pipeline(stages, self.data, schedule, groups, boundary, weights, clock, device, plan)
+        self.pipeline = Pipeline(stages, self.data, schedule, groups, boundaries, weights, clock, device, plan)
 
         self.optimizer = Optimizer(self.data.units, settings.optimizer, settings.home)
-        self.padding = padding_of(model, whole)
         self.scale = loss_scale.on_device(loss_scale.first(settings.loss_scale), device)
 
     def start(self, source: initial.Source) -> None:
@@ -233,9 +221,8 @@ class Engine:
         return Evaluated(total, int(labels), tuple(everyone[:, 2:].amax(0).tolist()))
 
     def _work(self, share: Microbatches, gradient: Callable[[], Tensor], trace: bool = False) -> Work:
-        """A replica's share, of which this rank has its own tokens. ``gradient``: of the loss."""
-        return Work(lambda stage, microbatch: share.batch(stage, microbatch).of(self.context), share.moment, share.enter,
-                    gradient, trace)
+        """A replica's share. ``gradient``: of the loss."""
+        return Work(share.batch, share.moment, share.enter, gradient, trace)
 
 
 class _LabelCount:

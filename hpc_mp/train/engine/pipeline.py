@@ -24,7 +24,7 @@ from hpc_mp.train.engine.data_axis import DataAxis
 from hpc_mp.train.engine.dropout import DropoutClock, Moment
 from hpc_mp.train.engine.groups import Groups, Payload
 from hpc_mp.train.engine.projection import WeightGradients
-from hpc_mp.train.engine.stage import Batch, Boundary, Stage
+from hpc_mp.train.engine.stage import Batch, Boundary, Carried, Stage, gradients_of
 
 Span = tuple[str, int, int, float, float]  # kind, stage, microbatch, start, end (unix seconds)
 
@@ -122,18 +122,18 @@ class Pipeline:
 
     Args:
         stages: of this rank, by number.
-        boundary: name -> (shape, format) of what crosses between stages, for one microbatch.
+        boundaries: what each stage receives from the one before, for one microbatch.
         residency: which activations leave the device between their forward and their backward.
     """
 
     def __init__(
         self, stages: Mapping[int, Stage], data: DataAxis, schedule: Schedule, groups: Groups,
-        boundary: Mapping[str, tuple[tuple[int, ...], torch.dtype]], weights: WeightGradients, clock: DropoutClock,
+        boundaries: Sequence[Mapping[str, Carried]], weights: WeightGradients, clock: DropoutClock,
         device: torch.device, residency: Residency,
     ) -> None:
         self.stages, self.data, self.schedule = stages, data, schedule
         self.rank, self.channels = groups.pipeline, groups.channels
-        self.boundary, self.weights, self.clock, self.device = boundary, weights, clock, device
+        self.boundaries, self.weights, self.clock, self.device = boundaries, weights, clock, device
         self.actions, self.residency = schedule.ranks[self.rank], residency
         self.activations = Activations(device)
         self._anchor = torch.empty(0, device=device, requires_grad=True)
@@ -207,7 +207,8 @@ class Pipeline:
         received = self._taken(step, "F", action) if stage > 0 else {}
         if torch.is_grad_enabled():
             found = step.found[chunk] = {}
-            received = {name: _Inlet.apply(self._anchor, tensor, name, found) for name, tensor in received.items()}
+            received |= {name: _Inlet.apply(self._anchor, received[name], name, found)
+                         for name in gradients_of(self.boundaries[stage])}
         with part.precision.computing(), self._kept(step, chunk):
             result = part(received, step.work.batch(stage, m))
         if stage == self.last:
@@ -219,7 +220,7 @@ class Pipeline:
         else:
             made = cast(Boundary, result)
             if torch.is_grad_enabled():
-                step.roots[chunk] = {name: get_gradient_edge(tensor) for name, tensor in made.items()}
+                step.roots[chunk] = {name: get_gradient_edge(made[name]) for name in gradients_of(self.boundaries[stage + 1])}
             if self._is_here(stage + 1):
                 step.local["F", stage + 1, m] = _detached(made)
             else:
@@ -295,10 +296,10 @@ class Pipeline:
         self._send(step, action, step.gradients.pop((action.stage, action.microbatch)), action.stage - 1, "B")
 
     def _post_input(self, step: _Step, action: Action) -> None:
-        step.arriving["F", action.stage, action.microbatch] = self._receive(action.stage - 1, "F")
+        step.arriving["F", action.stage, action.microbatch] = self._receive(action.stage - 1, action.stage, "F")
 
     def _post_gradient(self, step: _Step, action: Action) -> None:
-        step.arriving["B", action.stage, action.microbatch] = self._receive(action.stage + 1, "B")
+        step.arriving["B", action.stage, action.microbatch] = self._receive(action.stage + 1, action.stage, "B")
 
     def _is_here(self, stage: int) -> bool:
         return self.schedule.placement[stage] == self.rank
@@ -322,16 +323,22 @@ class Pipeline:
         group = self.channels.groups[self.rank, place, payload]
         step.sending = {send: sent for send, sent in step.sending.items() if not all(work.is_completed() for work, _ in sent)}
         sending = step.sending[action] = []
-        for name in self.boundary:
+        for name in self._carried(max(action.stage, stage), payload):
             tensor = tensors[name].detach().contiguous()
             tensor = tensor.cpu() if self.channels.through_host else tensor
             sending.append((_posted(dist.isend(tensor, self.channels.ranks[place], group=group)), tensor))
 
-    def _receive(self, stage: int, payload: Payload) -> _Arrival:
+    def _carried(self, stage: int, payload: Payload) -> Mapping[str, Carried]:
+        """What crosses to this stage, or the gradients that come back from it."""
+        carried = self.boundaries[stage]
+        return carried if payload == "F" else {name: carried[name] for name in gradients_of(carried)}
+
+    def _receive(self, stage: int, to: int, payload: Payload) -> _Arrival:
         place = self.schedule.placement[stage]
         group = self.channels.groups[place, self.rank, payload]
         device = torch.device("cpu") if self.channels.through_host else self.device
-        buffers = {name: torch.empty(shape, dtype=dtype, device=device) for name, (shape, dtype) in self.boundary.items()}
+        buffers = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+                   for name, tensor in self._carried(max(to, stage), payload).items()}
         works = [_posted(dist.irecv(buffer, self.channels.ranks[place], group=group)) for buffer in buffers.values()]
         return _Arrival(works, buffers, self.device)
 

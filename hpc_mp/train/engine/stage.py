@@ -1,190 +1,90 @@
-"""A stage of the pipeline: a part of a Hugging Face model, driven by the model's own forward.
+"""What a pipeline runs: stages, and the models that make them. Nothing here knows a family of models or transformers.
 
-Its blocks are Hugging Face's own modules; their parameters are views of flat units, which the data axis owns. The module tree
-carries Hugging Face's names, so that ``named_parameters`` are the names of a checkpoint. ``build_stage`` makes it.
+A stage gets named tensors from the stage before and its part of a batch. It returns what the next one gets, the last one
+the summed loss and the number of labels of which it is the sum. Its parameters come in units, which the data axis owns.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from typing import TYPE_CHECKING, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from hpc_mp.layout.flat import EMBEDDING, HEAD, TIED, StageSpan
-from hpc_mp.layout.models import Family, ModelShape
-from hpc_mp.train.engine.context import ContextAxis
+from hpc_mp.layout.flat import FlatLayout, StageSpan
+from hpc_mp.layout.layout import Layout
 from hpc_mp.train.engine.data_axis import Unit
-from hpc_mp.train.engine.experts import ExpertProjection
-from hpc_mp.train.engine.gradients import Sink
-from hpc_mp.train.engine.layers import RotaryTables, Settings, result_of
-from hpc_mp.train.engine.masks import first_seen, restarted
 from hpc_mp.train.engine.precision import Precision
-from hpc_mp.train.engine.projection import Projection, TensorAxis
-from hpc_mp.train.engine.unshard import Prefetch, unsharded
-from hpc_mp.train.engine.vocabulary import NextToken, VocabularyEmbedding
 
+if TYPE_CHECKING:
+    from hpc_mp.train.engine.surroundings import Surroundings
+
+Batch = Mapping[str, Tensor]  # a microbatch: what a stage needs of it, on the device, by name
 Boundary = dict[str, Tensor]  # what crosses from one stage to the next, by name
-Driver = Callable[[Tensor, Tensor], Tensor]  # hidden states and positions -> hidden states
-HIDDEN = "hidden"
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """What a stage needs of a microbatch, on the device.
+class Carried:
+    """A tensor that crosses from one stage to the next. ``differentiable``: its gradient comes back."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    differentiable: bool = True
+
+
+class Stage(Protocol):
+    """A part of a model on this rank.
 
     Attributes:
-        ids, labels: on the first and on the last stage, (batch, sequence); labels are shifted already.
-        begins: on all stages, at which place of its sample each token's document begins, (batch, sequence of whole samples):
-            tokens attend to their own document, in which positions count from 0. None: every sample is one document.
+        precision: in which it computes.
+        units: its parameters, by the names of their units.
     """
 
-    ids: Tensor | None = None
-    labels: Tensor | None = None
-    begins: Tensor | None = None
+    @property
+    def precision(self) -> Precision: ...
 
-    def of(self, context: ContextAxis) -> "Batch":
-        """What this rank of a context group computes of whole samples."""
-        ids, labels = (None if each is None else context.own(each) for each in (self.ids, self.labels))
-        return Batch(ids, labels, self.begins)
+    @property
+    def units(self) -> Mapping[str, Unit]: ...
 
-
-class Stage(nn.Module):
-    """One stage.
-
-    Args:
-        span: which layers, and whether embedding and head belong to it.
-        groups: the paths of its layers, by what is recomputed together.
-
-    Attributes:
-        positions: of the tokens that attention sees on this rank, in their sample, (tokens,).
-        driver: the model's forward; not before ``build_stage`` is over.
-        rotary: its rotary tables, or none; no part of the tree, for they have no parameters.
-        objective: on the last stage.
-    """
-
-    driver: Driver
-    objective: NextToken
-
-    def __init__(self, family: Family, shape: ModelShape, span: StageSpan, groups: Sequence[Sequence[str]], tensor: TensorAxis,
-                 context: ContextAxis, precision: Precision) -> None:
-        super().__init__()
-        self.family, self.shape, self.span, self.groups = family, shape, span, groups
-        self.tensor, self.context, self.precision = tensor, context, precision
-        self.positions = context.positions
-        self.whole_samples = self.positions.unsqueeze(0)
-        self.rotary: list[RotaryTables] = []
-        self.units: dict[str, Unit] = {}
-        self._masks: dict[int | None, Tensor | None] = {}  # by window: of the microbatch that computes
-        self._kept_masks: dict[int | None, Tensor | None] = {}  # of samples of one document, in which all are alike
-
-    def graft(self, path: str, module: nn.Module) -> None:
-        """Attach a module under its Hugging Face path."""
-        *parents, leaf = path.split(".")
-        node: nn.Module = self
-        for name in parents:
-            if name not in node._modules:
-                node.add_module(name, nn.Module())
-            node = node.get_submodule(name)
-        node.add_module(leaf, module)
+    def __call__(self, received: Boundary, batch: Batch) -> Boundary | tuple[Tensor, Tensor]:
+        """Compute a microbatch. ``received``: what the stage before has sent, nothing on the first one."""
 
     def adopt(self, units: Mapping[str, Unit]) -> None:
-        """Put the parameters of this stage's flat units in place of those that transformers made."""
-        self.units = dict(units)
-        parameters = {name: parameter for unit in self.units.values() for name, parameter in unit.parameters.items()}
-        sinks = {name: sink for unit in self.units.values() for name, sink in unit.sinks.items()}
-        others = [name for name, _ in self.named_parameters()]
-        owned: set[str] = set()
-        for module in self.modules():
-            if isinstance(module, Projection | ExpertProjection | VocabularyEmbedding):
-                module.adopt(parameters, sinks)
-                owned |= module.owned
-        for name in others:
-            parent, leaf = name.rsplit(".", 1)
-            self.get_submodule(parent).register_parameter(leaf, parameters[name])
-        for name in parameters.keys() - owned:
-            parameters[name].register_post_accumulate_grad_hook(partial(_collect, sinks[name]))
+        """Compute with the parameters of these units from now on."""
 
     def tensors(self) -> Iterator[Tensor]:
-        """What a stage holds besides activations: its parameters, and what every microbatch gets."""
-        yield from (unit.whole for unit in self.units.values())
-        yield self.whole_samples
-        yield from (mask for mask in self._kept_masks.values() if mask is not None)
-        yield from (table for rotary in self.rotary for tables in rotary.kept.values() for table in tables)
+        """Yield what the stage holds besides activations."""
 
-    def forward(self, received: Boundary, batch: Batch) -> Boundary | tuple[Tensor, Tensor]:
-        """received: what the stage before sent, nothing on the first one. Returns what the next stage gets, or on the last one
-        the summed loss and how many labels it is the sum of."""
-        places = self.whole_samples if batch.begins is None else restarted(self.positions, batch.begins)
-        hidden = self._embed(batch, places) if self.span.first else received[HIDDEN]
-        if self.span.layers:
-            self._see(batch.begins, hidden.dtype)
-        hidden = self.driver(hidden, places)
-        if not self.span.last:
-            return {HIDDEN: hidden}
-        assert batch.labels is not None
-        return self._finish(hidden, batch.labels)
+    def train(self) -> object:
+        """Drop what dropout drops."""
 
-    def block(self, path: str, hidden: Tensor, settings: Settings) -> Tensor:
-        """Compute one layer. A recomputation does not run inside what the backward runs in."""
-        with self.precision.computing():
-            return result_of(self.get_submodule(path)(hidden, **settings))
-
-    def mask(self, path: str) -> Tensor | None:
-        return self._masks[self.shape.window_of(int(path.rpartition(".")[2]))]
-
-    def around(self, group: int, compute: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
-        """Compute a group of layers. The next group's parameters are requested when this one begins, in the backward those of the
-        group before."""
-        before, behind = self.groups[max(0, group - 1):group], self.groups[group + 1:group + 2]
-        prefetch = Prefetch([unit for paths in behind for unit in self._units_of(paths[:1])],
-                            [unit for paths in before for unit in self._units_of(paths[:1])])
-        return unsharded(self._units_of(self.groups[group]), prefetch, compute, hidden)
-
-    @torch.no_grad()
-    def _see(self, begins: Tensor | None, dtype: torch.dtype) -> None:
-        """Make the masks of the layers. Attention is causal by itself when it gets none."""
-        if begins is None and self._kept_masks:
-            self._masks = self._kept_masks
-            return
-        masks = {}
-        for window in {self.shape.window_of(layer) for layer in self.span.layers}:
-            first = first_seen(begins, window, self.positions)
-            masks[window] = None if first is None else self.context.mask(first, dtype)
-        self._masks = masks
-        if begins is None:
-            self._kept_masks = masks
-
-    def _embed(self, batch: Batch, places: Tensor) -> Tensor:
-        assert batch.ids is not None
-        units = [self.units[name] for name in (TIED, EMBEDDING) if name in self.units]
-        for unit in units:
-            unit.need()
-        hidden: Tensor = self.get_submodule(self.family.embedding)(batch.ids)
-        if self.family.position is not None:
-            hidden = hidden + self.get_submodule(self.family.position)(self.tensor.share(places, 1))
-        for unit in units:
-            unit.release()  # its backward needs no parameter
-        return hidden
-
-    def _finish(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        counts: list[Tensor] = []
-
-        def objective(hidden: Tensor) -> Tensor:
-            loss, count = self.objective(self.get_submodule(self.family.norm)(hidden), labels)
-            counts.append(count)
-            return loss
-
-        loss = unsharded([self.units[name] for name in (TIED, HEAD) if name in self.units], Prefetch(), objective, hidden)
-        return loss, counts[0]
-
-    def _units_of(self, blocks: Sequence[str]) -> list[Unit]:
-        """The units of blocks, with all that comes and goes with them."""
-        return [unit for unit in self.units.values() if unit.layout.block in blocks]
+    def eval(self) -> object:
+        """Drop nothing."""
 
 
-def _collect(sink: Sink, parameter: Tensor) -> None:
-    """Take over the gradient that autograd has just made."""
-    assert parameter.grad is not None
-    sink.add(parameter.grad)
-    parameter.grad = None
+class Model(Protocol):
+    """A model as the engine cuts it.
+
+    Attributes:
+        experts: of a block with experts; 0: none has any.
+    """
+
+    @property
+    def experts(self) -> int: ...
+
+    def capacity(self, layout: Layout) -> int | None:
+        """Return the number of choices of a sample that an expert takes; None: all."""
+
+    def units(self, layout: Layout, spans: Iterable[StageSpan], tensor: int, expert: int) -> Mapping[str, FlatLayout]:
+        """Return the units of a rank with these stages and these tensor and expert coordinates, by name."""
+
+    def received(self, layout: Layout, stage: int, tokens: int, dtype: torch.dtype) -> Mapping[str, Carried]:
+        """Return what a stage receives from the one before. ``tokens``: of a sample on this rank, between cut layers."""
+
+    def build(self, span: StageSpan, around: "Surroundings") -> Stage:
+        """Make a stage. Its parameters come with ``adopt``."""
+
+
+def gradients_of(carried: Mapping[str, Carried]) -> Sequence[str]:
+    """Return the names of the tensors whose gradients come back."""
+    return [name for name, tensor in carried.items() if tensor.differentiable]

@@ -109,7 +109,7 @@ def restore(spec: JobSpec, shape: ModelShape, context: RankContext, engine: Engi
             check_pretrained(spec)
         source = initial.read(staged(Path(spec.model.pretrained), staging_root()), family)
     else:
-        source = initial.drawn(spec.train.seed, shape.layers, shape.initializer_range, engine.padding)
+        source = initial.drawn(spec.train.seed, shape.layers, shape.initializer_range, model_of(spec, shape).padding)
     engine.start(source)
     return Counters(step=0, samples=0, tokens=0, origin=now)
 

@@ -293,10 +293,12 @@ def share(spec: JobSpec, source: SampleSource, mine: Sequence[range], step: int,
     def batch(stage: int, microbatch: int) -> Batch:
         begins = source.begins(mine[microbatch])
         documents = None if begins is None else to_device(torch.from_numpy(begins), device)
-        if 0 < stage < stages - 1:
-            return Batch(begins=documents)
-        ids, targets = (to_device(torch.from_numpy(array), device) for array in source.batch(mine[microbatch]))
-        return Batch(ids if stage == 0 else None, targets if stage == stages - 1 else None, documents)
+        needed = {} if documents is None else {"begins": documents}
+        ends = {name for name, end in {"ids": 0, "labels": stages - 1}.items() if stage == end}
+        if ends:
+            pair = zip(("ids", "labels"), source.batch(mine[microbatch]), strict=True)
+            needed |= {name: to_device(torch.from_numpy(array), device) for name, array in pair if name in ends}
+        return needed
 
     return Microbatches(batch, lambda microbatch: Moment(step, tuple(mine[microbatch])), labels, begun)
 

@@ -84,7 +84,8 @@ def _microbatch(spec: JobSpec, shape: ModelShape, device: torch.device) -> Micro
     begins = torch.zeros(size, dtype=torch.int64, device=device) if spec.data.documents == "separate" else None
 
     def batch(stage: int, microbatch: int) -> Batch:
-        return Batch(tokens if stage == 0 else None, tokens if stage == last else None, begins)
+        needed = {"ids": stage == 0, "labels": stage == last}
+        return {name: tokens for name, wanted in needed.items() if wanted} | ({} if begins is None else {"begins": begins})
 
     def moment(microbatch: int) -> Moment:
         return Moment(0, tuple(range(spec.microbatch_size)))
