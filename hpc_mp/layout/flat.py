@@ -9,7 +9,7 @@ also within a row. Its piece of a weight is a few rectangles (``boxes``), and ch
 The engine allocates this layout, and the planner counts it.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise, product
 from math import prod
@@ -18,7 +18,7 @@ from typing import Literal
 from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.models import Family, ModelShape, Weight, family_of
 from hpc_mp.layout.models.experts import ALL_EXPERTS, ExpertCut
-from hpc_mp.layout.models.tensor import part_of
+from hpc_mp.layout.models.tensor import TensorPart, part_of
 
 Box = tuple[slice, ...]  # a rectangle of a whole tensor
 
@@ -98,22 +98,35 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
+class Tie:
+    """Weights with which several modules compute, such as an embedding that is also the head.
+
+    Attributes:
+        stages: that have a copy; the gradient is a sum over them.
+        counts: True if this rank's copy is that of the first of them, which counts in checkpoints and norms.
+    """
+
+    stages: tuple[int, ...]
+    counts: bool
+
+
+@dataclass(frozen=True, slots=True)
 class FlatLayout:
     """One unit of a tensor rank: its weights one after another, and its number of parts.
 
     Attributes:
-        at_both_ends: True if another stage has the same unit, and its gradient is a sum over both: that of a tied embedding.
+        tie: the stages that have the same unit, of a unit with which several modules compute; None: one module of one stage.
     """
 
     unit: str
     slots: tuple[ParameterSlot, ...]
     shards: int
-    at_both_ends: bool = False
+    tie: Tie | None = None
 
     @property
     def tied(self) -> bool:
         """True if several modules of a stage compute with it, so that a backward brings several gradients."""
-        return self.unit == TIED
+        return self.tie is not None
 
     @property
     def of_experts(self) -> bool:
@@ -185,24 +198,36 @@ def rank_units(layout: Layout, shape: ModelShape, spans: Iterable[StageSpan], te
     """Return the units of a rank with these stages and these tensor and expert coordinates. A tied weight appears once, even if
     the rank has both ends."""
     spans, family, experts = list(spans), family_of(shape.model_type), layout.expert_cut(expert)
-    first, last = any(span.first for span in spans), any(span.last for span in spans)
     weights: dict[str, list[Weight]] = {}
     for span in spans:
         weights |= unit_weights(family, shape, span, experts)
+    cut, ends = layout.tensor_cut(tensor), Tie(tuple({0, layout.stages - 1}), any(span.first for span in spans))
+    return flat_units(layout, weights, lambda weight: part_of(family, weight, cut), experts, {TIED: ends})
+
+
+def flat_units(layout: Layout, weights: Mapping[str, Sequence[Weight]], part: Callable[[Weight], TensorPart], expert: ExpertCut,
+               ties: Mapping[str, Tie]) -> dict[str, FlatLayout]:
+    """Return units of a rank by name.
+
+    Args:
+        weights: of every unit.
+        part: a weight's part on this tensor rank.
+        ties: of the units with which several modules compute.
+    """
     units = {}
     for unit, group in weights.items():
-        divided = unit == TIED and first != last
-        slots = tuple(_slots(layout, family, group, tensor, experts, copied=divided and not first))
-        units[unit] = FlatLayout(unit, slots, experts.shards if unit.endswith(EXPERTS) else layout.shard_degree, divided)
+        tie = ties.get(unit)
+        slots = tuple(_slots(layout, group, part, expert, copied=tie is not None and not tie.counts))
+        units[unit] = FlatLayout(unit, slots, expert.shards if unit.endswith(EXPERTS) else layout.shard_degree, tie)
     return units
 
 
-def _slots(layout: Layout, family: Family, weights: Iterable[Weight], tensor: int, expert: ExpertCut,
+def _slots(layout: Layout, weights: Iterable[Weight], part_on_rank: Callable[[Weight], TensorPart], expert: ExpertCut,
            copied: bool) -> Iterator[ParameterSlot]:
     """Yield the slots of a unit. Matrices come before vectors, which mostly have no weight decay, so that the optimizer updates
     long stretches. Within both, the parts that several tensor ranks share are adjacent, so that their gradients are summed in few
     messages. ``copied``: another stage's copy of these weights counts."""
-    parts = [(weight, part_of(family, weight, layout.tensor_cut(tensor))) for weight in weights]
+    parts = [(weight, part_on_rank(weight)) for weight in weights]
     begin = 0
     for weight, part in sorted(parts, key=lambda pair: (len(pair[0].shape) == 1, pair[0].cut is None, pair[1].copies)):
         box = (expert.part(weight.shape[0]), *part.box[1:]) if weight.experts else part.box

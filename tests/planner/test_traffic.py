@@ -122,7 +122,8 @@ def count(folder: Path) -> None:
 
     def counted(self: Engine, number: int, *rest: Any) -> Any:
         groups = self.groups
-        named = {"tp": groups.tensor, "shard": groups.shard, "replicate": groups.replicate, "tied": groups.ends,
+        named = {"tp": groups.tensor, "shard": groups.shard, "replicate": groups.replicate,
+                 "tied": groups.ties[0, self.pipeline.last],
                  "cp": groups.context, "ep": groups.expert, "expert shard": groups.experts.shard,
                  "expert replicate": groups.experts.replicate}
         axes.update({axis.group: name for name, axis in named.items() if axis.group})

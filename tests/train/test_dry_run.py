@@ -205,7 +205,7 @@ def check_against_the_plan(spec: JobSpec, rank: int) -> DryRun:
                          for payload in "FB")
     assert max(forward, backward) == planned.pp
     assert sent["shard" if spec.shard_degree > 1 else "replicate"] == pytest.approx(planned.dp, rel=1e-12)
-    assert sent["ends"] == planned.tied
+    assert sent["tied"] == planned.tied
     assert sent["expert"] == pytest.approx((spec.parallel.expert - 1) * planned.ep, rel=1e-12)
     assert sent["shard of experts"] + sent["replicate of experts"] == planned.expert_dp + planned.expert_replicas
     assert sent["context"] == planned.cp + (spec.parallel.context - 1) * planned.cp_pairs

@@ -49,11 +49,18 @@ class TensorPart:
 
 
 def part_of(family: Family, weight: Weight, tensor: TensorCut) -> TensorPart:
-    """Return a tensor rank's part of a weight, cut as ``torch.chunk`` cuts: the last parts may be smaller or empty."""
+    """Return a tensor rank's part of a weight of a family."""
+    return cut_part(weight, tensor, tensor.cuts(family.module_of(weight.name)))
+
+
+def cut_part(weight: Weight, tensor: TensorCut, cuts: bool) -> TensorPart:
+    """Return a tensor rank's part of a weight, cut as ``torch.chunk`` cuts: the last parts may be smaller or empty.
+
+    ``cuts``: True if the ranks cut the module that it belongs to.
+    """
     box = [slice(0, size) for size in weight.shape]
-    if weight.cut is None or not tensor.cuts(family.module_of(weight.name)):
-        partial = weight.partial and tensor.cuts(family.module_of(weight.name))
-        return TensorPart(tuple(box), False, tensor.size, tensor.rank, partial)
+    if weight.cut is None or not cuts:
+        return TensorPart(tuple(box), False, tensor.size, tensor.rank, weight.partial and cuts)
     parts = min(tensor.size, weight.most_parts or tensor.size)
     copies = tensor.size // parts
     sizes = chunk_sizes(weight.shape[weight.cut], parts)

@@ -189,9 +189,9 @@ def _axes(groups: Groups) -> Iterator[tuple[str, tuple[str, int]]]:
     """Yield torch's name for each group of this rank, with the axis and its number of ranks."""
     axes = {} if groups.world.through_host else {"world": groups.world.block}
     axes |= {"block of the world": groups.host.block, "blocks of the world": groups.host.heads}
-    axes |= {name: getattr(groups, name) for name in ("tensor", "context", "shard", "replicate", "ends", "kv", "expert")}
+    axes |= {name: getattr(groups, name) for name in ("tensor", "context", "shard", "replicate", "kv", "expert")}
     axes |= {"shard of experts": groups.experts.shard, "replicate of experts": groups.experts.replicate}
-    for name, axis in axes.items():
+    for name, axis in (*axes.items(), *(("tied", axis) for axis in groups.ties.values())):
         if axis.group is not None:
             yield axis.group.group_name, (name, axis.size)
     for (sender, receiver, payload), channel in groups.channels.groups.items():

@@ -73,8 +73,8 @@ def open_sockets(groups: Groups, placement: Placement, rank: int, timeout: float
         timeout: the heartbeat's timeout; 0 means no heartbeat.
     """
     world, nodes = len(placement.ranks), placement.nodes
-    sizes = [axis.size for axis in (groups.tensor, groups.context, groups.shard, groups.replicate, groups.ends, groups.kv,
-                                     groups.expert, groups.experts.shard, groups.experts.replicate) if axis.size > 1]
+    sizes = [axis.size for axis in (groups.tensor, groups.context, groups.shard, groups.replicate, *groups.ties.values(),
+                                    groups.kv, groups.expert, groups.experts.shard, groups.experts.replicate) if axis.size > 1]
     sizes += [2] * len(groups.channels.groups)
     facts = [axis.size for axis in (groups.host.block, groups.host.heads) if axis.size > 1]  # over gloo, beside NCCL too
     by_gloo = facts + sizes if groups.channels.through_host else facts

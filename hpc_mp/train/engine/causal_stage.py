@@ -5,7 +5,6 @@ carries Hugging Face's names, so that ``named_parameters`` are the names of a ch
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,6 @@ from hpc_mp.layout.models import Family, ModelShape
 from hpc_mp.train.engine.context import ContextAxis
 from hpc_mp.train.engine.data_axis import Unit
 from hpc_mp.train.engine.experts import ExpertProjection
-from hpc_mp.train.engine.gradients import Sink
 from hpc_mp.train.engine.layers import RotaryTables, Settings, result_of
 from hpc_mp.train.engine.masks import first_seen, restarted
 from hpc_mp.train.engine.precision import Precision
@@ -81,8 +79,9 @@ class CausalStage(nn.Module):
         for name in others:
             parent, leaf = name.rsplit(".", 1)
             self.get_submodule(parent).register_parameter(leaf, parameters[name])
-        for name in parameters.keys() - owned:
-            parameters[name].register_post_accumulate_grad_hook(partial(_collect, sinks[name]))
+        for unit in units.values():
+            for name in unit.parameters.keys() - owned:
+                unit.collect(name)
 
     def tensors(self) -> Iterator[Tensor]:
         """What a stage holds besides activations: its parameters, and what every microbatch gets."""
@@ -122,7 +121,7 @@ class CausalStage(nn.Module):
         before, behind = self.groups[max(0, group - 1):group], self.groups[group + 1:group + 2]
         prefetch = Prefetch([unit for paths in behind for unit in self._units_of(paths[:1])],
                             [unit for paths in before for unit in self._units_of(paths[:1])])
-        return unsharded(self._units_of(self.groups[group]), prefetch, compute, hidden)
+        return unsharded(self._units_of(self.groups[group]), prefetch, lambda hidden: (compute(hidden),), hidden)[0]
 
     @torch.no_grad()
     def _see(self, begins: Tensor | None, dtype: torch.dtype) -> None:
@@ -150,23 +149,12 @@ class CausalStage(nn.Module):
         return hidden
 
     def _finish(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        counts: list[Tensor] = []
+        def objective(hidden: Tensor) -> tuple[Tensor, Tensor]:
+            return self.objective(self.get_submodule(self.family.norm)(hidden), labels)
 
-        def objective(hidden: Tensor) -> Tensor:
-            loss, count = self.objective(self.get_submodule(self.family.norm)(hidden), labels)
-            counts.append(count)
-            return loss
-
-        loss = unsharded([self.units[name] for name in (TIED, HEAD) if name in self.units], Prefetch(), objective, hidden)
-        return loss, counts[0]
+        loss, count = unsharded([self.units[name] for name in (TIED, HEAD) if name in self.units], Prefetch(), objective, hidden)
+        return loss, count
 
     def _units_of(self, blocks: Sequence[str]) -> list[Unit]:
         """The units of blocks, with all that comes and goes with them."""
         return [unit for unit in self.units.values() if unit.layout.block in blocks]
-
-
-def _collect(sink: Sink, parameter: Tensor) -> None:
-    """Take over the gradient that autograd has just made."""
-    assert parameter.grad is not None
-    sink.add(parameter.grad)
-    parameter.grad = None

@@ -18,9 +18,10 @@ plain sum.
 """
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hpc_mp.layout.flat import FlatLayout, ParameterSlot
 from hpc_mp.train.engine.collectives import Running, all_gather, all_reduce
@@ -54,6 +55,7 @@ class Unit:
             self.master = self._own if self._inside else torch.empty(layout.part, dtype=precision.master, device=device)
         self.parameters = {slot.weight.name: self._parameter(slot) for slot in layout.slots}
         self.sinks = {slot.weight.name: Sink(gradient, slot) for slot in layout.slots}
+        self._collected: set[str] = set()
         self._arriving = Running()
         if gathers:
             self.whole.untyped_storage().resize_(0)
@@ -61,6 +63,12 @@ class Unit:
     def _parameter(self, slot: ParameterSlot) -> nn.Parameter:
         """A view with a version of its own: gathering anew what autograd has saved is no change of it."""
         return nn.Parameter(self.whole.data[slot.begin:slot.begin + slot.size].view(slot.shape))
+
+    def collect(self, name: str) -> None:
+        """Take over the gradients of a parameter that autograd makes. Stages of a rank may share it, and each asks."""
+        if name not in self._collected:
+            self._collected.add(name)
+            self.parameters[name].register_post_accumulate_grad_hook(partial(_collected, self.sinks[name]))
 
     def filled(self) -> None:
         """The host has given the masters values."""
@@ -104,6 +112,12 @@ class Unit:
         return all_gather(self.whole, self._own, self.shard)
 
 
+def _collected(sink: Sink, parameter: Tensor) -> None:
+    assert parameter.grad is not None
+    sink.add(parameter.grad)
+    parameter.grad = None
+
+
 class DataAxis:
     """All units of a rank, and the order in which their gradients are summed.
 
@@ -119,7 +133,7 @@ class DataAxis:
     def __init__(self, layouts: Mapping[str, FlatLayout], stages: Mapping[int, Iterable[str]], reductions: Mapping[int, int],
                  groups: Groups, zero: int, once: bool, precision: Precision, device: torch.device,
                  bus: Bus | None = None) -> None:
-        self.ends, self.slabs = groups.ends, Slabs(precision.master, device)
+        self.ties, self.slabs = groups.ties, Slabs(precision.master, device)
         self.units: dict[str, Unit] = {}
         for name, layout in layouts.items():
             holders = groups.holders(layout.of_experts)
@@ -157,15 +171,15 @@ class DataAxis:
                 unit.gradient.reduce()
 
     def finish(self) -> None:
-        """The last backward is over: when this returns, every part has the sum over the data axis, and over both ends of the
-        pipeline where these have the same unit."""
+        """The last backward is over: when this returns, every part has the sum over the data axis, and over the
+        stages that have the same unit."""
         self.slabs.settle()
         for unit in self.units.values():
             unit.gradient.reduce_replicas()
         for unit in self.units.values():
             unit.gradient.settle()
-            if unit.layout.at_both_ends:
-                all_reduce(unit.gradient.part, self.ends).wait()
+            if unit.layout.tie is not None and len(unit.layout.tie.stages) > 1:
+                all_reduce(unit.gradient.part, self.ties[unit.layout.tie.stages]).wait()
 
     def filled(self) -> None:
         for unit in self.units.values():

@@ -67,8 +67,13 @@ class HashDropout(nn.Module):
             return x
         within = torch.arange(x.shape[2:].numel(), dtype=torch.int32, device=x.device)
         index = (self.rows * len(within)).to(torch.int32).unsqueeze(1) + within
-        kept = keep(self.clock.site_keys(self.site, x.device), index.view(x.shape[1:]), self.p)
-        return torch.where(kept, x / (1.0 - self.p), 0.0)
+        return self.dropped(x, index.view(x.shape[1:]))
+
+    def dropped(self, x: Tensor, index: Tensor) -> Tensor:
+        """Drop elements of x, (samples, …), by their indexes within a sample, (…), int32."""
+        if self.p == 0.0 or not self.training:
+            return x
+        return torch.where(keep(self.clock.site_keys(self.site, x.device), index, self.p), x / (1.0 - self.p), 0.0)
 
 
 def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, scaling: float,

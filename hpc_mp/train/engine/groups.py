@@ -101,7 +101,7 @@ class Groups:
         data_rank: which replica of the model this rank computes in.
         expert: the ranks that share out the experts of a block.
         experts: those that have the same experts, where ranks share them out.
-        ends: the ranks that hold the embedding and the head, where these are two.
+        ties: stages that have copies of the same weights -> the ranks that hold them.
         kv: the ranks of the tensor axis that hold the same key-value heads, where these are fewer than its ranks.
     """
 
@@ -114,7 +114,7 @@ class Groups:
     channels: Channels
     data_rank: int
     context: Axis = field(default_factory=Axis)
-    ends: Axis = field(default_factory=Axis)
+    ties: Mapping[tuple[int, ...], Axis] = field(default_factory=dict)
     kv: Axis = field(default_factory=Axis)
     expert: Axis = field(default_factory=Axis)
     experts: StateAxes = field(default_factory=lambda: StateAxes(Axis(), Axis()))
@@ -138,7 +138,8 @@ def new_group(ranks: list[int], **options: Any) -> dist.ProcessGroup | None:
 
 
 def build(placement: Placement, shard_degree: int, device: torch.device, backend: str, schedule: Schedule,
-          timeout: timedelta | None, host: Tree, kv_copies: int = 1, new: NewGroup = new_group, expert_shards: int = 1) -> Groups:
+          timeout: timedelta | None, host: Tree, kv_copies: int = 1, new: NewGroup = new_group, expert_shards: int = 1,
+          ties: Sequence[tuple[int, ...]] | None = None) -> Groups:
     """Make every group that this rank is in; all ranks call this at the same time.
 
     Args:
@@ -146,6 +147,7 @@ def build(placement: Placement, shard_degree: int, device: torch.device, backend
         timeout: how long a message of a step may take; None for torch's default.
         kv_copies: how many neighbours along the tensor axis hold the same key-value heads.
         expert_shards: over how many ranks with the same experts ZeRO shares out their state.
+        ties: stages that have copies of the same weights; None: the first and the last one may.
         new: makes one of them, of the ranks given; it is called for all groups of the world, in the same order on all ranks.
     """
     gloo.register()
@@ -157,8 +159,10 @@ def build(placement: Placement, shard_degree: int, device: torch.device, backend
     mine = next(ranks for ranks in pipelines if dist.get_rank() in ranks)
     channels = Channels(tuple(mine), maker.channels(pipelines, schedule), maker.through_host)
     _say_hello(channels, here, device)
-    head, tail = schedule.placement[0], schedule.placement[-1]
-    ends = maker.axis([sorted((ranks[head], ranks[tail])) for ranks in pipelines]) if head != tail else Axis()
+    tied = {}
+    for stages in [(0, len(schedule.placement) - 1)] if ties is None else ties:
+        places = sorted({schedule.placement[stage] for stage in stages})
+        tied[stages] = maker.axis([sorted(ranks[at] for at in places) for ranks in pipelines]) if len(places) > 1 else Axis()
     whole = _whole_grid(placement)
     context = maker.axis(whole.movedim(2, -1).flatten(0, -2).tolist()) if placement.degrees.context > 1 else Axis()
     data_rank = int((whole == dist.get_rank()).nonzero()[0, 1])
@@ -169,7 +173,7 @@ def build(placement: Placement, shard_degree: int, device: torch.device, backend
         expert, *experts = (maker.axis(blocks.movedim(axis, -1).flatten(0, -2).tolist()) for axis in (3, 2, 1))
         more = {"expert": expert, "experts": StateAxes(*experts)}
     world = host if maker.through_host else tree_of(Axis(dist.get_world_size(), dist.get_rank(), dist.group.WORLD))
-    return Groups(world, host, tensor, shard, replicate, here, channels, data_rank, context, ends, kv, **more)
+    return Groups(world, host, tensor, shard, replicate, here, channels, data_rank, context, tied, kv, **more)
 
 
 def everyone(timeout: timedelta | None = None, new: NewGroup = new_group) -> Tree:

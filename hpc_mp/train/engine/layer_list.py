@@ -1,0 +1,156 @@
+"""A model as a list of layers: what each layer is made of, which named tensors it uses and gives, and what is cut in it.
+
+Any stage may begin before any layer: what earlier layers have given and later ones use crosses to it. Shapes and formats of these
+tensors come from one computation without values (torch's meta device).
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.layout.models import Weight
+from hpc_mp.train.engine.stage import Batch, Carried
+
+Objective = Callable[[Mapping[str, Tensor], Batch], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """A layer.
+
+    Attributes:
+        name: of its own; its parameters are ``name.parameter``.
+        make: makes the module.
+        uses: what it is called with, in this order: tensors of the batch, or of an earlier layer. The first dimension counts
+            samples.
+        gives: names of what it returns; several: a tuple.
+        cut: linear module inside -> what tensor ranks cut of it: "column" its outputs, "row" its inputs.
+        tied: parameter inside -> the parameter of another layer that it is, ``layer.parameter``.
+    """
+
+    name: str
+    make: Callable[[], nn.Module]
+    uses: tuple[str, ...] = ("hidden",)
+    gives: tuple[str, ...] = ("hidden",)
+    cut: Mapping[str, Literal["column", "row"]] = field(default_factory=dict)
+    tied: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TracedLayer:
+    """A layer without values.
+
+    Attributes:
+        weights: its own parameters, without those that are another layer's.
+        carried: what it gives for a microbatch.
+        dropouts: path of each dropout inside -> the last dimension of what it drops.
+    """
+
+    spec: LayerSpec
+    weights: tuple[Weight, ...]
+    carried: Mapping[str, Carried]
+    dropouts: Mapping[str, int]
+
+    def full_name(self, parameter: str) -> str:
+        """Return the name of the parameter in the model."""
+        return self.spec.tied.get(parameter, f"{self.spec.name}.{parameter}")
+
+
+def traced(layers: Sequence[LayerSpec], batch: Mapping[str, Carried]) -> Iterator[TracedLayer]:
+    """Compute every layer without values.
+
+    Args:
+        batch: what a microbatch consists of.
+
+    Raises:
+        HpcMpError: layers do not fit together, or cannot be computed in parts.
+    """
+    there = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in batch.items()}
+    names = [spec.name for spec in layers]
+    if dotted := [name for name in names if "." in name or not name]:
+        raise HpcMpError(f"the layer name {dotted[0]!r}", "must be a word without a full stop", "choose another name")
+    if doubled := {name for name in names if names.count(name) > 1}:
+        raise HpcMpError(f"layers {', '.join(sorted(doubled))}", "are several of one name", "give each layer a name of its own")
+    for spec in layers:
+        if missing := [name for name in spec.uses if name not in there]:
+            raise HpcMpError(f"layer {spec.name}: uses = {', '.join(missing)}",
+                             "is neither in the batch nor given by an earlier layer", f"there are {', '.join(there)}")
+        if taken := [name for name in spec.gives if name in batch]:
+            raise HpcMpError(f"layer {spec.name}: gives = {', '.join(taken)}", "is the name of a tensor of the batch",
+                             "choose another name")
+        layer, results = _traced(spec, [there[name] for name in spec.uses])
+        there |= results
+        yield layer
+
+
+def _traced(spec: LayerSpec, arguments: Sequence[Tensor]) -> tuple[TracedLayer, dict[str, Tensor]]:
+    where = f"layer {spec.name}"
+    with torch.device("meta"):
+        module = spec.make()
+    dropouts: dict[str, int] = {}
+    for path, inner in module.named_modules():
+        if isinstance(inner, nn.Dropout):
+            inner.register_forward_pre_hook(lambda _, args, path=path: dropouts.update({path: args[0].shape[-1]}))
+    versions = {name: buffer._version for name, buffer in module.named_buffers()}
+    try:
+        returned = module(*arguments)
+    except (RuntimeError, NotImplementedError) as error:
+        raise HpcMpError(where, f"cannot be computed without values: {str(error).partition('. ')[0]}",
+                         "shapes must not depend on values: the other stages do not know these") from error
+    if changed := [name for name, buffer in module.named_buffers() if buffer._version != versions[name]]:
+        raise HpcMpError(f"{where}: its forward changes the buffers {', '.join(changed)}",
+                         "which every replica and microbatch would change for itself",
+                         "use a layer without running statistics, such as LayerNorm or GroupNorm")
+    results = returned if isinstance(returned, tuple) else (returned,)
+    if len(results) != len(spec.gives) or not all(isinstance(result, Tensor) for result in results):
+        raise HpcMpError(f"{where}: gives = {', '.join(spec.gives)}", f"but it returns {len(results)} values",
+                         "name every tensor that it returns; all must be tensors")
+    named = dict(zip(spec.gives, results, strict=True))
+    carried = {name: Carried(tuple(result.shape), result.dtype, result.requires_grad) for name, result in named.items()}
+    return TracedLayer(spec, tuple(_weights(spec, module)), carried, dropouts), named
+
+
+def crossing(layers: Sequence[TracedLayer], outputs: Sequence[str], batch: Mapping[str, Carried]) -> list[dict[str, Carried]]:
+    """Return what crosses to a stage that begins with each layer; the last entry is what the objective gets.
+
+    Args:
+        outputs: names that the objective gets.
+    """
+    needed, wanted = set(outputs), []
+    for layer in reversed(layers):
+        wanted.append(frozenset(needed))
+        needed = (needed - {*layer.spec.gives}) | {name for name in layer.spec.uses if name not in batch}
+    wanted.append(frozenset(needed))
+    there: dict[str, Carried] = {}
+    crosses: list[dict[str, Carried]] = [{}]
+    for layer, behind in zip(layers, reversed(wanted[:-1]), strict=True):
+        there |= layer.carried
+        crosses.append({name: tensor for name, tensor in there.items() if name in behind})
+    return crosses
+
+
+def inside(path: str, leaf: str) -> str:
+    """Return the name of a parameter of the module at a path; the layer itself has an empty one."""
+    return f"{path}.{leaf}" if path else leaf
+
+
+def _weights(spec: LayerSpec, module: nn.Module) -> Iterator[Weight]:
+    cuts = {inside(path, "weight"): 0 if how == "column" else 1 for path, how in spec.cut.items()}
+    cuts |= {inside(path, "bias"): 0 for path, how in spec.cut.items() if how == "column"}
+    for path in spec.cut:
+        if not isinstance(module.get_submodule(path), nn.Linear):
+            raise HpcMpError(f"layer {spec.name}: cut = {path}", "is no nn.Linear", "name linear modules only")
+    names = dict(module.named_parameters())
+    if both := sorted(cuts.keys() & spec.tied.keys()):
+        raise HpcMpError(f"layer {spec.name}: tied = {', '.join(both)}", "is a parameter of a linear module that is cut",
+                         "leave it out of cut: a tied parameter is whole on every rank")
+    if unknown := spec.tied.keys() - names.keys():
+        raise HpcMpError(f"layer {spec.name}: tied = {', '.join(sorted(unknown))}", "is no parameter of it",
+                         f"it has {', '.join(names)}")
+    for name, parameter in names.items():
+        if name not in spec.tied:
+            yield Weight(f"{spec.name}.{name}", tuple(parameter.shape), cut=cuts.get(name))

@@ -1,0 +1,266 @@
+"""A model made from a list of layers, and its stages, as the pipeline runs them."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import torch
+from torch import Tensor, nn
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.layout.flat import FlatLayout, StageSpan, Tie, blocks_together, flat_units, stage_spans
+from hpc_mp.layout.layout import Layout
+from hpc_mp.layout.models import Weight
+from hpc_mp.layout.models.tensor import TensorPart, cut_part, matches
+from hpc_mp.train.engine.data_axis import Unit
+from hpc_mp.train.engine.dropout import HashDropout
+from hpc_mp.train.engine.initial import Source
+from hpc_mp.train.engine.layer_list import LayerSpec, Objective, TracedLayer, crossing, inside, traced
+from hpc_mp.train.engine.precision import Precision
+from hpc_mp.train.engine.projection import Projection, TensorAxis
+from hpc_mp.train.engine.recompute import computed_again, groups_of
+from hpc_mp.train.engine.stage import Batch, Boundary, Carried
+from hpc_mp.train.engine.surroundings import Surroundings
+from hpc_mp.train.engine.unshard import Prefetch, unsharded
+
+TIE = "tied "  # prefix of the name of a unit with which several layers compute
+
+
+@dataclass(frozen=True)
+class ListedModel:
+    """A list of layers that ends in an objective.
+
+    Attributes:
+        objective: gets the tensors named in ``outputs``, and the batch.
+        batch: what a microbatch consists of.
+        seed: of the first values.
+        outputs: of the layers; empty: what the last one gives.
+    """
+
+    layers: tuple[LayerSpec, ...]
+    objective: Objective
+    batch: Mapping[str, Carried]
+    seed: int
+    outputs: tuple[str, ...] = ()
+    experts: int = 0
+
+    @cached_property
+    def traced(self) -> tuple[TracedLayer, ...]:
+        return tuple(traced(self.layers, self.batch))
+
+    @cached_property
+    def crossing(self) -> list[dict[str, Carried]]:
+        return crossing(self.traced, self.outputs or self.layers[-1].gives, self.batch)
+
+    @cached_property
+    def weights(self) -> dict[str, Weight]:
+        """Every parameter once, by name."""
+        return {weight.name: weight for layer in self.traced for weight in layer.weights}
+
+    def ties(self, layout: Layout) -> dict[str, tuple[int, ...]]:
+        """Return the stages of every parameter with which several layers compute."""
+        stages: dict[str, list[int]] = {}
+        tied = {name for spec in self.layers for name in spec.tied.values()}
+        if unknown := tied - self.weights.keys():
+            raise HpcMpError(f"tied = {', '.join(sorted(unknown))}", "is no parameter of a layer", "write layer.parameter")
+        if cut := [name for name in sorted(tied) if self.weights[name].cut is not None]:
+            raise HpcMpError(f"tied = {', '.join(cut)}", "is a parameter of a linear module that is cut", "cut others")
+        for stage, span in enumerate(stage_spans(layout.layers)):
+            for name in sorted(tied & {name for layer in span.layers for name in self._names(self.traced[layer])}):
+                stages.setdefault(name, []).append(stage)
+        return {name: tuple(found) for name, found in stages.items()}
+
+    def capacity(self, layout: Layout) -> int | None:
+        return None
+
+    def units(self, layout: Layout, spans: Iterable[StageSpan], tensor: int, expert: int) -> Mapping[str, FlatLayout]:
+        if layout.sequence_parallel or layout.degrees.context > 1 or layout.degrees.expert > 1 or layout.recompute == "selective":
+            raise HpcMpError("a list of layers", "has no sequence, context or expert axis and no selective recomputation",
+                             "cut it along the tensor, pipeline and data axes")
+        ties, spans, cut = self.ties(layout), list(spans), layout.tensor_cut(tensor)
+        mine = {stage for stage, span in enumerate(stage_spans(layout.layers)) if span in spans}
+        groups: dict[str, list[Weight]] = {}
+        for layer in (self.traced[number] for span in spans for number in span.layers):
+            own = [weight for weight in layer.weights if weight.name not in ties]
+            groups |= {layer.spec.name: own} if own else {}
+            groups |= {f"{TIE}{name}": [self.weights[name]] for name in self._names(layer) if name in ties}
+
+        def part(weight: Weight) -> TensorPart:
+            return cut_part(weight, cut, cut.size > 1 and matches(weight.name.rpartition(".")[0], cut.modules))
+
+        return flat_units(layout, groups, part, layout.expert_cut(), {
+            f"{TIE}{name}": Tie(stages, stages[0] in mine) for name, stages in ties.items()})
+
+    def received(self, layout: Layout, stage: int, tokens: int, dtype: torch.dtype) -> Mapping[str, Carried]:
+        """Floating-point tensors have the format that computes."""
+        return {name: Carried(tensor.shape, dtype if tensor.dtype.is_floating_point else tensor.dtype, tensor.differentiable)
+                for name, tensor in self.crossing[sum(layout.layers[:stage])].items()}
+
+    def build(self, span: StageSpan, around: Surroundings) -> "ListedStage":
+        return ListedStage(self, span, around)
+
+    def made(self, spec: LayerSpec) -> nn.Module:
+        """Make a layer with its first values, which depend on the seed and its name."""
+        key = hashlib.blake2b(f"{self.seed} {spec.name}".encode(), digest_size=7).digest()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int.from_bytes(key))
+            return spec.make()
+
+    def first_values(self) -> Source:
+        """Return the values that layers are made with. One layer at a time is in memory."""
+        made: dict[str, dict[str, Tensor]] = {}
+
+        def source(weight: Weight, box: tuple[slice, ...]) -> Tensor:
+            layer, _, inner = weight.name.partition(".")
+            if layer not in made:
+                made.clear()
+                spec = next(spec for spec in self.layers if spec.name == layer)
+                made[layer] = {name: parameter.detach() for name, parameter in self.made(spec).named_parameters()}
+            return made[layer][inner][box]
+
+        return source
+
+    @staticmethod
+    def _names(layer: TracedLayer) -> list[str]:
+        return [*(weight.name for weight in layer.weights), *layer.spec.tied.values()]
+
+
+class WideDropout(HashDropout):
+    """Dropout that is the same on every layout, of any tensor (samples, …), whose last dimension may be cut.
+
+    Args:
+        width: of the last dimension in the whole model; ``tensor``: along which axis it is cut, if it is.
+    """
+
+    def __init__(self, dropout: nn.Dropout, site: str, around: Surroundings, width: int) -> None:
+        super().__init__(dropout.p, site, around.clock, torch.empty(0))
+        self.width, self.tensor = width, around.tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        begin = 0 if x.shape[-1] == self.width else self.tensor.part(self.width)[0]
+        rows = torch.arange(x.shape[1:-1].numel(), device=x.device).unsqueeze(1)
+        index = rows * self.width + begin + torch.arange(x.shape[-1], device=x.device)
+        return self.dropped(x, index.to(torch.int32).view(x.shape[1:]))
+
+
+class ListedStage(nn.Module):
+    """Some layers of the list, one behind the other."""
+
+    def __init__(self, model: ListedModel, span: StageSpan, around: Surroundings) -> None:
+        super().__init__()
+        self.model, self.span, self.around = model, span, around
+        self.units: dict[str, Unit] = {}
+        self.layers = [model.traced[number] for number in span.layers]
+        self.numbers = {layer.spec.name: number for number, layer in zip(span.layers, self.layers, strict=True)}
+        self.groups = list(groups_of([layer.spec.name for layer in self.layers], around.recompute))
+        self.projections: list[Projection] = []
+        self.inner = nn.ModuleDict({layer.spec.name: self._prepared(layer) for layer in self.layers})
+
+    @property
+    def precision(self) -> Precision:
+        return self.around.precision
+
+    def _prepared(self, layer: TracedLayer) -> nn.Module:
+        """Make a layer with its buffers; parameters come with ``adopt``."""
+        module = self.model.made(layer.spec).to(self.around.context.positions.device, self.precision.compute)
+        for path, inner in list(module.named_modules()):
+            parent, _, leaf = path.rpartition(".")
+            replaced: nn.Module | None = None
+            if path in layer.spec.cut:
+                replaced = self._projection(layer, path, inner)
+            elif isinstance(inner, nn.Dropout) and path in layer.dropouts:
+                replaced = WideDropout(inner, f"{layer.spec.name}.{path}", self.around, layer.dropouts[path])
+            if replaced is not None:
+                module = _put(module, parent, leaf, replaced)
+        for name, parameter in list(module.named_parameters(remove_duplicate=False)):  # values are the units'
+            parent, _, leaf = name.rpartition(".")
+            module.get_submodule(parent).register_parameter(leaf, nn.Parameter(parameter.to("meta")))
+        return module
+
+    def _projection(self, layer: TracedLayer, path: str, linear: nn.Module) -> Projection:
+        """A column or row projection, which enters and leaves by itself."""
+        how, tensor = layer.spec.cut[path], self.around.tensor
+        if not (tensor.size > 1 and matches(inside(layer.spec.name, path).rstrip("."), tensor.cut.modules)):
+            tensor = tensor.alone
+        bias = None if linear.bias is None else layer.full_name(inside(path, "bias"))
+        projection = Projection(layer.full_name(inside(path, "weight")), bias, False, how == "row", tensor)
+        if how == "column":
+            projection.register_forward_pre_hook(partial(_entered, tensor))
+        self.projections.append(projection)
+        return projection
+
+    def adopt(self, units: Mapping[str, Unit]) -> None:
+        self.units = dict(units)
+        parameters = {name: parameter for unit in units.values() for name, parameter in unit.parameters.items()}
+        sinks = {name: sink for unit in units.values() for name, sink in unit.sinks.items()}
+        collects: set[str] = set()
+        for projection in self.projections:
+            projection.adopt(parameters, sinks)
+            collects |= {*filter(None, projection.names)} - projection.owned
+        for layer in self.layers:
+            module = self.inner[layer.spec.name]
+            for name, _ in list(module.named_parameters(remove_duplicate=False)):
+                parent, _, leaf = name.rpartition(".")
+                holder = module.get_submodule(parent)
+                if not isinstance(holder, Projection):
+                    holder.register_parameter(leaf, parameters[layer.full_name(name)])
+                    collects.add(layer.full_name(name))
+        for unit in units.values():
+            for name in unit.parameters.keys() & collects:
+                unit.collect(name)
+
+    def tensors(self) -> Iterator[Tensor]:
+        yield from (unit.whole for unit in self.units.values())
+        yield from self.buffers()
+
+    def forward(self, received: Boundary, batch: Batch) -> Boundary | tuple[Tensor, Tensor]:
+        compute = self.precision.compute
+        batch = {name: tensor.to(compute) if tensor.is_floating_point() else tensor for name, tensor in batch.items()}
+        there = dict(received)
+        for number in range(len(self.groups)):
+            there |= self._group(number, there, batch)
+        wanted = self.model.crossing[self.span.layers.stop]
+        if not self.span.last:
+            return {name: there[name] for name in wanted}
+        return self.model.objective({name: there[name] for name in wanted}, batch)
+
+    def _group(self, number: int, there: Boundary, batch: Batch) -> Boundary:
+        """Compute layers that are recomputed together. Returns what they give."""
+        layers = [layer for layer in self.layers if layer.spec.name in self.groups[number]]
+        given = list(dict.fromkeys(name for layer in layers for name in layer.spec.gives))
+        used = [name for name in dict.fromkeys(name for layer in layers for name in layer.spec.uses) if name in there]
+
+        def compute(*tensors: Tensor) -> tuple[Tensor, ...]:
+            known = {**batch, **dict(zip(used, tensors, strict=True))}
+            with self.precision.computing():
+                for layer in layers:
+                    result = self.inner[layer.spec.name](*(known[name] for name in layer.spec.uses))
+                    known |= dict(zip(layer.spec.gives, result if isinstance(result, tuple) else (result,), strict=True))
+            return tuple(known[name] for name in given)
+
+        again = blocks_together(self.around.recompute) is not None
+        function: Callable[..., tuple[Tensor, ...]] = partial(computed_again, compute) if again else compute
+        results = unsharded(self._units_of(number), self._prefetch(number), function, *(there[name] for name in used))
+        return dict(zip(given, results, strict=True))
+
+    def _units_of(self, number: int) -> Sequence[Unit]:
+        layers = [layer for layer in self.layers if layer.spec.name in self.groups[number]]
+        names = {name for layer in layers for name in (layer.spec.name, *(f"{TIE}{name}" for name in self.model._names(layer)))}
+        return [unit for name, unit in self.units.items() if name in names]
+
+    def _prefetch(self, number: int) -> Prefetch:
+        behind = self._units_of(number + 1) if number + 1 < len(self.groups) else ()
+        return Prefetch(behind, self._units_of(number - 1) if number else ())
+
+
+def _put(module: nn.Module, parent: str, leaf: str, inner: nn.Module) -> nn.Module:
+    """Return the module with another one inside, or that one if it takes the whole place."""
+    if not leaf:
+        return inner
+    setattr(module.get_submodule(parent), leaf, inner)
+    return module
+
+
+def _entered(tensor: TensorAxis, _: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tensor.enter(arguments[0]), *arguments[1:]
