@@ -90,7 +90,7 @@ def traced(layers: Sequence[LayerSpec], batch: Mapping[str, Carried]) -> Iterato
 def _traced(spec: LayerSpec, arguments: Sequence[Tensor]) -> tuple[TracedLayer, dict[str, Tensor]]:
     where = f"layer {spec.name}"
     with torch.device("meta"):
-        module = spec.make()
+        module = spec.make().to("meta")
     dropouts: dict[str, int] = {}
     for path, inner in module.named_modules():
         if isinstance(inner, nn.Dropout):

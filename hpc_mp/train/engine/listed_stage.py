@@ -51,7 +51,12 @@ class ListedModel:
 
     @cached_property
     def crossing(self) -> list[dict[str, Carried]]:
-        return crossing(self.traced, self.outputs or self.layers[-1].gives, self.batch)
+        return crossing(self.traced, self.given, self.batch)
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The names that the objective gets, in this order."""
+        return self.outputs or self.layers[-1].gives
 
     @cached_property
     def weights(self) -> dict[str, Weight]:
@@ -220,10 +225,9 @@ class ListedStage(nn.Module):
         there = dict(received)
         for number in range(len(self.groups)):
             there |= self._group(number, there, batch)
-        wanted = self.model.crossing[self.span.layers.stop]
         if not self.span.last:
-            return {name: there[name] for name in wanted}
-        return self.model.objective({name: there[name] for name in wanted}, batch)
+            return {name: there[name] for name in self.model.crossing[self.span.layers.stop]}
+        return self.model.objective({name: there[name] for name in self.model.given}, batch)
 
     def _group(self, number: int, there: Boundary, batch: Batch) -> Boundary:
         """Compute layers that are recomputed together. Returns what they give."""

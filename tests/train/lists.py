@@ -1,0 +1,258 @@
+"""Small models that are not Hugging Face's, on forked ranks and in one process of plain torch.
+
+They have a skip, two tensors between stages, a tied weight on three stages, a buffer, dropout, and an objective of two terms.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from engines import _leave, _store
+from ranks import run_ranks
+from torch import Tensor, nn
+
+from hpc_mp.layout.layout import Layout
+from hpc_mp.layout.placement import Degrees, place
+from hpc_mp.layout.schedule_of import schedule_of
+from hpc_mp.rundir.rank_env import identity
+from hpc_mp.train.engine import gloo
+from hpc_mp.train.engine.dropout import DropoutClock, HashDropout, Moment
+from hpc_mp.train.engine.engine import Engine, EngineSettings, Microbatches
+from hpc_mp.train.engine.groups import build, everyone
+from hpc_mp.train.engine.layer_list import LayerSpec
+from hpc_mp.train.engine.listed_stage import ListedModel
+from hpc_mp.train.engine.stage import Carried
+
+WORDS, WIDTH, LENGTH, SAMPLES, STEPS, SEED = 23, 12, 5, 8, 2, 3
+
+
+class Split(nn.Module):
+    """Gives two tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 20), nn.Linear(20, WIDTH)
+        self.drop = nn.Dropout(0.3)
+
+    def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        return hidden + self.down(self.drop(self.up(self.norm(hidden)).tanh())), hidden * 2
+
+
+class Block(nn.Module):
+    """Uses a tensor of the batch, and has a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.drop = nn.Linear(WIDTH, 16), nn.Linear(16, WIDTH, bias=False), nn.Dropout(0.2)
+        self.register_buffer("slope", torch.linspace(0.5, 1.5, WIDTH))
+
+    def forward(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        return hidden + self.drop(self.down(self.up(hidden * self.slope).relu())) * weight.unsqueeze(-1)
+
+
+class Join(nn.Module):
+    """The other end of the skip; gives what the second term of the loss needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, hidden: Tensor, skip: Tensor) -> tuple[Tensor, Tensor]:
+        return self.mix(torch.cat((hidden, skip), -1)), hidden.square().mean(-1)
+
+
+class Words(nn.Module):
+    """Scores of all words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(WORDS, WIDTH))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden @ self.weight.t()
+
+
+class Peek(Words):
+    """A third use of the tied weight, in the middle."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden + (hidden @ self.weight.t()).softmax(-1) @ self.weight
+
+
+CUT: Mapping[str, Literal["column", "row"]] = {"up": "column", "down": "row"}
+TIED = {"weight": "words.weight"}
+LAYERS = (
+    LayerSpec("words", lambda: nn.Embedding(WORDS, WIDTH), ("ids",)),
+    LayerSpec("split", Split, gives=("hidden", "skip"), cut=CUT),
+    LayerSpec("block", Block, ("hidden", "weight"), cut=CUT),
+    LayerSpec("peek", Peek, tied=TIED),
+    LayerSpec("other", Block, ("hidden", "weight"), cut=CUT),
+    LayerSpec("join", Join, ("hidden", "skip"), ("hidden", "extra")),
+    LayerSpec("head", Words, gives=("scores",), tied=TIED),
+)
+
+
+def objective(outputs: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Two terms, of scores and of another output."""
+    scores, extra = outputs.values()
+    counted = batch["labels"] != -100
+    loss = nn.functional.cross_entropy(scores.flatten(0, 1), batch["labels"].flatten(), reduction="sum")
+    return loss + 0.1 * (extra * counted).sum(), counted.sum()
+
+
+def data(step: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    ids = torch.randint(WORDS, (SAMPLES, LENGTH), generator=generator)
+    labels = torch.randint(WORDS, (SAMPLES, LENGTH), generator=generator)
+    labels[torch.rand(SAMPLES, LENGTH, generator=generator) < 0.3] = -100
+    return {"ids": ids, "labels": labels, "weight": torch.rand(SAMPLES, LENGTH, generator=generator, dtype=torch.float64)}
+
+
+@dataclass(frozen=True)
+class Settings:
+    optimizer: Literal["adamw"] = "adamw"
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 0.1
+    weight_decay: float = 0.1
+    no_decay: tuple[str, ...] = ("*.bias", "*norm.weight")
+    momentum: float = 0.0
+    clip: float = 0.5
+    steps: int = STEPS
+    learning_rate: float = 0.05
+    lr_schedule: str = "constant"
+    warmup_steps: int = 0
+
+
+def listed(samples: int, layers: Sequence[LayerSpec] = LAYERS) -> ListedModel:
+    size = (samples, LENGTH)
+    batch = {"ids": Carried(size, torch.int64, False), "labels": Carried(size, torch.int64, False),
+             "weight": Carried(size, torch.float32, False)}
+    return ListedModel(tuple(layers), objective, batch, SEED, ("scores", "extra"))
+
+
+def share(layout: Layout, replica: int, step: int) -> Microbatches:
+    batch, own = data(step), SAMPLES // layout.degrees.data
+    mine = range(own * replica, own * (replica + 1))
+
+    def rows(microbatch: int) -> range:
+        return mine[microbatch * layout.samples:(microbatch + 1) * layout.samples]
+
+    return Microbatches(lambda _, microbatch: {name: tensor[rows(microbatch)] for name, tensor in batch.items()},
+                        lambda microbatch: Moment(step, tuple(rows(microbatch))), int((batch["labels"][mine] != -100).sum()))
+
+
+def trained(layout: Layout, make: Callable[[int], ListedModel] = listed) -> tuple[list[float], list[float], list[tuple[str, Any, Any]]]:
+    """Train on a rank. Returns losses, norms and its parts of the parameters."""
+    torch.set_num_threads(1)
+    who, schedule, device = identity(os.environ), schedule_of(layout), torch.device("cpu")
+    gloo.register()
+    dist.init_process_group("gloo", store=dist.PrefixStore("list", _store()), rank=who.rank, world_size=who.world)
+    host, model = everyone(), make(layout.samples)
+    groups = build(place(layout.degrees, "DPT", 8), layout.shard_degree, device, "gloo", schedule, None, host,
+                   ties=list(model.ties(layout).values()))
+    engine = Engine(model, EngineSettings(layout, schedule, SEED, Settings()), groups, device)
+    engine.start(model.first_values())
+    numbers = [engine.step(step, share(layout, groups.data_rank, step)).numbers() for step in range(STEPS)]
+    parts = [(held.key, held.box, held.values.numpy().copy()) for held in engine.held() if not held.key.startswith("optimizer.")]
+    _leave(host)
+    return [step.loss for step in numbers], [step.norm for step in numbers], parts
+
+
+Reference = tuple[list[float], list[float], dict[str, Tensor]]
+
+
+class Flat(HashDropout):
+    """Dropout of the reference: elements are numbered as they lie."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dropped(x, torch.arange(x.shape[1:].numel(), dtype=torch.int32).view(x.shape[1:]))
+
+
+def plain() -> Reference:
+    """One process of plain torch on the same batches."""
+    model, clock = listed(SAMPLES), DropoutClock(SEED)
+    modules = {spec.name: model.made(spec).double() for spec in LAYERS}
+    for name, module in modules.items():
+        if hasattr(module, "drop"):
+            module.drop = Flat(module.drop.p, f"{name}.drop", clock, torch.empty(0))
+    weight = modules["words"].weight
+    modules["peek"].weight = modules["head"].weight = weight
+    named = {f"{name}.{inner}": parameter for name, module in modules.items() for inner, parameter in module.named_parameters()}
+
+    def forward(there: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        for spec in LAYERS:
+            result = modules[spec.name](*(there[name] for name in spec.uses))
+            there = {**there, **dict(zip(spec.gives, result if isinstance(result, tuple) else (result,), strict=True))}
+        return {name: there[name] for name in ("scores", "extra")}
+
+    return steps(forward, {name: value for name, value in named.items() if value is not weight or name == "words.weight"}, clock)
+
+
+def steps(forward: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]], named: Mapping[str, nn.Parameter],
+          clock: DropoutClock) -> Reference:
+    """Train by torch alone. Returns losses, norms and parameters."""
+    decays = [parameter for parameter in named.values() if parameter.dim() > 1]
+    others = [parameter for parameter in named.values() if parameter.dim() == 1]
+    settings = Settings()
+    groups = [{"params": decays, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, betas=settings.betas, eps=settings.eps, foreach=False)
+    losses, norms = [], []
+    for step in range(STEPS):
+        clock.set(Moment(step, tuple(range(SAMPLES))))
+        batch = data(step)
+        loss, count = objective(forward(batch), batch)
+        (loss / count).backward()
+        losses.append(loss.item() / int(count))
+        norms.append(float(torch.nn.utils.clip_grad_norm_(named.values(), settings.clip)))
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses, norms, {name: parameter.detach() for name, parameter in named.items()}
+
+
+def lay(tensor: int = 1, pipeline: int = 1, data: int = 1, microbatches: int = 2, layers: Sequence[int] = (),
+        **more: Any) -> Layout:
+    degrees = Degrees(tensor=tensor, pipeline=pipeline, data=data)
+    zero = more.get("zero", 0)
+    return Layout(degrees=degrees, samples=SAMPLES // data // microbatches, sequence=LENGTH, microbatches=microbatches,
+                  layers=tuple(layers) or (len(LAYERS),), ranks_per_node=8, precision="fp64",
+                  **({"zero": 0, "shard_degree": data if zero else 1} | more))
+
+
+LAYOUTS = {
+    "one": lay(),
+    "tp2": lay(2),
+    "pp2": lay(pipeline=2, layers=(3, 4)),
+    "pp4 1f1b": lay(pipeline=4, layers=(1, 2, 2, 2), microbatches=4),
+    "pp2 zero_bubble": lay(pipeline=2, layers=(2, 5), schedule="zero_bubble"),
+    "pp2 interleaved_1f1b": lay(pipeline=2, layers=(1, 2, 2, 2), schedule="interleaved_1f1b", virtual_stages=2),
+    "pp2 zero_bubble_v": lay(pipeline=2, layers=(2, 2, 2, 1), schedule="zero_bubble_v", microbatches=4),
+    "pp2 gpipe": lay(pipeline=2, layers=(6, 1), schedule="gpipe"),
+    "dp2 zero1": lay(data=2, zero=1),
+    "dp2 zero2": lay(data=2, zero=2, reduce="microbatch"),
+    "dp4 zero3": lay(data=4, zero=3, microbatches=1),
+    "recompute": lay(pipeline=2, layers=(3, 4), recompute="full"),
+    "recompute every-2, zero3": lay(data=2, zero=3, recompute="every-2"),
+    "tp2 pp2 dp2 zero2": lay(2, 2, 2, layers=(4, 3), zero=2, reduce="microbatch"),
+}
+QUICK = ("tp2", "pp4 1f1b", "pp2 zero_bubble_v", "recompute every-2, zero3", "tp2 pp2 dp2 zero2")
+
+
+def distance(layout: Layout, before: Callable[[], None] = lambda: None, make: Callable[[int], ListedModel] = listed,
+             reference: Callable[[], Reference] = plain) -> float:
+    """Return the largest difference of any loss, norm or parameter from plain torch."""
+    losses, norms, parameters = run_ranks(1, reference)[0]
+
+    def rank() -> tuple[list[float], list[float], list[tuple[str, Any, Any]]]:
+        before()
+        return trained(layout, make)
+
+    reports = run_ranks(layout.ranks, rank)
+    differences = [abs(a - b) for report in reports for mine, other in ((report[0], losses), (report[1], norms))
+                   for a, b in zip(mine, other, strict=True)]
+    parts = [part for report in reports for part in report[2]]
+    assert {key for key, _, _ in parts} == parameters.keys()
+    return max(differences + [float((parameters[key][box] - torch.from_numpy(values)).abs().max())
+                              for key, box, values in parts if values.size])
