@@ -167,8 +167,9 @@ def ours(case: Case, device: Any, compiled: bool) -> Step:
     from hpc_mp.layout.schedule_of import schedule_of
     from hpc_mp.train.engine.causal_model import CausalModel, hugging_face_config
     from hpc_mp.train.engine.dropout import Moment
-    from hpc_mp.train.engine.engine import Engine, EngineSettings, Microbatches
+    from hpc_mp.train.engine.engine import Engine
     from hpc_mp.train.engine.groups import build, everyone
+    from hpc_mp.train.engine.settings import EngineSettings, Microbatches
     from hpc_mp.train.engine.stage import Batch
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -20,10 +20,11 @@ from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.rundir.rank_env import identity
 from hpc_mp.train.engine import gloo
 from hpc_mp.train.engine.dropout import DropoutClock, HashDropout, Moment
-from hpc_mp.train.engine.engine import Engine, EngineSettings, Microbatches
+from hpc_mp.train.engine.engine import Engine
 from hpc_mp.train.engine.groups import build, everyone
 from hpc_mp.train.engine.layer_list import LayerSpec
 from hpc_mp.train.engine.listed_stage import ListedModel
+from hpc_mp.train.engine.settings import EngineSettings, Microbatches
 from hpc_mp.train.engine.stage import Carried
 
 WORDS, WIDTH, LENGTH, SAMPLES, STEPS, SEED = 23, 12, 5, 8, 2, 3
@@ -130,7 +131,7 @@ def listed(samples: int, layers: Sequence[LayerSpec] = LAYERS) -> ListedModel:
     size = (samples, LENGTH)
     batch = {"ids": Carried(size, torch.int64, False), "labels": Carried(size, torch.int64, False),
              "weight": Carried(size, torch.float32, False)}
-    return ListedModel(tuple(layers), objective, batch, SEED, ("scores", "extra"))
+    return ListedModel(tuple(layers), objective, SEED, ("scores", "extra"), batch)
 
 
 def share(layout: Layout, replica: int, step: int) -> Microbatches:

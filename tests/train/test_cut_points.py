@@ -35,7 +35,7 @@ def written() -> Written:
 
 def parts(samples: int) -> ListedModel:
     plain, made = listed(samples), layers_of(written())
-    return ListedModel(made.layers, plain.objective, plain.batch, SEED, made.outputs)
+    return ListedModel(made.layers, plain.objective, SEED, made.outputs, plain.batch)
 
 
 def alone() -> Reference:

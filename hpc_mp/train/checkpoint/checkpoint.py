@@ -7,9 +7,10 @@ once and read once, and hashed on the way.
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
@@ -59,20 +60,36 @@ class State:
 
 
 def save(run: RunDirectory, counters: Counters, held: Iterable[Held], groups: Groups, keep: int, fence: Fence) -> Path:
-    """Write one checkpoint. All ranks call this at the same step.
+    """Write one checkpoint of a run. All ranks call this at the same step.
 
-    All files are written and made durable under a temporary name, then listed in the completion marker, then renamed. Then all
-    checkpoints are deleted except the newest ``keep`` and the best one by evaluation.
+    Then all checkpoints are deleted except the newest ``keep`` and the best one by evaluation.
+
+    Raises:
+        SaveFailed, FencedOut: as ``write``.
+    """
+    final = run.checkpoints / checkpoint_name(counters.step)
+    write(final, counters_document(counters), counters.step, held, groups, fence.token, fence.confirm)
+    if dist.get_rank() == 0:
+        prune(run, keep)
+    return final
+
+
+def write(final: Path, counters: Mapping[str, Any], step: int, held: Iterable[Held], groups: Groups, token: str = "new",
+          confirm: Callable[[], None] = lambda: None) -> None:
+    """Write a checkpoint to the directory ``final``, completely or not at all. All ranks call this.
+
+    All files are written and made durable under a temporary name, then listed in the completion marker, then renamed.
+
+    Args:
+        counters: the progress of training.
+        token: makes the temporary name unique; others may write the same checkpoint.
+        confirm: called before the checkpoint is published.
 
     Raises:
         SaveFailed: on every rank, if any rank could not write (full disk, exceeded quota, ...).
         FencedOut: on rank 0, if the run has been started again; nothing is published.
     """
-    checkpoints = run.checkpoints
-    # Ranks of another attempt may write the same step.
-    temporary = checkpoints / f".{checkpoint_name(counters.step)}.{fence.token}"
-    final = checkpoints / checkpoint_name(counters.step)
-    first = dist.get_rank() == 0
+    temporary, first = final.with_name(f".{final.name}.{token}"), dist.get_rank() == 0
     written: list[CheckpointIndex] = []
 
     def prepare() -> None:
@@ -80,7 +97,7 @@ def save(run: RunDirectory, counters: Counters, held: Iterable[Held], groups: Gr
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(mode=0o700, parents=True)
 
-    def write() -> None:
+    def write_own() -> None:
         written.append(write_shard(temporary / SHARD.format(number=dist.get_rank() + 1), parts_to_write(held)))
 
     def list_stage() -> None:
@@ -90,30 +107,27 @@ def save(run: RunDirectory, counters: Counters, held: Iterable[Held], groups: Gr
 
     def publish() -> None:
         if first:
-            write_json(temporary / COUNTERS, counters_document(counters))
+            write_json(temporary / COUNTERS, counters)
             lists = sorted(temporary.glob("*.json"))
-            write_manifest(temporary, Manifest(counters.step, {path.name: (path.stat().st_size, sha256(path)) for path in lists}))
+            write_manifest(temporary, Manifest(step, {path.name: (path.stat().st_size, sha256(path)) for path in lists}))
             sync(temporary)
-            fence.confirm()
+            confirm()
             shutil.rmtree(final, ignore_errors=True)
             os.rename(temporary, final)
-            sync(checkpoints)
+            sync(final.parent)
 
     try:
-        for turn in (prepare, write, list_stage, publish):
+        for turn in (prepare, write_own, list_stage, publish):
             try:
                 _together(turn, groups.host)
             except SaveFailed:
                 if turn in (prepare, publish):  # only rank 0 does these: can the other ranks write?
-                    _together(lambda: _probe(checkpoints), groups.host)
+                    _together(lambda: _probe(final.parent), groups.host)
                 raise
     except (SaveFailed, FencedOut):
         if first:
             shutil.rmtree(temporary, ignore_errors=True)
         raise
-    if first:
-        prune(run, keep)
-    return final
 
 
 def _probe(directory: Path) -> None:

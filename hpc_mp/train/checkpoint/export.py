@@ -178,7 +178,7 @@ def _config(spec: JobSpec, tokenizer: Path | None) -> PreTrainedConfig:
     return config
 
 
-def _shapes(config: PreTrainedConfig) -> dict[str, torch.Size]:
+def module_shapes(config: PreTrainedConfig) -> dict[str, torch.Size]:
     """Return the name and shape of every parameter in Hugging Face's model; a tied weight appears once."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
@@ -187,7 +187,7 @@ def _shapes(config: PreTrainedConfig) -> dict[str, torch.Size]:
 
 def _outputs(checkpoint: Path, index: CheckpointIndex, config: PreTrainedConfig, spec: JobSpec) -> dict[str, _Output]:
     """Return the tensors of the Hugging Face checkpoint, with the names and shapes that ``save_pretrained`` gives them."""
-    held, shapes, model = index.tensors, _shapes(config), read_shape(spec)
+    held, shapes, model = index.tensors, module_shapes(config), read_shape(spec)
     outputs: dict[str, _Output] = {}
     for weight in family_of(model.model_type).all_weights(model):
         name, shape = weight.name, shapes[weight.name]
@@ -246,8 +246,9 @@ def check_output(output: Path, force: bool) -> None:
 
 
 @contextmanager
-def publishing(output: Path) -> Iterator[Path]:
-    """Yield a temporary directory beside ``output`` that replaces it if the block succeeds; otherwise it is deleted.
+def publishing(output: Path, value: str = "--output") -> Iterator[Path]:
+    """Yield a temporary directory beside ``output`` that replaces it if the block succeeds; otherwise it is deleted. ``value``
+    names the directory in messages.
 
     Raises:
         HpcMpError: it cannot be written (full disk, exceeded quota, no permission …).
@@ -268,7 +269,7 @@ def publishing(output: Path) -> Iterator[Path]:
         if old.exists() and not output.exists():
             old.rename(output)
         reason = getattr(error, "strerror", None) or str(error)
-        raise HpcMpError(f"--output {output}", f"cannot be written ({reason})",
+        raise HpcMpError(f"{value} {output}", f"cannot be written ({reason})",
                          "name a directory that you may write to, on a file system with enough room") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

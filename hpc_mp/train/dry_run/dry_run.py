@@ -29,9 +29,10 @@ from hpc_mp.train.dry_run.host import Loading, OpenSockets, Saving, loading, ope
 from hpc_mp.train.dry_run.recorder import Peak, Recorder, SentMessages
 from hpc_mp.train.engine.data_axis import DataAxis
 from hpc_mp.train.engine.dropout import Moment
-from hpc_mp.train.engine.engine import Engine, Microbatches
+from hpc_mp.train.engine.engine import Engine
 from hpc_mp.train.engine.groups import Groups, build, everyone
 from hpc_mp.train.engine.memory import state_bytes
+from hpc_mp.train.engine.settings import Microbatches
 from hpc_mp.train.engine.stage import Batch
 from hpc_mp.train.rank.assemble import assemble
 from hpc_mp.train.rank.rendezvous import process_group
@@ -124,8 +125,8 @@ def stepped(spec: JobSpec, shape: ModelShape, layout: Layout, groups: Groups, sc
         recorder.on_host(array.untyped_storage() for array in _on_host(engine))
         recorder.slabs = partial(_slab_bytes, engine.data)
         rest = recorder.live
-        for kind, perform in engine.pipeline.perform.items():
-            engine.pipeline.perform[kind] = partial(_noted, recorder, perform)
+        performers = engine.passes.pipeline.perform
+        performers |= {kind: partial(_noted, recorder, perform) for kind, perform in performers.items()}
         recorder.at("begin", "the beginning of the step")
         recorder.peaks.clear()
         result = engine.step(0, _share(layout, spec.data.documents), partial(_over, recorder))

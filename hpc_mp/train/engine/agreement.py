@@ -20,13 +20,14 @@ class Shares:
 
     Attributes:
         squares: of the gradients that count on this rank.
-        loss: summed over labels.
+        loss: summed over labels; ``count``: of labels that the forwards have counted.
         router: what routers add to the loss.
         dropped, choices: choices that experts did not take, and all of them.
     """
 
     squares: Tensor
     loss: Tensor
+    count: Tensor
     router: Tensor
     dropped: Tensor
     choices: Tensor

@@ -26,6 +26,7 @@ from hpc_mp.train.engine.compilation import as_it_is, compile_block, compiled
 from hpc_mp.train.engine.dropout import HashDropout
 from hpc_mp.train.engine.experts import Experts
 from hpc_mp.train.engine.layers import LayerCall, LayerGroup, Nothing, RotaryTables, cut_heads, passed
+from hpc_mp.train.engine.logits import LogitsObjective
 from hpc_mp.train.engine.projection import Projection, TensorAxis
 from hpc_mp.train.engine.recompute import groups_of
 from hpc_mp.train.engine.surroundings import Surroundings
@@ -123,6 +124,9 @@ def _head(stage: CausalStage, model: "CausalModel", whole: nn.Module, around: Su
     name = family.embedding if model.shape.tied else family.head
     bias = next((weight.name for weight in family.head_weights(model.shape) if weight.name == f"{family.head}.bias"), None)
     head = Projection(f"{name}.weight", bias, transposed=False, row=False, tensor=_tensor_of(model, name, around))
+    if model.loss is not None:
+        stage.objective = LogitsObjective(head, model.shape.vocabulary, model.logit_cap, model.loss)
+        return
     wrap = compiled if around.compile else as_it_is
     stage.objective = NextToken(head, model.shape.vocabulary, around.tensor, model.logit_cap, wrap)
 

@@ -23,6 +23,7 @@ from hpc_mp.train.engine.attention_table import attention_function
 from hpc_mp.train.engine.build_stage import build_stage
 from hpc_mp.train.engine.causal_stage import HIDDEN, CausalStage, Driver
 from hpc_mp.train.engine.context import AttentionFunction
+from hpc_mp.train.engine.logits import LossFunction
 from hpc_mp.train.engine.recompute import attention_name
 from hpc_mp.train.engine.stage import Carried
 from hpc_mp.train.engine.surroundings import Surroundings
@@ -34,11 +35,13 @@ class CausalModel:
 
     Attributes:
         config: Hugging Face's configuration.
+        loss: a function of the logits and the batch; None: the cross entropy of the next token.
     """
 
     config: PreTrainedConfig
     family: Family
     shape: ModelShape
+    loss: LossFunction | None = None
 
     @property
     def experts(self) -> int:

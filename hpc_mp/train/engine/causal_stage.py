@@ -15,6 +15,7 @@ from hpc_mp.train.engine.context import ContextAxis
 from hpc_mp.train.engine.data_axis import Unit
 from hpc_mp.train.engine.experts import ExpertProjection
 from hpc_mp.train.engine.layers import RotaryTables, Settings, result_of
+from hpc_mp.train.engine.logits import LogitsObjective
 from hpc_mp.train.engine.masks import first_seen, restarted
 from hpc_mp.train.engine.precision import Precision
 from hpc_mp.train.engine.projection import Projection, TensorAxis
@@ -41,7 +42,7 @@ class CausalStage(nn.Module):
     """
 
     driver: Driver
-    objective: NextToken
+    objective: NextToken | LogitsObjective
 
     def __init__(self, family: Family, shape: ModelShape, span: StageSpan, groups: Sequence[Sequence[str]], tensor: TensorAxis,
                  context: ContextAxis, precision: Precision) -> None:
@@ -105,7 +106,7 @@ class CausalStage(nn.Module):
         hidden = self.driver(hidden, places)
         if not self.span.last:
             return {HIDDEN: hidden}
-        return self._finish(hidden, self.context.own(batch["labels"]))
+        return self._finish(hidden, batch)
 
     def block(self, path: str, hidden: Tensor, settings: Settings) -> Tensor:
         """Compute one layer. A recomputation does not run inside what the backward runs in."""
@@ -148,9 +149,9 @@ class CausalStage(nn.Module):
             unit.release()  # its backward needs no parameter
         return hidden
 
-    def _finish(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def _finish(self, hidden: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         def objective(hidden: Tensor) -> tuple[Tensor, Tensor]:
-            return self.objective(self.get_submodule(self.family.norm)(hidden), labels)
+            return self.objective(self.get_submodule(self.family.norm)(hidden), batch, self.context.own)
 
         loss, count = unsharded([self.units[name] for name in (TIED, HEAD) if name in self.units], Prefetch(), objective, hidden)
         return loss, count

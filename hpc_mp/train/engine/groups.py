@@ -190,6 +190,11 @@ def everyone(timeout: timedelta | None = None, new: NewGroup = new_group) -> Tre
     return Tree(size, dist.get_rank(), maker.axis(blocks), maker.axis([[first for first, *_ in blocks]]), width)
 
 
+def axis_of(groups: Sequence[Sequence[int]], backend: str) -> Axis:
+    """Make a group of each of these, which do not overlap, and return this rank's. All ranks call this."""
+    return _Maker(backend, None, new_group).axis(groups)
+
+
 @dataclass(frozen=True, slots=True)
 class _Maker:
     """Makes groups. All ranks make all groups of a kind in one order, and each keeps the one that it is in."""

@@ -4,7 +4,7 @@ Any stage may begin before any layer: what earlier layers have given and later o
 tensors come from one computation without values (torch's meta device).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -41,66 +41,86 @@ class LayerSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class TracedLayer:
+class MetaLayer:
     """A layer without values.
 
     Attributes:
+        module: on torch's meta device.
         weights: its own parameters, without those that are another layer's.
-        carried: what it gives for a microbatch.
-        dropouts: path of each dropout inside -> the last dimension of what it drops.
     """
 
     spec: LayerSpec
+    module: nn.Module
     weights: tuple[Weight, ...]
-    carried: Mapping[str, Carried]
-    dropouts: Mapping[str, int]
 
     def full_name(self, parameter: str) -> str:
         """Return the name of the parameter in the model."""
         return self.spec.tied.get(parameter, f"{self.spec.name}.{parameter}")
 
 
-def traced(layers: Sequence[LayerSpec], batch: Mapping[str, Carried]) -> Iterator[TracedLayer]:
-    """Compute every layer without values.
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A computation of a layer without values.
 
-    Args:
-        batch: what a microbatch consists of.
-
-    Raises:
-        HpcMpError: layers do not fit together, or cannot be computed in parts.
+    Attributes:
+        carried: the tensors that it gives for a microbatch.
+        dropouts: path of each dropout inside -> the last dimension of its input.
     """
-    there = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in batch.items()}
+
+    carried: Mapping[str, Carried]
+    dropouts: Mapping[str, int]
+
+
+def meta_layers(layers: Sequence[LayerSpec]) -> Iterator[MetaLayer]:
+    """Make every layer without values. Raises HpcMpError for names that are not unique words, and for wrong ties and cuts."""
     names = [spec.name for spec in layers]
     if dotted := [name for name in names if "." in name or not name]:
         raise HpcMpError(f"the layer name {dotted[0]!r}", "must be a word without a full stop", "choose another name")
     if doubled := {name for name in names if names.count(name) > 1}:
         raise HpcMpError(f"layers {', '.join(sorted(doubled))}", "are several of one name", "give each layer a name of its own")
     for spec in layers:
+        with torch.device("meta"):
+            module = spec.make().to("meta")
+        yield MetaLayer(spec, module, tuple(_weights(spec, module)))
+
+
+def traces(layers: Sequence[MetaLayer], batch: Mapping[str, Carried]) -> Iterator[Trace]:
+    """Compute every layer without values.
+
+    Args:
+        batch: the tensors of a microbatch.
+
+    Raises:
+        HpcMpError: layers do not fit together, or cannot be computed in parts.
+    """
+    there = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in batch.items()}
+    for layer in layers:
+        spec = layer.spec
         if missing := [name for name in spec.uses if name not in there]:
             raise HpcMpError(f"layer {spec.name}: uses = {', '.join(missing)}",
                              "is neither in the batch nor given by an earlier layer", f"there are {', '.join(there)}")
         if taken := [name for name in spec.gives if name in batch]:
             raise HpcMpError(f"layer {spec.name}: gives = {', '.join(taken)}", "is the name of a tensor of the batch",
                              "choose another name")
-        layer, results = _traced(spec, [there[name] for name in spec.uses])
+        trace, results = _trace(layer, [there[name] for name in spec.uses])
         there |= results
-        yield layer
+        yield trace
 
 
-def _traced(spec: LayerSpec, arguments: Sequence[Tensor]) -> tuple[TracedLayer, dict[str, Tensor]]:
-    where = f"layer {spec.name}"
-    with torch.device("meta"):
-        module = spec.make().to("meta")
+def _trace(layer: MetaLayer, arguments: Sequence[Tensor]) -> tuple[Trace, dict[str, Tensor]]:
+    spec, module, where = layer.spec, layer.module, f"layer {layer.spec.name}"
     dropouts: dict[str, int] = {}
-    for path, inner in module.named_modules():
-        if isinstance(inner, nn.Dropout):
-            inner.register_forward_pre_hook(lambda _, args, path=path: dropouts.update({path: args[0].shape[-1]}))
+    hooks = [inner.register_forward_pre_hook(lambda _, args, path=path: dropouts.update({path: args[0].shape[-1]}))
+             for path, inner in module.named_modules() if isinstance(inner, nn.Dropout)]
     versions = {name: buffer._version for name, buffer in module.named_buffers()}
     try:
         returned = module(*arguments)
     except (RuntimeError, NotImplementedError) as error:
         raise HpcMpError(where, f"cannot be computed without values: {str(error).partition('. ')[0]}",
                          "shapes must not depend on values: the other stages do not know these") from error
+    finally:
+        for hook in hooks:
+            hook.remove()
     if changed := [name for name, buffer in module.named_buffers() if buffer._version != versions[name]]:
         raise HpcMpError(f"{where}: its forward changes the buffers {', '.join(changed)}",
                          "which every replica and microbatch would change for itself",
@@ -111,24 +131,25 @@ def _traced(spec: LayerSpec, arguments: Sequence[Tensor]) -> tuple[TracedLayer, 
                          "name every tensor that it returns; all must be tensors")
     named = dict(zip(spec.gives, results, strict=True))
     carried = {name: Carried(tuple(result.shape), result.dtype, result.requires_grad) for name, result in named.items()}
-    return TracedLayer(spec, tuple(_weights(spec, module)), carried, dropouts), named
+    return Trace(carried, dropouts), named
 
 
-def crossing(layers: Sequence[TracedLayer], outputs: Sequence[str], batch: Mapping[str, Carried]) -> list[dict[str, Carried]]:
-    """Return what crosses to a stage that begins with each layer; the last entry is what the objective gets.
+def crossing(layers: Sequence[LayerSpec], traced: Sequence[Trace], outputs: Sequence[str],
+             batch: Collection[str]) -> list[dict[str, Carried]]:
+    """Return the tensors that cross to a stage that begins with each layer; the last entry is the objective's.
 
     Args:
         outputs: names that the objective gets.
+        batch: names of the tensors of a microbatch.
     """
     needed, wanted = set(outputs), []
     for layer in reversed(layers):
         wanted.append(frozenset(needed))
-        needed = (needed - {*layer.spec.gives}) | {name for name in layer.spec.uses if name not in batch}
-    wanted.append(frozenset(needed))
+        needed = (needed - {*layer.gives}) | {name for name in layer.uses if name not in batch}
     there: dict[str, Carried] = {}
     crosses: list[dict[str, Carried]] = [{}]
-    for layer, behind in zip(layers, reversed(wanted[:-1]), strict=True):
-        there |= layer.carried
+    for trace, behind in zip(traced, reversed(wanted), strict=True):
+        there |= trace.carried
         crosses.append({name: tensor for name, tensor in there.items() if name in behind})
     return crosses
 

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 import torch
@@ -16,7 +16,7 @@ from hpc_mp.layout.models.tensor import TensorPart, cut_part, matches
 from hpc_mp.train.engine.data_axis import Unit
 from hpc_mp.train.engine.dropout import HashDropout
 from hpc_mp.train.engine.initial import Source
-from hpc_mp.train.engine.layer_list import LayerSpec, Objective, TracedLayer, crossing, inside, traced
+from hpc_mp.train.engine.layer_list import LayerSpec, MetaLayer, Objective, Trace, crossing, inside, meta_layers, traces
 from hpc_mp.train.engine.precision import Precision
 from hpc_mp.train.engine.projection import Projection, TensorAxis
 from hpc_mp.train.engine.recompute import computed_again, groups_of
@@ -32,26 +32,31 @@ class ListedModel:
     """A list of layers that ends in an objective.
 
     Attributes:
-        objective: gets the tensors named in ``outputs``, and the batch.
-        batch: what a microbatch consists of.
+        objective: called with the tensors named in ``outputs``, and the batch.
         seed: of the first values.
-        outputs: of the layers; empty: what the last one gives.
+        outputs: of the layers; empty: those of the last one.
+        batch: the tensors of a microbatch; parameters do not depend on them.
     """
 
     layers: tuple[LayerSpec, ...]
     objective: Objective
-    batch: Mapping[str, Carried]
     seed: int
     outputs: tuple[str, ...] = ()
+    batch: Mapping[str, Carried] = field(default_factory=dict)
     experts: int = 0
 
     @cached_property
-    def traced(self) -> tuple[TracedLayer, ...]:
-        return tuple(traced(self.layers, self.batch))
+    def meta(self) -> tuple[MetaLayer, ...]:
+        """The layers without values."""
+        return tuple(meta_layers(self.layers))
+
+    @cached_property
+    def traced(self) -> tuple[Trace, ...]:
+        return tuple(traces(self.meta, self.batch))
 
     @cached_property
     def crossing(self) -> list[dict[str, Carried]]:
-        return crossing(self.traced, self.given, self.batch)
+        return crossing(self.layers, self.traced, self.given, self.batch)
 
     @property
     def given(self) -> tuple[str, ...]:
@@ -61,7 +66,7 @@ class ListedModel:
     @cached_property
     def weights(self) -> dict[str, Weight]:
         """Every parameter once, by name."""
-        return {weight.name: weight for layer in self.traced for weight in layer.weights}
+        return {weight.name: weight for layer in self.meta for weight in layer.weights}
 
     def ties(self, layout: Layout) -> dict[str, tuple[int, ...]]:
         """Return the stages of every parameter with which several layers compute."""
@@ -72,7 +77,7 @@ class ListedModel:
         if cut := [name for name in sorted(tied) if self.weights[name].cut is not None]:
             raise HpcMpError(f"tied = {', '.join(cut)}", "is a parameter of a linear module that is cut", "cut others")
         for stage, span in enumerate(stage_spans(layout.layers)):
-            for name in sorted(tied & {name for layer in span.layers for name in self._names(self.traced[layer])}):
+            for name in sorted(tied & {name for layer in span.layers for name in self._names(self.meta[layer])}):
                 stages.setdefault(name, []).append(stage)
         return {name: tuple(found) for name, found in stages.items()}
 
@@ -86,7 +91,7 @@ class ListedModel:
         ties, spans, cut = self.ties(layout), list(spans), layout.tensor_cut(tensor)
         mine = {stage for stage, span in enumerate(stage_spans(layout.layers)) if span in spans}
         groups: dict[str, list[Weight]] = {}
-        for layer in (self.traced[number] for span in spans for number in span.layers):
+        for layer in (self.meta[number] for span in spans for number in span.layers):
             own = [weight for weight in layer.weights if weight.name not in ties]
             groups |= {layer.spec.name: own} if own else {}
             groups |= {f"{TIE}{name}": [self.weights[name]] for name in self._names(layer) if name in ties}
@@ -127,7 +132,7 @@ class ListedModel:
         return source
 
     @staticmethod
-    def _names(layer: TracedLayer) -> list[str]:
+    def _names(layer: MetaLayer) -> list[str]:
         return [*(weight.name for weight in layer.weights), *layer.spec.tied.values()]
 
 
@@ -156,8 +161,8 @@ class ListedStage(nn.Module):
         super().__init__()
         self.model, self.span, self.around = model, span, around
         self.units: dict[str, Unit] = {}
-        self.layers = [model.traced[number] for number in span.layers]
-        self.numbers = {layer.spec.name: number for number, layer in zip(span.layers, self.layers, strict=True)}
+        self.layers = [model.meta[number] for number in span.layers]
+        self.dropouts = {model.layers[number].name: model.traced[number].dropouts for number in span.layers}
         self.groups = list(groups_of([layer.spec.name for layer in self.layers], around.recompute))
         self.projections: list[Projection] = []
         self.inner = nn.ModuleDict({layer.spec.name: self._prepared(layer) for layer in self.layers})
@@ -166,7 +171,7 @@ class ListedStage(nn.Module):
     def precision(self) -> Precision:
         return self.around.precision
 
-    def _prepared(self, layer: TracedLayer) -> nn.Module:
+    def _prepared(self, layer: MetaLayer) -> nn.Module:
         """Make a layer with its buffers; parameters come with ``adopt``."""
         module = self.model.made(layer.spec).to(self.around.context.positions.device, self.precision.compute)
         for path, inner in list(module.named_modules()):
@@ -174,8 +179,9 @@ class ListedStage(nn.Module):
             replaced: nn.Module | None = None
             if path in layer.spec.cut:
                 replaced = self._projection(layer, path, inner)
-            elif isinstance(inner, nn.Dropout) and path in layer.dropouts:
-                replaced = WideDropout(inner, f"{layer.spec.name}.{path}", self.around, layer.dropouts[path])
+            elif isinstance(inner, nn.Dropout) and path in self.dropouts[layer.spec.name]:
+                replaced = WideDropout(inner, f"{layer.spec.name}.{path}", self.around,
+                                       self.dropouts[layer.spec.name][path])
             if replaced is not None:
                 module = _put(module, parent, leaf, replaced)
         for name, parameter in list(module.named_parameters(remove_duplicate=False)):  # values are the units'
@@ -183,7 +189,7 @@ class ListedStage(nn.Module):
             module.get_submodule(parent).register_parameter(leaf, nn.Parameter(parameter.to("meta")))
         return module
 
-    def _projection(self, layer: TracedLayer, path: str, linear: nn.Module) -> Projection:
+    def _projection(self, layer: MetaLayer, path: str, linear: nn.Module) -> Projection:
         """A column or row projection, which enters and leaves by itself."""
         how, tensor = layer.spec.cut[path], self.around.tensor
         if not (tensor.size > 1 and matches(inside(layer.spec.name, path).rstrip("."), tensor.cut.modules)):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hpc_mp.layout.flat import Box, Piece
-from hpc_mp.layout.learning_rate import RateSettings, learning_rate
+from hpc_mp.layout.learning_rate import RateSettings
 from hpc_mp.train.engine.data_axis import Unit
 from hpc_mp.train.engine.groups import Axis
 from hpc_mp.train.engine.host_parameters import HostParts
@@ -74,10 +74,13 @@ class Optimizer:
 
     Args:
         home: makes the place where state lies between two steps.
+
+    Attributes:
+        slots: names of the numbers of state that each parameter has.
     """
 
     def __init__(self, units: Mapping[str, Unit], settings: OptimizerSettings, home: HomeMaker = OnDevice) -> None:
-        slots = SLOTS[settings.optimizer] if settings.optimizer == "adamw" or settings.momentum > 0 else ()
+        self.slots = SLOTS[settings.optimizer] if settings.optimizer == "adamw" or settings.momentum > 0 else ()
         self.units, self.settings = units, settings
         # The fused optimizers know a scale of 32 bits only.
         first = next(iter(units.values())).gradient.part
@@ -87,7 +90,7 @@ class Optimizer:
         self.weights = torch.tensor([weight for _, weight in self.gradients], dtype=torch.float64, device=first.device)
         stretches = [Stretch(name, begin, end, spared) for name, unit in units.items() for begin, end, spared in _stretches(
             unit, lambda piece: _matches(piece.slot.weight.name, settings.no_decay))]
-        shape = StateShape({name: unit.layout.part for name, unit in units.items()}, slots, first.dtype)
+        shape = StateShape({name: unit.layout.part for name, unit in units.items()}, self.slots, first.dtype)
         masters = {name: unit.away for name, unit in units.items() if unit.away is not None}
         self.home = home(shape, stretches, first.device, masters=masters)
         self.turns = [self._torch(turn) for turn in self.home.turns]
@@ -134,28 +137,28 @@ class Optimizer:
         return (torch.stack([_squared_norm(part) for part, _ in self.gradients]) * self.weights).sum()
 
     @torch.no_grad()
-    def step(self, number: int, norm: Tensor, loss_scale: Tensor) -> None:
+    def step(self, rate: float, norm: Tensor, divisor: Tensor) -> None:
         """Update with the gradients, scaled so that their norm is at most ``clip`` (torch's ``clip_grad_norm_`` formula); when
         the norm is not finite, nothing changes. The host waits for nothing.
 
         Args:
-            number: of the optimizer step, from 0.
+            rate: learning rate.
             norm: L2 norm of all gradients, a float64 scalar.
-            loss_scale: by which gradients are larger than they should be, a float64 scalar.
+            divisor: factor by which gradients are too large, a float64 scalar.
         """
         clip, finite = self.settings.clip, norm.isfinite()
         scale = ((norm + 1e-6) / clip).clamp(min=1.0) if clip > 0 else torch.ones_like(norm)
         if self.wide:
             for unit in self.units.values():
-                unit.gradient.part.div_(scale * loss_scale)
-            scale = loss_scale = torch.ones_like(norm)
+                unit.gradient.part.div_(scale * divisor)
+            scale = divisor = torch.ones_like(norm)
         # torch's fused optimizers divide gradients by ``grad_scale`` and skip the update where ``found_inf`` is 1.
-        divisor, found_inf = torch.where(finite, scale * loss_scale, 1.0).to(torch.float32), (~finite).to(torch.float32)
+        grad_scale, found_inf = torch.where(finite, scale * divisor, 1.0).to(torch.float32), (~finite).to(torch.float32)
         for turn in self.turns:
             kernels = cast(Any, turn)
-            kernels.grad_scale, kernels.found_inf = divisor, found_inf
+            kernels.grad_scale, kernels.found_inf = grad_scale, found_inf
             for group in turn.param_groups:
-                group["lr"] = learning_rate(number, self.settings)
+                group["lr"] = rate
         self.home.each(lambda turn: self.turns[turn].step())
 
     def set_steps(self, number: int) -> None:

@@ -21,10 +21,11 @@ from torch.profiler import record_function
 from hpc_mp.layout.schedule import Action, Chunk, Residency, Schedule, arrivals
 from hpc_mp.train.engine.activations import Activations, ChunkActivations, SavedStorage
 from hpc_mp.train.engine.data_axis import DataAxis
-from hpc_mp.train.engine.dropout import DropoutClock, Moment
+from hpc_mp.train.engine.dropout import Moment
 from hpc_mp.train.engine.groups import Groups, Payload
 from hpc_mp.train.engine.projection import WeightGradients
 from hpc_mp.train.engine.stage import Batch, Boundary, Carried, Stage, gradients_of
+from hpc_mp.train.engine.surroundings import Surroundings
 
 Span = tuple[str, int, int, float, float]  # kind, stage, microbatch, start, end (unix seconds)
 
@@ -117,26 +118,32 @@ class _Inlet(torch.autograd.Function):
         return None, None, None, None
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A schedule, and the activations that leave the device between their forward and their backward."""
+
+    schedule: Schedule
+    residency: Residency
+
+
 class Pipeline:
-    """Runs the forward and backward passes of one rank's stages.
+    """Forward and backward passes of one rank's stages.
 
     Args:
         stages: of this rank, by number.
-        boundaries: what each stage receives from the one before, for one microbatch.
-        residency: which activations leave the device between their forward and their backward.
+        boundaries: the tensors that each stage receives from the one before, for one microbatch.
+        around: what these stages share.
     """
 
-    def __init__(
-        self, stages: Mapping[int, Stage], data: DataAxis, schedule: Schedule, groups: Groups,
-        boundaries: Sequence[Mapping[str, Carried]], weights: WeightGradients, clock: DropoutClock,
-        device: torch.device, residency: Residency,
-    ) -> None:
-        self.stages, self.data, self.schedule = stages, data, schedule
+    def __init__(self, stages: Mapping[int, Stage], boundaries: Sequence[Mapping[str, Carried]], data: DataAxis, groups: Groups,
+                 around: Surroundings, plan: Plan) -> None:
+        self.stages, self.boundaries, self.data = stages, boundaries, data
         self.rank, self.channels = groups.pipeline, groups.channels
-        self.boundaries, self.weights, self.clock, self.device = boundaries, weights, clock, device
-        self.actions, self.residency = schedule.ranks[self.rank], residency
-        self.activations = Activations(device)
-        self._anchor = torch.empty(0, device=device, requires_grad=True)
+        self.weights, self.clock, self.device = around.tensor.weights, around.clock, data.slabs.device
+        self.schedule = schedule = plan.schedule
+        self.actions, self.residency = schedule.ranks[self.rank], plan.residency
+        self.activations = Activations(self.device)
+        self._anchor = torch.empty(0, device=self.device, requires_grad=True)
         self.last = len(schedule.placement) - 1
         self.arrived = arrivals(schedule, self.rank)
         self.reducing = {(action.stage, action.microbatch) for action in self.actions if action.kind == "REDUCE"}

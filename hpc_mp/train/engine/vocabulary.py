@@ -13,6 +13,7 @@ from hpc_mp.train.engine.collectives import all_reduce
 from hpc_mp.train.engine.gradients import Sink
 from hpc_mp.train.engine.projection import Projection, TensorAxis
 from hpc_mp.train.engine.soft_cap import capped, through_cap
+from hpc_mp.train.engine.stage import Batch
 
 IGNORED = -100  # Hugging Face's label for tokens that do not count in the loss
 CHUNK = 1 << 27  # logits that are there at once: 0.25 GB of bf16, and enough rows for a product to fill a GPU
@@ -98,8 +99,10 @@ class NextToken(nn.Module):
         self.rows = max(1, CHUNK // max(1, width))
         self.scores, self.slopes = wrap(_scores), wrap(_slopes)
 
-    def forward(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """hidden: (batch, sequence, hidden); labels: (batch, sequence), shifted already, ``IGNORED`` where none counts."""
+    def forward(self, hidden: Tensor, batch: Batch, own: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """hidden: (batch, sequence, hidden). The batch has ``labels``, (batch, sequence), shifted already, ``IGNORED`` where none
+        counts. ``own``: takes those of this context rank."""
+        labels = own(batch["labels"])
         count = (labels != IGNORED).sum()
         if self.tensor.size == 1:
             labels = self.outer.share(labels, 1)

@@ -25,11 +25,12 @@ from hpc_mp.train.checkpoint.shard_file import Damaged
 from hpc_mp.train.data import TokenSet
 from hpc_mp.train.engine import initial
 from hpc_mp.train.engine.causal_model import CausalModel, hugging_face_config
-from hpc_mp.train.engine.engine import Engine, EngineSettings
+from hpc_mp.train.engine.engine import Engine
 from hpc_mp.train.engine.groups import Groups
 from hpc_mp.train.engine.loss_scale import Unscaled
 from hpc_mp.train.engine.optimizer import HomeMaker
 from hpc_mp.train.engine.optimizer_state import OnDevice, Streamed
+from hpc_mp.train.engine.settings import EngineSettings
 from hpc_mp.train.engine.state_stores import DeviceStore, FileStore, HostStore
 from hpc_mp.train.rank import facts
 from hpc_mp.train.rank.failures import RankContext
@@ -40,7 +41,7 @@ def assemble(spec: JobSpec, shape: ModelShape, layout: Layout, groups: Groups, s
     """Build this rank's engine. Its parameters have no values yet."""
     if spec.train.compile:
         check_compiler(device)
-    return Engine(model_of(spec, shape), settings_of(spec, layout, schedule), groups, device)
+    return Engine(model_of(spec, shape), settings_of(spec, layout, schedule), groups, device).prepare()
 
 
 def check_compiler(device: torch.device) -> None:
@@ -67,8 +68,7 @@ def settings_of(spec: JobSpec, layout: Layout, schedule: Schedule) -> EngineSett
     return EngineSettings(
         layout=layout, schedule=schedule, seed=train.seed, optimizer=train,
         loss_scale=train.loss_scale if train.precision == "fp16" else Unscaled(), home=home_of(layout),
-        router_balance=train.router_balance / train.global_batch,
-        router_z=train.router_z / (train.global_batch * layout.sequence), compile=train.compile)
+        router_balance=train.router_balance, router_z=train.router_z, compile=train.compile)
 
 
 def home_of(layout: Layout) -> HomeMaker:

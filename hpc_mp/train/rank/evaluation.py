@@ -15,7 +15,8 @@ from hpc_mp.job import JobSpec
 from hpc_mp.rundir import LineFile
 from hpc_mp.rundir.records import Evaluation, line_of, read_records
 from hpc_mp.train.data import HeldOut, passes
-from hpc_mp.train.engine.engine import Engine, Microbatches
+from hpc_mp.train.engine.engine import Engine
+from hpc_mp.train.engine.settings import Microbatches
 from hpc_mp.train.rank import facts
 from hpc_mp.train.rank.bootstrap import status
 from hpc_mp.train.rank.failures import RankContext

@@ -28,10 +28,11 @@ from hpc_mp.train.checkpoint import checkpoint
 from hpc_mp.train.data import Samples, positions
 from hpc_mp.train.engine.agreement import StepNumbers
 from hpc_mp.train.engine.dropout import Moment
-from hpc_mp.train.engine.engine import Engine, Microbatches, StepResult
+from hpc_mp.train.engine.engine import Engine, StepResult
 from hpc_mp.train.engine.groups import Groups, Tree
 from hpc_mp.train.engine.memory import peak_bytes
 from hpc_mp.train.engine.readback import to_device
+from hpc_mp.train.engine.settings import Microbatches
 from hpc_mp.train.engine.stage import Batch
 from hpc_mp.train.rank import facts
 from hpc_mp.train.rank.failures import PeerGone, Unwritable

@@ -26,8 +26,9 @@ from hpc_mp.rundir.rank_env import RankEnv, node_name
 from hpc_mp.train.engine import groups
 from hpc_mp.train.engine.causal_model import CausalModel
 from hpc_mp.train.engine.dropout import Moment
-from hpc_mp.train.engine.engine import Engine, Microbatches
-from hpc_mp.train.engine.pipeline import Span
+from hpc_mp.train.engine.engine import Engine
+from hpc_mp.train.engine.pipeline import Pipeline, Span
+from hpc_mp.train.engine.settings import Microbatches
 from hpc_mp.train.engine.stage import Batch
 from hpc_mp.train.rank.assemble import model_of, settings_of
 from hpc_mp.train.rank.devices import choose_device, device_memory, device_name
@@ -46,12 +47,12 @@ def measure(spec: JobSpec, shape: ModelShape, repetitions: int) -> ModelProfile:
         only = groups.build(place(layout.degrees, "DPT", 1), 1, device, backend, schedule_of(layout), None, groups.everyone())
         engine = _engine(spec, shape, layout, only, device)
         activation_bytes = [0] * len(STAGES)
-        engine.pipeline.perform["F"] = partial(_noted, engine, activation_bytes, engine.pipeline.perform["F"])
+        pipeline = engine.passes.pipeline
+        pipeline.perform["F"] = partial(_noted, pipeline, activation_bytes, pipeline.perform["F"])
         work = _microbatch(spec, shape, device)
         steps = [engine.step(number, work, trace=True) for number in range(WARM_UP + repetitions)]
         seconds = [[_seconds(step.spans, stage) for step in steps[WARM_UP:]] for stage in range(len(STAGES))]
-        sizes = [sum(unit.whole.nbytes for unit in engine.pipeline.stages[stage].units.values())
-                 for stage in range(len(STAGES))]
+        sizes = [sum(unit.whole.nbytes for unit in pipeline.stages[stage].units.values()) for stage in range(len(STAGES))]
     embedding, block, head = (UnitProfile(median(took), activations, parameters, _spread(took))
                               for took, activations, parameters in zip(seconds, activation_bytes, sizes, strict=True))
     return ModelProfile(device_name(device), repetitions, measured_with(spec, shape), embedding, block, head,
@@ -93,11 +94,11 @@ def _microbatch(spec: JobSpec, shape: ModelShape, device: torch.device) -> Micro
     return Microbatches(batch, moment, tokens.numel())
 
 
-def _noted(engine: Engine, activation_bytes: list[int], perform: Any, step: Any, action: Action) -> None:
+def _noted(pipeline: Pipeline, activation_bytes: list[int], perform: Any, step: Any, action: Action) -> None:
     """Perform a forward and note the bytes that it keeps."""
-    before = engine.pipeline.activations.here
+    before = pipeline.activations.here
     perform(step, action)
-    activation_bytes[action.stage] = engine.pipeline.activations.here - before
+    activation_bytes[action.stage] = pipeline.activations.here - before
 
 
 def _spread(seconds: Sequence[float]) -> float:

@@ -1,0 +1,81 @@
+"""The part of a batch that a rank trains: rows of its replica, microbatch by microbatch."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.text import shown
+from hpc_mp.layout.layout import Layout
+from hpc_mp.train.engine.readback import to_device
+from hpc_mp.train.engine.stage import Batch, Carried
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of a replica.
+
+    Attributes:
+        batch: of this replica.
+        first: position of its first row in the global batch.
+        samples: rows of a microbatch.
+    """
+
+    batch: Batch
+    first: int
+    samples: int
+
+    def of(self, microbatch: int) -> slice:
+        return slice(microbatch * self.samples, (microbatch + 1) * self.samples)
+
+    def positions(self, microbatch: int, before: int) -> tuple[int, ...]:
+        """Return the positions of a microbatch's samples in the training, given the number of samples before this batch."""
+        rows = self.of(microbatch)
+        return tuple(range(before + self.first + rows.start, before + self.first + rows.stop))
+
+    def taken(self, microbatch: int, names: Iterable[tuple[str, str]], device: torch.device) -> dict[str, Tensor]:
+        """Return tensors of a microbatch on the device. ``names``: the new name of each, and its name in the batch."""
+        taken = {new: self.batch[name][self.of(microbatch)].contiguous() for new, name in names}
+        return {name: tensor if tensor.device == device else to_device(tensor, device) for name, tensor in taken.items()}
+
+    @property
+    def shapes(self) -> dict[str, Carried]:
+        """The tensors of a microbatch."""
+        return {name: Carried((self.samples, *tensor.shape[1:]), tensor.dtype, False) for name, tensor in self.batch.items()}
+
+
+def rows_of(batch: Mapping[str, Any], layout: Layout, replica: int | None, data_rank: int) -> Rows:
+    """Return the rows of a replica.
+
+    Args:
+        replica: number of replicas whose rows the batch has; None: the batch is this replica's part.
+        data_rank: number of this replica.
+
+    Raises:
+        HpcMpError: the batch cannot be divided.
+    """
+    if not isinstance(batch, Mapping) or not batch:
+        raise HpcMpError(f"a batch of type {type(batch).__name__}", "must be a dict of tensors",
+                         'pass for example {"input_ids": ids, "labels": labels}')
+    for name, tensor in batch.items():
+        if not isinstance(tensor, Tensor) or tensor.dim() == 0:
+            raise HpcMpError(f"batch[{name!r}] = {shown(tensor)}", "must be a tensor whose first dimension counts samples",
+                             "collate samples into tensors")
+    sizes = {name: len(tensor) for name, tensor in batch.items()}
+    if len(set(sizes.values())) > 1:
+        raise HpcMpError(f"a batch of {', '.join(f'{name}: {size}' for name, size in sizes.items())} samples",
+                         "must have as many samples in each tensor", "collate all tensors from the same samples")
+    size, parts = next(iter(sizes.values())), layout.microbatches * (replica or 1)
+    if size == 0 or size % parts:
+        replicas = f"replicas({replica}) × " if replica else ""
+        raise HpcMpError(f"a batch of {size} samples",
+                         f"is not a multiple of {replicas}microbatches({layout.microbatches}) = {parts}",
+                         f"use {max(1, size // parts) * parts} or another multiple; a DataLoader with drop_last=True leaves out "
+                         "what is left")
+    own = size // (replica or 1)
+    first = data_rank * own
+    mine = {name: tensor[first:first + own] if replica else tensor for name, tensor in batch.items()}
+    return Rows(mine, first, own // layout.microbatches)

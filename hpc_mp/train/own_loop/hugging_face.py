@@ -1,0 +1,172 @@
+"""A Hugging Face model as the subject of a loop."""
+
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.text import shown
+from hpc_mp.job import JobSpec
+from hpc_mp.job.layout import check_job, stage_cut
+from hpc_mp.layout.flat import Box
+from hpc_mp.layout.layout import Layout
+from hpc_mp.layout.models import Family, ModelShape, Weight, family_of, kv_copies
+from hpc_mp.layout.models.fields import check_fields
+from hpc_mp.layout.models.weight_files import check_weights
+from hpc_mp.train.checkpoint.export import GENERATION, module_shapes
+from hpc_mp.train.engine import initial
+from hpc_mp.train.engine.causal_model import CausalModel, hugging_face_config
+from hpc_mp.train.engine.initial import Source
+from hpc_mp.train.engine.logits import LossFunction
+from hpc_mp.train.engine.stage import Batch, Carried
+from hpc_mp.train.engine.vocabulary import IGNORED
+from hpc_mp.train.own_loop.saved_tensor import SavedTensor
+
+NOMINAL = 4096  # tokens: attention's share of a layer's work, by which stages are balanced, grows with them
+INPUT, LABELS, MASK = "input_ids", "labels", "attention_mask"
+
+
+@dataclass(frozen=True)
+class HuggingFace:
+    """A causal language model.
+
+    Attributes:
+        directory: of its checkpoint; None: values are drawn, or those of ``state``.
+        loss: a function of the logits and the batch; None: the cross entropy of the labels.
+    """
+
+    config: Mapping[str, Any]
+    family: Family
+    shape: ModelShape
+    directory: Path | None
+    state: Mapping[str, Tensor] | None
+    loss: LossFunction | None
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any], loss: LossFunction | None, origin: str | None,
+             directory: Path | None = None, state: Mapping[str, Tensor] | None = None) -> "HuggingFace":
+        """Return a model by its configuration. Raises HpcMpError for an unknown family, field or size.
+
+        Args:
+            origin: name of the configuration that transformers has made; None: a user has written it.
+        """
+        if not isinstance(config.get("model_type"), str):
+            raise HpcMpError(f"model = {shown(dict(config))}", "does not name the model's family",
+                             'add for example "model_type": "llama"')
+        family = family_of(config["model_type"])
+        check_fields(dict(config), family.fields, family.model_type, origin)
+        return cls(config, family, family.read(dict(config)), directory, state, loss)
+
+    @property
+    def table(self) -> Mapping[str, Any]:
+        return {"config": dict(self.config)} if self.directory is None else {"pretrained": str(self.directory)}
+
+    @property
+    def sequence(self) -> int:
+        return min(NOMINAL, self.shape.positions)
+
+    def tokens(self, batch: Batch) -> int:
+        required = [INPUT] if self.loss else [INPUT, LABELS]
+        if missing := [name for name in required if name not in batch]:
+            raise HpcMpError(f"a batch of {', '.join(batch)}", f"has no {' and no '.join(missing)}",
+                             "pass input_ids and labels: those of each position, shifted already, -100 where none counts")
+        extra = [name for name in batch if name not in (INPUT, LABELS, MASK)]
+        if extra and self.loss is None:
+            raise HpcMpError(f"a batch with {', '.join(extra)}", f"has tensors that {self.family.model_type} does not use",
+                             "leave them out")
+        ids = batch[INPUT]
+        if ids.dim() != 2 or ids.is_floating_point():
+            raise HpcMpError(f"input_ids of shape {tuple(ids.shape)}, {ids.dtype}", "must be whole numbers (samples, tokens)",
+                             "pass the ids of a tokenizer")
+        if LABELS in batch and self.loss is None and batch[LABELS].shape != ids.shape:
+            raise HpcMpError(f"labels of shape {tuple(batch[LABELS].shape)}", f"are not those of input_ids {tuple(ids.shape)}",
+                             "pass a label for each position")
+        if ids.device.type == "cpu" and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.shape.vocabulary:
+            raise HpcMpError(f"input_ids from {int(ids.min())} to {int(ids.max())}",
+                             f"are not among the {self.shape.vocabulary} words of the model", "use the model's own tokenizer")
+        self._check_mask(batch)
+        return ids.shape[1]
+
+    def _check_mask(self, batch: Batch) -> None:
+        """Check that a mask hides nothing that counts: causal attention never sees what follows."""
+        if (mask := batch.get(MASK)) is None:
+            return
+        visible = mask.bool()
+        if bool((visible[:, 1:] & ~visible[:, :-1]).any()):
+            raise HpcMpError("attention_mask", "hides tokens before others that it shows",
+                             "pad on the right (tokenizer.padding_side = \"right\"): tokens do not see what follows them")
+        if self.loss is None and bool(((batch[LABELS] != IGNORED) & ~visible).any()):
+            raise HpcMpError("labels", "count at positions that attention_mask hides", "set them to -100 there")
+
+    def labels(self, batch: Batch) -> int | None:
+        return None if self.loss else int((batch[LABELS] != IGNORED).sum())
+
+    def needed(self, batch: Batch, layout: Layout, stage: int) -> Iterable[tuple[str, str]]:
+        if stage == 0:
+            yield "ids", INPUT
+        if stage == layout.stages - 1:
+            yield from ((name, name) for name in batch) if self.loss else [(LABELS, LABELS)]
+
+    def check(self, job: JobSpec) -> None:
+        check_job(job, self.shape)
+        if self.loss is not None and job.parallel.context > 1:
+            raise HpcMpError(f"parallel.context = {job.parallel.context}", "gives each rank only some of the tokens for loss_fn",
+                             "set parallel.context = 1, or leave loss_fn out")
+        if self.loss is not None and (job.train.router_balance or job.train.router_z):
+            raise HpcMpError("train.router_balance, train.router_z", "cannot join a loss whose labels are counted by loss_fn",
+                             "leave one of them out")
+        if self.directory is not None:
+            check_weights(self.directory, self.config, self.family, self.shape)
+
+    def layers(self, job: JobSpec) -> tuple[int, ...]:
+        return stage_cut(job, self.shape).layers
+
+    def groups(self, layout: Layout) -> Mapping[str, Any]:
+        return {"kv_copies": kv_copies(self.shape, layout.degrees.tensor)}
+
+    def model(self, job: JobSpec, batch: Mapping[str, Carried]) -> CausalModel:
+        config = hugging_face_config(self.config, self.family, job.train.dropout, job.parallel.recompute)
+        return CausalModel(config, self.family, self.shape, self.loss)
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return module_shapes(hugging_face_config(self.config, self.family, dropout=None))
+
+    def saved(self) -> Iterable[SavedTensor]:
+        shapes = self.shapes()
+        for weight in self.family.all_weights(self.shape):
+            for at, name in weight.stored or (((), weight.name),):
+                yield SavedTensor(name, weight, weight.shape[len(at):] if at else shapes[weight.name], at)
+
+    def describe(self, directory: Path, dtype: torch.dtype) -> None:
+        """Write the configuration, and copy what the model began with: its tokenizer and its settings of generation."""
+        config = hugging_face_config(self.config, self.family, dropout=None)
+        config.architectures, config.dtype = [self.family.architecture], dtype
+        config.save_pretrained(directory)
+        others = sorted(self.directory.iterdir()) if self.directory is not None else ()
+        for path in others:
+            if path.is_file() and path.suffix in (".json", ".txt", ".model", ".jinja") and not (
+                    (directory / path.name).exists() or path.name.endswith(".index.json")):
+                shutil.copyfile(path, directory / path.name)
+        if not (directory / GENERATION).exists():
+            GenerationConfig.from_model_config(config).save_pretrained(directory)
+
+    def first_values(self, job: JobSpec) -> Source:
+        if self.directory is not None:
+            return initial.read(self.directory, self.family)
+        if self.state is None:
+            return initial.drawn(job.train.seed, self.shape.layers, self.shape.initializer_range, self.model(job, {}).padding)
+        state = self.state
+
+        def source(weight: Weight, box: Box) -> Tensor:
+            values = state[weight.name].detach()
+            if values.shape == weight.fused_shape and weight.cut:  # (in, n × out) for (in, n, out)
+                values = values.unflatten(weight.cut - 1, weight.shape[weight.cut - 1:weight.cut + 1])
+            return values.reshape(weight.shape)[box].to("cpu", torch.float64 if values.dtype == torch.float64 else torch.float32)
+
+        return source

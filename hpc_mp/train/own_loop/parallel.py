@@ -1,0 +1,97 @@
+"""``hpc_mp.parallel``: a model divided over the ranks that call it."""
+
+import atexit
+import os
+import sys
+from dataclasses import replace
+from typing import Any
+
+import torch.distributed as dist
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.job import JobSpec
+from hpc_mp.job.layout import undivided
+from hpc_mp.layout.layout import Layout
+from hpc_mp.layout.placement import Placement
+from hpc_mp.layout.schedule_of import schedule_of
+from hpc_mp.train.engine.engine import Engine
+from hpc_mp.train.engine.groups import Groups, axis_of, build
+from hpc_mp.train.own_loop.keywords import Keywords, in_words_of_a_loop, job_of, read_keywords
+from hpc_mp.train.own_loop.run import Axes, Run
+from hpc_mp.train.own_loop.subject import Subject, subject_of
+from hpc_mp.train.own_loop.world import World, join, ranks
+from hpc_mp.train.rank.assemble import check_compiler, settings_of
+
+
+def parallel(model: Any, **keywords: Any) -> Run:
+    """Divide a model over all ranks, for a training loop of one's own. All ranks call this.
+
+    ::
+
+        run = hpc_mp.parallel("checkpoints/qwen3-8b", tp_size=2, pp_size=2, zero=1, microbatches=8, precision="bf16",
+                              optimizer={"name": "adamw", "lr": 3e-4})
+        for batch in loader:
+            loss = run.step(batch)
+        run.save("out")
+
+    Args:
+        model: the directory of a Hugging Face model, its configuration (also as a dict) or the model itself; an ``nn.Module``
+            with ``hpc_mp.CutPoint()`` between its parts; an ``nn.Sequential``; a list of ``hpc_mp.LayerSpec``.
+        keywords: tp_size, pp_size, cp_size, ep_size, zero, microbatches, schedule, precision, optimizer … as listed in the
+            reference; the data degree is what is left of the ranks.
+
+    Raises:
+        HpcMpError: the model cannot be divided so, or the ranks cannot meet. Nothing has been started.
+    """
+    try:
+        read = read_keywords(keywords)
+        subject = subject_of(model, read.loss_fn, int(read.settings["train"].get("seed", 0)))
+        job = _nominal_job(subject, read, ranks())
+        layout = _layout(subject, job)
+        world = join(job.job.device)
+        if job.train.compile:
+            check_compiler(world.device)
+    except HpcMpError as error:
+        raise in_words_of_a_loop(error) from None
+    placement, schedule = world.placement(layout.degrees, layout.order), schedule_of(layout)
+    groups = build(placement, layout.shard_degree, world.device, world.backend, schedule, None, world.host,
+                   expert_shards=layout.expert_cut().shards, **subject.groups(layout))
+    settings = replace(settings_of(job, layout, schedule), rate=read.rate)
+    engine = Engine(subject.model(job, {}), settings, groups, world.device)
+    engine.start(subject.first_values(job))
+    run = Run(subject, read, layout, world, _axes(placement, groups, world), engine)
+    atexit.register(_leave, run)
+    if read.example is not None:
+        run.check(read.example)
+    return run
+
+
+def _nominal_job(subject: Subject, keywords: Keywords, world: int) -> JobSpec:
+    """Return the job with one sample in a microbatch, and the number of tokens for which stages are balanced."""
+    sizes = [keywords.settings["parallel"].get(name, 1) for name in ("context", "tensor")]
+    unit = 2
+    for size in sizes:
+        unit *= size if isinstance(size, int) and size > 0 else 1
+    sequence = subject.sequence
+    return job_of(keywords, subject.table, world, 1, sequence // unit * unit or sequence)
+
+
+def _layout(subject: Subject, job: JobSpec) -> Layout:
+    subject.check(job)
+    return replace(undivided(job), layers=subject.layers(job))
+
+
+def _axes(placement: Placement, groups: Groups, world: World) -> Axes:
+    """Return all axes; pipeline and data ranks get a group for a user's own messages."""
+    named = {axis: axis_of(placement.groups[axis], world.backend) for axis in ("pp", "dp")}
+    return Axes(tp=groups.tensor, cp=groups.context, ep=groups.expert, **named)
+
+
+def _leave(run: Run) -> None:
+    """Close a run at the end of the program: gloo would abort a process that ends with its connections open."""
+    if getattr(sys, "last_value", None) is None:
+        run.close()
+    elif dist.is_initialized():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)  # the error has been printed; the others learn of it by the lost connection

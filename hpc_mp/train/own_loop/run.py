@@ -1,0 +1,172 @@
+"""A run: a model divided over all ranks, in a user's own loop."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.layout.layout import Layout
+from hpc_mp.program.log import log
+from hpc_mp.train.engine.agreement import StepNumbers
+from hpc_mp.train.engine.dropout import Moment
+from hpc_mp.train.engine.engine import Engine, StepResult
+from hpc_mp.train.engine.groups import Axis
+from hpc_mp.train.engine.passes import Passes
+from hpc_mp.train.engine.settings import Microbatches
+from hpc_mp.train.engine.stage import Carried
+from hpc_mp.train.own_loop import saved
+from hpc_mp.train.own_loop.batches import Rows, rows_of
+from hpc_mp.train.own_loop.keywords import Keywords, in_words_of_a_loop, job_of
+from hpc_mp.train.own_loop.subject import Subject
+from hpc_mp.train.own_loop.world import World
+from hpc_mp.train.rank import facts
+
+Shapes = tuple[tuple[str, Carried], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Axes:
+    """The axes by name. Each has ``rank``, ``size`` and ``group``, which is None for a single rank."""
+
+    tp: Axis
+    pp: Axis
+    dp: Axis
+    cp: Axis
+    ep: Axis
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The progress of a training: optimizer steps, those of them that changed nothing, samples, and tokens."""
+
+    step: int = 0
+    skipped: int = 0
+    samples: int = 0
+    tokens: int = 0
+
+
+class Run:
+    """A model in a user's own loop; ``hpc_mp.parallel`` makes it. All ranks call every method.
+
+    Attributes:
+        axes: this rank's coordinates.
+        layout: the division of the model.
+        progress: what has been trained.
+        device: of this rank.
+    """
+
+    def __init__(self, subject: Subject, keywords: Keywords, layout: Layout, world: World, axes: Axes, engine: Engine) -> None:
+        self.subject, self.keywords, self.layout, self.world, self.axes, self.engine = (
+            subject, keywords, layout, world, axes, engine)
+        self.device, self.progress = world.device, Progress()
+        self._passes: dict[Shapes, Passes] = {}
+        self._launched: tuple[StepResult, int] | None = None  # the last step and its tokens, until its numbers are read
+        self._numbers: StepNumbers | None = None
+
+    def step(self, batch: Mapping[str, Any]) -> Tensor:
+        """Train an optimizer step: forward, backward, clip, update. The host does not wait for the device.
+
+        Args:
+            batch: tensors (samples, …) by name.
+
+        Returns:
+            The loss of the global batch, an fp64 scalar on the device.
+
+        Raises:
+            HpcMpError: the batch cannot be divided, or is not one of this model; nothing has changed.
+        """
+        rows, tokens, passes = self._prepared(batch)
+        result = self.engine.step(self.progress.step, self._share(rows), passes=passes)
+        self._read()  # of the step before: the device has the next one to do meanwhile
+        samples = rows.samples * self.layout.microbatches * self.layout.degrees.data
+        done = self.progress
+        self.progress = replace(done, step=done.step + 1, samples=done.samples + samples, tokens=done.tokens + samples * tokens)
+        self._launched = result, samples * tokens
+        return result.loss
+
+    def evaluate(self, batch: Mapping[str, Any]) -> float:
+        """Return the loss of a global batch with the parameters as they are, without dropout."""
+        rows, _, passes = self._prepared(batch)
+        evaluated = self.engine.evaluate(self._share(rows), passes=passes)
+        return evaluated.loss / evaluated.labels if evaluated.labels else float("nan")
+
+    @property
+    def last(self) -> StepNumbers | None:
+        """The numbers of the last step: gradient norm, labels, seconds …; None before the first one. The host waits."""
+        self._read()
+        return self._numbers
+
+    def check(self, batch: Mapping[str, Any]) -> None:
+        """Check that the model can be trained on batches like this one. Raises HpcMpError."""
+        self._prepared(batch)
+
+    def close(self) -> None:
+        """Record the last step, and close the connections of all ranks; the end of the program calls this."""
+        if dist.is_initialized():
+            self._read()
+            facts.barrier(self.world.host)
+            dist.destroy_process_group()
+
+    def checkpoint(self, directory: str | Path) -> None:
+        """Save parameters, optimizer state and progress, completely or not at all."""
+        self._read()
+        saved.write_checkpoint(Path(directory), self.engine, asdict(self.progress), self.world)
+
+    def resume(self, directory: str | Path) -> None:
+        """Continue from a checkpoint of any layout. Raises HpcMpError if it is of another model or damaged."""
+        self._read()
+        self.progress = Progress(**saved.read_checkpoint(Path(directory), self.engine, self.subject, self.world))
+        self._numbers = None
+
+    def model_state(self) -> dict[str, Tensor]:
+        """Return every parameter as the model's module has it, by name, in the host's memory of rank 0; {} on other ranks."""
+        return saved.model_state(self.engine, self.subject, self.world)
+
+    def save(self, directory: str | Path, dtype: str = "keep") -> None:
+        """Write the model for transformers' ``from_pretrained``; for layers that somebody has written, ``model.safetensors``.
+
+        Args:
+            directory: is replaced by the new one as a whole.
+            dtype: "float32", "bfloat16" or "float64"; "keep" for that of the parameters.
+        """
+        self._read()
+        saved.write_model(Path(directory), self.engine, self.subject, self.world, dtype)
+
+    def _prepared(self, batch: Mapping[str, Any]) -> tuple[Rows, int, Passes]:
+        """Return this replica's rows of a batch, the tokens of a sample, and passes of its shape."""
+        layout = self.layout
+        replicas = None if self.keywords.replica else layout.degrees.data
+        rows = rows_of(batch, layout, replicas, self.engine.groups.data_rank)
+        tokens = self.subject.tokens(rows.batch)
+        key = tuple(sorted(rows.shapes.items()))
+        if key not in self._passes:
+            try:
+                job = job_of(self.keywords, self.subject.table, self.world.who.world, rows.samples, tokens)
+                self.subject.check(job)
+            except HpcMpError as error:
+                raise in_words_of_a_loop(error) from None
+            model = self.subject.model(job, rows.shapes)
+            self._passes[key] = self.engine.passes_of(model, replace(layout, samples=rows.samples, sequence=tokens))
+        return rows, tokens, self._passes[key]
+
+    def _share(self, rows: Rows) -> Microbatches:
+        number, before = self.progress.step, self.progress.samples
+        return Microbatches(
+            lambda stage, microbatch: rows.taken(microbatch, self.subject.needed(rows.batch, self.layout, stage), self.device),
+            lambda microbatch: Moment(number, rows.positions(microbatch, before)), self.subject.labels(rows.batch))
+
+    def _read(self) -> None:
+        """Read the numbers of the last step and record them."""
+        if self._launched is None:
+            return
+        (result, tokens), self._launched = self._launched, None
+        numbers = self._numbers = result.numbers()
+        if not numbers.norm < float("inf"):
+            self.progress = replace(self.progress, skipped=self.progress.skipped + 1)
+        step = self.progress.step
+        log(step=step, loss=numbers.loss, tokens=tokens, learning_rate=self.engine.settings.learning_rate(step - 1),
+            grad_norm=numbers.norm)

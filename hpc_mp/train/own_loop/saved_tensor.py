@@ -1,0 +1,27 @@
+"""The tensors of a saved model, as parts of the engine's weights."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from hpc_mp.layout.models import Weight
+
+
+@dataclass(frozen=True, slots=True)
+class SavedTensor:
+    """A tensor of a saved model.
+
+    Attributes:
+        shape: as the model's module has it.
+        at: the first indices of its part of the weight; empty: the whole.
+    """
+
+    name: str
+    weight: Weight
+    shape: tuple[int, ...]
+    at: tuple[int, ...] = ()
+
+    def taken(self, whole: Mapping[str, Tensor]) -> Tensor:
+        """Return its values, from those of whole weights by name."""
+        return whole[self.weight.name][self.at].contiguous().view(self.shape)

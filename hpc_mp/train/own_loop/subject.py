@@ -1,0 +1,113 @@
+"""The subject of a loop: a Hugging Face model, or layers that somebody has written."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.text import shown
+from hpc_mp.job import JobSpec
+from hpc_mp.layout.layout import Layout
+from hpc_mp.layout.models.shape import config_of
+from hpc_mp.train.engine.cut_points import layers_of
+from hpc_mp.train.engine.initial import Source
+from hpc_mp.train.engine.layer_list import LayerSpec
+from hpc_mp.train.engine.listed_stage import ListedModel
+from hpc_mp.train.engine.logits import LossFunction
+from hpc_mp.train.engine.stage import Batch, Carried, Model
+from hpc_mp.train.own_loop.hugging_face import HuggingFace
+from hpc_mp.train.own_loop.listed import Listed
+from hpc_mp.train.own_loop.saved_tensor import SavedTensor
+
+IN_MEMORY = "the configuration"
+
+
+class Subject(Protocol):
+    """A model before it is divided.
+
+    Attributes:
+        table: the table ``[model]`` of a job file.
+        sequence: tokens of a sample for which stages are balanced.
+    """
+
+    @property
+    def table(self) -> Mapping[str, Any]: ...
+    @property
+    def sequence(self) -> int: ...
+
+    def tokens(self, batch: Batch) -> int:
+        """Return the tokens of a sample. Raises HpcMpError if the batch is not one of this model."""
+
+    def labels(self, batch: Batch) -> int | None:
+        """Return the number of labels that count; None: the forward counts them."""
+
+    def needed(self, batch: Batch, layout: Layout, stage: int) -> Iterable[tuple[str, str]]:
+        """Return the tensors of a batch that a stage needs: the stage's name of each, and the batch's."""
+
+    def check(self, job: JobSpec) -> None:
+        """Raise HpcMpError if the model cannot be divided as a job requires."""
+
+    def layers(self, job: JobSpec) -> tuple[int, ...]:
+        """Return the layers of every stage."""
+
+    def groups(self, layout: Layout) -> Mapping[str, Any]:
+        """Return what process groups depend on, as ``groups.build`` takes it."""
+
+    def model(self, job: JobSpec, batch: Mapping[str, Carried]) -> Model:
+        """Return the model for microbatches like this one."""
+
+    def first_values(self, job: JobSpec) -> Source:
+        """Return the values with which parameters begin."""
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Return the shape of every weight as its module has it, by name."""
+
+    def saved(self) -> Iterable[SavedTensor]:
+        """Yield the tensors of a saved model."""
+
+    def describe(self, directory: Path, dtype: torch.dtype) -> None:
+        """Write what a model directory has besides weights. ``dtype``: of these."""
+
+
+def subject_of(model: Any, loss: LossFunction | None, seed: int) -> Subject:
+    """Return the subject that a user has passed. Raises HpcMpError if it cannot be divided."""
+    if isinstance(model, PreTrainedModel):
+        return HuggingFace.read(_fields(model.config), loss, IN_MEMORY, state=model.state_dict())
+    if isinstance(model, PreTrainedConfig):
+        return HuggingFace.read(_fields(model), loss, IN_MEMORY)
+    if isinstance(model, Mapping):
+        return HuggingFace.read(dict(model), loss, None)
+    if isinstance(model, str | Path):
+        return HuggingFace.read(config_of(Path(model)), loss, str(model), Path(model).resolve())
+    listed = isinstance(model, Sequence) and bool(model) and all(isinstance(layer, LayerSpec) for layer in model)
+    if not listed and not isinstance(model, nn.Module):
+        raise HpcMpError(f"model = {shown(model)}", "cannot be divided between ranks",
+                         "pass the directory of a Hugging Face model, its configuration, an nn.Module with cut points, an "
+                         "nn.Sequential or a list of LayerSpec")
+    if loss is None:
+        raise HpcMpError("loss_fn", f"is required: a model of type {type(model).__name__} has no loss of its own",
+                         "pass a function (outputs, batch) -> (sum, count)")
+    if isinstance(model, nn.Module):
+        parts = layers_of(model)
+        return Listed(ListedModel(parts.layers, _returned(loss), seed, parts.outputs))
+    return Listed(ListedModel(tuple(model), loss, seed))
+
+
+def _fields(config: PreTrainedConfig) -> dict[str, Any]:
+    """Return the fields of a configuration that differ from their defaults."""
+    return {"model_type": config.model_type} | {
+        key: value for key, value in config.to_diff_dict().items() if key != "transformers_version"}
+
+
+def _returned(loss: LossFunction) -> LossFunction:
+    """Return a loss that is called with the result of a module's forward: a tensor, or a tuple of several."""
+
+    def objective(outputs: Mapping[str, Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
+        values = tuple(outputs.values())
+        return loss(values[0] if len(values) == 1 else values, batch)
+
+    return objective
