@@ -172,8 +172,8 @@ class Flat(HashDropout):
         return self.dropped(x, torch.arange(x.shape[1:].numel(), dtype=torch.int32).view(x.shape[1:]))
 
 
-def plain() -> Reference:
-    """One process of plain torch on the same batches."""
+def plain(first: Callable[[int], int] = lambda step: 0) -> Reference:
+    """One process of plain torch on the same batches. ``first``: as for ``steps``."""
     model, clock = listed(SAMPLES), DropoutClock(SEED)
     modules = {spec.name: model.made(spec).double() for spec in LAYERS}
     for name, module in modules.items():
@@ -189,12 +189,13 @@ def plain() -> Reference:
             there = {**there, **dict(zip(spec.gives, result if isinstance(result, tuple) else (result,), strict=True))}
         return {name: there[name] for name in ("scores", "extra")}
 
-    return steps(forward, {name: value for name, value in named.items() if value is not weight or name == "words.weight"}, clock)
+    return steps(forward, {name: value for name, value in named.items() if value is not weight or name == "words.weight"}, clock,
+                 first)
 
 
 def steps(forward: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]], named: Mapping[str, nn.Parameter],
-          clock: DropoutClock) -> Reference:
-    """Train by torch alone. Returns losses, norms and parameters."""
+          clock: DropoutClock, first: Callable[[int], int] = lambda step: 0) -> Reference:
+    """Train by torch alone. Returns losses, norms and parameters. ``first``: the position of a step's first sample."""
     decays = [parameter for parameter in named.values() if parameter.dim() > 1]
     others = [parameter for parameter in named.values() if parameter.dim() == 1]
     settings = Settings()
@@ -202,7 +203,7 @@ def steps(forward: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]], named
     optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, betas=settings.betas, eps=settings.eps, foreach=False)
     losses, norms = [], []
     for step in range(STEPS):
-        clock.set(Moment(step, tuple(range(SAMPLES))))
+        clock.set(Moment(step, tuple(range(first(step), first(step) + SAMPLES))))
         batch = data(step)
         loss, count = objective(forward(batch), batch)
         (loss / count).backward()

@@ -1,31 +1,65 @@
-"""``hpc_mp.parallel`` equals one process of plain transformers, or of plain torch."""
+"""``hpc_mp.parallel`` equals one process of plain transformers, or of plain torch, to 1e-12."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import lists
 import pytest
 import torch
+from exact import EXACT, cases
 from ranks import run_ranks
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 import hpc_mp
 from hpc_mp.train.engine.precision import StaysDouble
 
+WRONG = 1e-6
 CONFIG = {"num_hidden_layers": 4, "hidden_size": 32, "intermediate_size": 40, "num_attention_heads": 4, "num_key_value_heads": 2,
           "vocab_size": 61, "max_position_embeddings": 32}
 ADAMW = {"name": "adamw", "lr": 0.02, "eps": 0.1, "betas": (0.9, 0.95), "weight_decay": 0.0}
-SAMPLES, TOKENS, STEPS = 8, 12, 3
-EXACT = 1e-12
+SAMPLES, TOKENS, STEPS = 8, 12, 4
+
+Loss = Callable[[Any, Mapping[str, Tensor]], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Losses of steps, the loss of a batch that is not trained, and parameters by name."""
+
+    losses: list[float]
+    evaluated: float
+    state: dict[str, Any]
+
+    def distance(self, other: "Trained") -> float:
+        assert self.state.keys() <= other.state.keys()
+        pairs = [*zip(self.losses, other.losses, strict=True), (self.evaluated, other.evaluated)]
+        return max([abs(mine - its) for mine, its in pairs] + [abs(values - other.state[name]).max()
+                                                               for name, values in self.state.items()])
 
 
 def batch_of(step: int) -> dict[str, Tensor]:
+    """A global batch; that of the last step is shorter and has fewer samples."""
+    samples, tokens = (SAMPLES, TOKENS) if step < STEPS - 1 else (SAMPLES // 2, TOKENS - 4)
     generator = torch.Generator().manual_seed(step)
-    ids = torch.randint(61, (SAMPLES, TOKENS + 1), generator=generator)
+    ids = torch.randint(61, (samples, tokens + 1), generator=generator)
     labels = ids[:, 1:].clone()
     labels[torch.rand(labels.shape, generator=generator) < 0.3] = -100
     return {"input_ids": ids[:, :-1], "labels": labels}
+
+
+def cross_entropy(outputs: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    loss = nn.functional.cross_entropy(outputs.logits.flatten(0, 1), batch["labels"].flatten(), reduction="sum")
+    return loss, (batch["labels"] != -100).sum()
+
+
+def with_z_loss(outputs: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Two terms, and another number than that of the labels to divide by."""
+    loss, count = cross_entropy(outputs, batch)
+    return loss + 0.01 * outputs.logits.logsumexp(-1).square().sum(), count * 2
 
 
 @pytest.fixture(scope="module")
@@ -40,43 +74,128 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def plain(directory: Path) -> tuple[list[float], dict[str, Any]]:
+def plain(directory: Path, loss_of: Loss = cross_entropy) -> Trained:
     """One process of transformers."""
     torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float64, attn_implementation="eager")
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, eps=0.1, betas=(0.9, 0.95), weight_decay=0.0)
     losses = []
-    for step in range(STEPS):
-        batch = batch_of(step)
-        with StaysDouble():
-            logits = model(input_ids=batch["input_ids"]).logits
-            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
-            loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses, {name: values.numpy() for name, values in model.state_dict().items()}
+    with StaysDouble():
+        for step in range(STEPS):
+            loss, count = loss_of(model(input_ids=batch_of(step)["input_ids"]), batch_of(step))
+            (loss / count).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(float(loss / count))
+        loss, count = loss_of(model(input_ids=batch_of(100)["input_ids"]), batch_of(100))
+    return Trained(losses, float(loss / count), {name: values.numpy() for name, values in model.state_dict().items()})
 
 
-def trained(directory: Path, keywords: Mapping[str, Any]) -> tuple[list[float], dict[str, Any]]:
+def trained(directory: Path, keywords: Mapping[str, Any]) -> Trained:
     torch.set_num_threads(1)
     run = hpc_mp.parallel(directory, precision="fp64", optimizer=ADAMW, **keywords)
-    losses = [float(run.step(batch_of(step))) for step in range(STEPS)]
+    losses = [float(run.step(_part(run, batch_of(step), keywords))) for step in range(STEPS)]
+    evaluated = run.evaluate(_part(run, batch_of(100), keywords))
     state = {name: values.numpy() for name, values in run.model_state().items()}
     run.close()
-    return losses, state
+    return Trained(losses, evaluated, state)
 
 
-LAYOUTS = {"1": {}, "tp2": {"tp_size": 2}, "pp2 dp2": {"pp_size": 2, "microbatches": 2, "zero": 1}}
+def _part(run: Any, batch: dict[str, Tensor], keywords: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The batch, or a replica's part of it."""
+    if "batches" not in keywords:
+        return batch
+    return {name: values.chunk(run.axes.dp.size)[run.axes.dp.rank] for name, values in batch.items()}
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "one": (1, {}),
+    "tp2": (2, {"tp_size": 2}),
+    "tp2 sequence": (2, {"tp_size": 2, "sequence_parallel": True}),
+    "cp2": (2, {"cp_size": 2, "zero": 3}),
+    "pp2 dp2": (4, {"pp_size": 2, "microbatches": 2, "zero": 1}),
+    "pp2 dp2 replica": (4, {"pp_size": 2, "microbatches": 2, "zero": 2, "batches": "replica"}),
+    "tp2 pp2 dp2": (8, {"tp_size": 2, "pp_size": 2, "microbatches": 2, "zero": 2, "schedule": "zero_bubble"}),
+    "dp4 zero3 full": (4, {"zero": 3, "recompute": "full"}),
+    "tp2 loss_fn": (2, {"tp_size": 2, "loss_fn": with_z_loss}),
+    "tp2 pp2 dp2 loss_fn": (8, {"tp_size": 2, "pp_size": 2, "microbatches": 2, "sequence_parallel": True, "loss_fn": with_z_loss}),
+}
+QUICK = ("cp2", "pp2 dp2 replica", "tp2 loss_fn", "tp2 pp2 dp2")
+
+
+@pytest.mark.parametrize("name", cases(LAYOUTS, QUICK))
 def test_a_loop_equals_one_process(directory: Path, name: str) -> None:
-    world = {"1": 1, "tp2": 2, "pp2 dp2": 4}[name]
-    losses, state = run_ranks(1, plain, directory)[0]
-    reports = run_ranks(world, trained, directory, LAYOUTS[name])
-    assert all(abs(a - b) < EXACT for report in reports for a, b in zip(report[0], losses, strict=True))
-    saved = reports[0][1]
-    assert saved.keys() == state.keys() - {"lm_head.weight"} | ({"lm_head.weight"} & saved.keys())
-    assert max(abs(saved[name] - state[name]).max() for name in saved) < EXACT
+    world, keywords = LAYOUTS[name]
+    expected = run_ranks(1, plain, directory, keywords.get("loss_fn", cross_entropy))[0]
+    first, *others = run_ranks(world, trained, directory, keywords)
+    assert first.distance(expected) < EXACT
+    assert len(first.state) == len(expected.state)
+    assert all((other.losses, other.evaluated) == (first.losses, first.evaluated) for other in others)
+
+
+def test_another_count_is_seen(directory: Path) -> None:
+    """The control: a loss that is divided by another number."""
+    expected = run_ranks(1, plain, directory, cross_entropy)[0]
+    assert run_ranks(1, trained, directory, {"loss_fn": with_z_loss})[0].distance(expected) > WRONG
+
+
+def of_layers(world_keywords: Mapping[str, Any]) -> Trained:
+    torch.set_num_threads(1)
+    run = hpc_mp.parallel(
+        lists.LAYERS, loss_fn=lists.objective, outputs=("scores", "extra"), seed=lists.SEED, precision="fp64", clip=0.5, optimizer={
+            "lr": 0.05, "eps": 0.1, "betas": (0.9, 0.95), "weight_decay": 0.1, "no_decay": ("*.bias", "*norm.weight")},
+        **world_keywords)
+    losses = [float(run.step(lists.data(step))) for step in range(lists.STEPS)]
+    state = {name: values.numpy() for name, values in run.model_state().items()}
+    run.close()
+    return Trained(losses, 0.0, state)
+
+
+LISTED: dict[str, tuple[int, dict[str, Any]]] = {
+    "one": (1, {}),
+    "tp2 pp2 dp2": (8, {"tp_size": 2, "pp_size": 2, "zero": 2, "microbatches": 2}),
+    "pp2 interleaved": (2, {"pp_size": 2, "schedule": "interleaved_1f1b", "virtual_stages": 2, "microbatches": 4}),
+}
+
+
+@pytest.mark.parametrize("name", cases(LISTED, ("tp2 pp2 dp2",)))
+def test_a_list_of_layers_equals_one_process(name: str) -> None:
+    world, keywords = LISTED[name]
+    losses, _, parameters = run_ranks(1, partial(lists.plain, lambda step: step * lists.SAMPLES))[0]
+    first = run_ranks(world, of_layers, keywords)[0]
+    expected = Trained(losses, 0.0, {name: values.numpy() for name, values in parameters.items()})
+    assert first.distance(expected) < EXACT
+    assert first.state.keys() == parameters.keys()
+
+
+def half(directory: Path, checkpoint: Path, keywords: Mapping[str, Any]) -> None:
+    torch.set_num_threads(1)
+    run = hpc_mp.parallel(directory, precision="fp64", optimizer=ADAMW, **keywords)
+    for step in range(STEPS // 2):
+        run.step(batch_of(step))
+    run.checkpoint(checkpoint)
+    run.close()
+
+
+def rest(directory: Path, checkpoint: Path, out: Path, keywords: Mapping[str, Any]) -> list[float]:
+    torch.set_num_threads(1)
+    run = hpc_mp.parallel(directory, precision="fp64", optimizer=ADAMW, **keywords)
+    run.resume(checkpoint)
+    losses = [float(run.step(batch_of(step))) for step in range(run.progress.step, STEPS)]
+    run.save(out)
+    run.close()
+    return losses
+
+
+def loaded(out: Path) -> dict[str, Any]:
+    model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float64)
+    return {name: values.numpy() for name, values in model.state_dict().items()}
+
+
+def test_a_loop_goes_on_from_another_layout_and_transformers_loads_what_it_saves(directory: Path, tmp_path: Path) -> None:
+    expected = run_ranks(1, plain, directory)[0]
+    run_ranks(4, half, directory, tmp_path / "step", {"tp_size": 2, "zero": 1})
+    losses = run_ranks(2, rest, directory, tmp_path / "step", tmp_path / "out", {"pp_size": 2, "microbatches": 2})[0]
+    state = run_ranks(1, loaded, tmp_path / "out")[0]
+    assert Trained(losses, 0.0, state).distance(Trained(expected.losses[STEPS // 2:], 0.0, expected.state)) < EXACT

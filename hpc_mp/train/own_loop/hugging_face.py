@@ -26,7 +26,7 @@ from hpc_mp.train.engine.initial import Source
 from hpc_mp.train.engine.logits import LossFunction
 from hpc_mp.train.engine.stage import Batch, Carried
 from hpc_mp.train.engine.vocabulary import IGNORED
-from hpc_mp.train.own_loop.saved_tensor import SavedTensor
+from hpc_mp.train.own_loop.saved_tensor import SavedTensor, fingerprint_of
 
 NOMINAL = 4096  # tokens: attention's share of a layer's work, by which stages are balanced, grows with them
 INPUT, LABELS, MASK = "input_ids", "labels", "attention_mask"
@@ -70,6 +70,10 @@ class HuggingFace:
     @property
     def sequence(self) -> int:
         return min(NOMINAL, self.shape.positions)
+
+    @property
+    def fingerprint(self) -> str:
+        return "" if self.state is None else fingerprint_of(self.state)
 
     def tokens(self, batch: Batch) -> int:
         required = [INPUT] if self.loss else [INPUT, LABELS]

@@ -32,7 +32,7 @@ OPTIMIZER: Mapping[str, str] = {  # key of the keyword ``optimizer`` -> key of t
     "warmup_steps": "train.warmup_steps", "betas": "train.betas", "eps": "train.eps", "momentum": "train.momentum",
     "weight_decay": "train.weight_decay", "no_decay": "train.no_decay",
 }
-OWN = ("optimizer", "loss_fn", "batches", "example")
+OWN = ("optimizer", "loss_fn", "outputs", "batches", "example")
 DEFAULTS: Mapping[str, Any] = {"microbatches": 1}
 WORDS: Mapping[str, str] = {  # what else messages about a job file name -> the name in a loop
     "data.sequence_length": "tokens of a sample", "sequence_length": "tokens of a sample",
@@ -50,6 +50,7 @@ class Keywords:
         settings: keys of the job file by table.
         rate: the learning rate of each step, from 0; None: the optimizer's settings determine it.
         loss_fn: (outputs, batch) -> (sum, count); None: the model's own loss.
+        outputs: names of the tensors that loss_fn gets of a list of layers; empty: those of the last one.
         replica: True if a batch is the part of this rank's replica, and not the global batch.
         example: a batch whose shapes are checked at once; None: the first batch is.
     """
@@ -57,6 +58,7 @@ class Keywords:
     settings: Mapping[str, Mapping[str, Any]]
     rate: Rate | None
     loss_fn: Callable[..., Any] | None
+    outputs: tuple[str, ...]
     replica: bool
     example: Mapping[str, Any] | None
 
@@ -83,9 +85,11 @@ def read_keywords(given: Mapping[str, Any]) -> Keywords:
     if batches not in ("global", "replica"):
         raise HpcMpError(f"batches = {batches!r}", "must be 'global' or 'replica'",
                          "leave it out if every rank passes the whole batch")
-    for name in ("loss_fn",):
-        if given.get(name) is not None and not callable(given[name]):
-            raise HpcMpError(f"{name} = {shown(given[name])}", "must be a function", "pass (outputs, batch) -> (sum, count)")
+    loss_fn, outputs = given.get("loss_fn"), given.get("outputs", ())
+    if loss_fn is not None and not callable(loss_fn):
+        raise HpcMpError(f"loss_fn = {shown(loss_fn)}", "must be a function", "pass (outputs, batch) -> (sum, count)")
+    if isinstance(outputs, str) or not all(isinstance(name, str) for name in outputs):
+        raise HpcMpError(f"outputs = {shown(outputs)}", "must be names", 'write for example outputs=("scores", "extra")')
     rate = optimizer.get("lr") if callable(optimizer.get("lr")) else None
     values = {KEYS[name]: value for name, value in {**DEFAULTS, **given}.items() if name in KEYS and value is not None}
     values |= {OPTIMIZER[name]: value for name, value in optimizer.items() if not (name == "lr" and rate)}
@@ -93,7 +97,7 @@ def read_keywords(given: Mapping[str, Any]) -> Keywords:
     for key, value in values.items():
         table, _, name = key.partition(".")
         settings[table][name] = value
-    return Keywords(settings, rate, given.get("loss_fn"), batches == "replica", given.get("example"))
+    return Keywords(settings, rate, loss_fn, tuple(outputs), batches == "replica", given.get("example"))
 
 
 def job_of(keywords: Keywords, model: Mapping[str, Any], world: int, samples: int, sequence: int) -> JobSpec:
@@ -118,7 +122,7 @@ def job_of(keywords: Keywords, model: Mapping[str, Any], world: int, samples: in
 
 def in_words_of_a_loop(error: HpcMpError) -> HpcMpError:
     """Return an error about a job file with the names of the keywords."""
-    names = {key: name for name, key in KEYS.items()} | {key: f"optimizer: {name}" for name, key in OPTIMIZER.items()} | WORDS
+    names = {**{key: name for name, key in KEYS.items()}, **{key: f"optimizer: {name}" for name, key in OPTIMIZER.items()}, **WORDS}
     bare = {key.partition(".")[2]: name for name, key in KEYS.items() if key.startswith("parallel.")}
     whole = re.compile("|".join(rf"(?<![\w.]){re.escape(key)}(?![\w])" for key in sorted(names, key=len, reverse=True)))
     degree = re.compile(rf"(?<![\w.])({'|'.join(bare)})(?=\(\d| = | to \d| out\b)")

@@ -11,9 +11,9 @@ import torch
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec
 from hpc_mp.job.layout import undivided
-from hpc_mp.layout.checks import check_schedule
 from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.schedule import partition
+from hpc_mp.layout.schedule_of import check_schedule
 from hpc_mp.train.engine.initial import Source
 from hpc_mp.train.engine.listed_stage import ListedModel
 from hpc_mp.train.engine.stage import Batch, Carried
@@ -29,6 +29,7 @@ class Listed:
     """A model of which nothing is known but its layers. Stages are balanced by their parameters."""
 
     listed: ListedModel
+    fingerprint: str = ""
 
     @property
     def table(self) -> Mapping[str, Any]:

@@ -20,6 +20,7 @@ from hpc_mp.train.own_loop.keywords import Keywords, in_words_of_a_loop, job_of,
 from hpc_mp.train.own_loop.run import Axes, Run
 from hpc_mp.train.own_loop.subject import Subject, subject_of
 from hpc_mp.train.own_loop.world import World, join, ranks
+from hpc_mp.train.rank import facts
 from hpc_mp.train.rank.assemble import check_compiler, settings_of
 
 
@@ -45,12 +46,15 @@ def parallel(model: Any, **keywords: Any) -> Run:
     """
     try:
         read = read_keywords(keywords)
-        subject = subject_of(model, read.loss_fn, int(read.settings["train"].get("seed", 0)))
+        subject = subject_of(model, read)
         job = _nominal_job(subject, read, ranks())
         layout = _layout(subject, job)
         world = join(job.job.device)
         if job.train.compile:
             check_compiler(world.device)
+        if len(set(facts.gather(subject.fingerprint, world.host))) > 1:
+            raise HpcMpError(f"model of type {type(model).__name__}", "has other values on other ranks",
+                             "call torch.manual_seed with the same number on all ranks before you make it")
     except HpcMpError as error:
         raise in_words_of_a_loop(error) from None
     placement, schedule = world.placement(layout.degrees, layout.order), schedule_of(layout)

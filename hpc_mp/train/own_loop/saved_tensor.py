@@ -1,11 +1,22 @@
 """The tensors of a saved model, as parts of the engine's weights."""
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from hpc_mp.layout.models import Weight
+
+SAMPLED = 256  # values of a tensor that its fingerprint is made of
+
+
+def fingerprint_of(state: Mapping[str, Tensor]) -> str:
+    """Return a digest of names and first values."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, values in state.items():
+        digest.update(f"{name} {tuple(values.shape)} {values.flatten()[:SAMPLED].tolist()}".encode())
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

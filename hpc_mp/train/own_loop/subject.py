@@ -20,8 +20,9 @@ from hpc_mp.train.engine.listed_stage import ListedModel
 from hpc_mp.train.engine.logits import LossFunction
 from hpc_mp.train.engine.stage import Batch, Carried, Model
 from hpc_mp.train.own_loop.hugging_face import HuggingFace
+from hpc_mp.train.own_loop.keywords import Keywords
 from hpc_mp.train.own_loop.listed import Listed
-from hpc_mp.train.own_loop.saved_tensor import SavedTensor
+from hpc_mp.train.own_loop.saved_tensor import SavedTensor, fingerprint_of
 
 IN_MEMORY = "the configuration"
 
@@ -54,6 +55,10 @@ class Subject(Protocol):
     def layers(self, job: JobSpec) -> tuple[int, ...]:
         """Return the layers of every stage."""
 
+    @property
+    def fingerprint(self) -> str:
+        """The values that a process has brought along, which must be the same on all ranks; empty: none."""
+
     def groups(self, layout: Layout) -> Mapping[str, Any]:
         """Return what process groups depend on, as ``groups.build`` takes it."""
 
@@ -73,8 +78,9 @@ class Subject(Protocol):
         """Write what a model directory has besides weights. ``dtype``: of these."""
 
 
-def subject_of(model: Any, loss: LossFunction | None, seed: int) -> Subject:
+def subject_of(model: Any, keywords: Keywords) -> Subject:
     """Return the subject that a user has passed. Raises HpcMpError if it cannot be divided."""
+    loss = keywords.loss_fn
     if isinstance(model, PreTrainedModel):
         return HuggingFace.read(_fields(model.config), loss, IN_MEMORY, state=model.state_dict())
     if isinstance(model, PreTrainedConfig):
@@ -93,8 +99,8 @@ def subject_of(model: Any, loss: LossFunction | None, seed: int) -> Subject:
                          "pass a function (outputs, batch) -> (sum, count)")
     if isinstance(model, nn.Module):
         parts = layers_of(model)
-        return Listed(ListedModel(parts.layers, _returned(loss), seed, parts.outputs))
-    return Listed(ListedModel(tuple(model), loss, seed))
+        return Listed(ListedModel(parts.layers, _returned(loss), 0, parts.outputs), fingerprint_of(model.state_dict()))
+    return Listed(ListedModel(tuple(model), loss, 0, keywords.outputs))
 
 
 def _fields(config: PreTrainedConfig) -> dict[str, Any]:
