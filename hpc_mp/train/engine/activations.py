@@ -1,4 +1,4 @@
-"""What autograd keeps between a forward and its backward: counted, and with offload away in host memory meanwhile.
+"""Activations: tensors that autograd keeps from a forward to its backward. They are counted; with offload they wait on the host.
 
 A chunk's forward runs inside ``ChunkActivations.hooks``: whatever autograd saves there is noted by its storage, so that views of
 one array count once and move once. Parameters and tables that a stage keeps anyway are none of it. After the forward the storages
@@ -71,7 +71,7 @@ class SavedView(NamedTuple):
 
 
 class ChunkActivations:
-    """What autograd keeps of one chunk's forward.
+    """Activations of one chunk's forward.
 
     Args:
         others: tensors that stay where they are, and are no activations.

@@ -1,4 +1,4 @@
-"""What the ranks of a step agree on: each finds its share of a few numbers, and all get the same totals.
+"""Agreement of all ranks on the numbers of a step: each rank computes its share of them, and all get the same totals.
 
 One message to all ranks carries the shares. They are summed in the order of ranks, so that all get the same bits.
 """
@@ -16,13 +16,13 @@ from hpc_mp.train.engine.loss_scale import ScaleState
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """What one rank has found, or all together; scalars in fp64.
+    """Shares of one rank, or their sums over all ranks; scalars in fp64.
 
     Attributes:
-        squares: of the gradients that count on this rank.
+        squares: sum of the squares of the gradients that count on this rank.
         loss: summed over labels; ``count``: of labels that the forwards have counted.
-        router: what routers add to the loss.
-        dropped, choices: choices that experts did not take, and all of them.
+        router: losses of routers.
+        dropped, choices: number of choices that experts did not take, and of all choices.
     """
 
     squares: Tensor
@@ -42,15 +42,16 @@ class Shares:
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """What all ranks know behind a step; scalars in fp64 on the device, unless said otherwise.
+    """Numbers that all ranks know after a step; scalars in fp64 on the device, unless a shape is given.
 
     Attributes:
-        loss: mean over the labels of the global batch that count; ``labels``: how many did.
-        norm: L2 norm of all gradients before clipping; not finite: nothing is updated.
-        absorbed: whether nothing is updated for want of labels, or because fp16's loss scale gives way.
-        dropped: the share of choices that experts did not take; NaN where they take all.
+        loss: mean over the labels of the global batch that count; ``labels``: their number.
+        norm: L2 norm of all gradients before clipping; if it is not finite, nothing is updated.
+        absorbed: 1 if nothing is updated because there are no labels or fp16's loss scale is lowered, else 0.
+        router_loss: sum of the losses of routers.
+        dropped: share of choices that experts did not take; NaN if experts have no capacity.
         scale: fp16's loss scale from now on, (3,).
-        notes: (notes,).
+        notes: largest value of each note over all ranks, (notes,).
     """
 
     loss: Tensor
@@ -63,26 +64,26 @@ class Agreed:
     notes: Tensor
 
     def packed(self) -> Tensor:
-        """All numbers one behind the other, for the host to read."""
+        """Return all numbers in one tensor, for the host to read."""
         *scalars, scale, notes = astuple_of(self)
         return torch.cat((torch.stack(scalars), scale, notes))
 
 
 @dataclass(frozen=True, slots=True)
 class StepNumbers:
-    """What all ranks agree on after a step.
+    """The numbers of ``Agreed`` on the host.
 
     Attributes:
         loss: mean over the labels of the global batch that count.
-        norm: L2 norm of all gradients before clipping; not finite: nothing was updated.
-        labels: how many counted.
-        absorbed: nothing was updated, and fp16's loss scale gives way for it.
-        router_loss: what routers add to the loss that is trained, see ``router_loss``.
-        dropped: the share of the choices of all tokens in all layers that experts did not take, see ``capacity``; NaN where they
+        norm: L2 norm of all gradients before clipping; if it is not finite, nothing was updated.
+        labels: number of labels that count.
+        absorbed: True if nothing was updated because there were no labels or fp16's loss scale was lowered.
+        router_loss: sum of the losses of routers, a part of the loss that is trained, see ``router_loss``.
+        dropped: share of the choices of all tokens in all layers that experts did not take, see ``capacity``; NaN if experts
             have no capacity.
         scale: fp16's loss scale after the step.
-        notes: of each the largest over all ranks.
-        seconds: that this rank's device took.
+        notes: largest value of each note over all ranks.
+        seconds: duration of the step on this rank's device.
     """
 
     loss: float
@@ -97,7 +98,7 @@ class StepNumbers:
 
 
 def unpacked(values: Sequence[float], seconds: float) -> StepNumbers:
-    """Return what ``Agreed.packed`` has packed."""
+    """Return the numbers that ``Agreed.packed`` has packed."""
     names = [field.name for field in fields(Agreed)][:-2]
     scalars = dict(zip(names, values, strict=False))
     scale, notes = values[len(names):len(names) + 3], values[len(names) + 3:]

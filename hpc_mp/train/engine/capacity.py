@@ -66,7 +66,7 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class Intake:
-    """What the experts of a block take of a rank's tokens.
+    """The tokens of a rank that the experts of a block take.
 
     Attributes:
         sequence: tokens of a sample, wherever they are; ``positions``: of this rank's in it.

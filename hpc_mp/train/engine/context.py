@@ -55,7 +55,7 @@ class ContextAxis:
         return tokens if self.axis.size == 1 else tokens[:, self.positions]
 
     def mask(self, first: Tensor, dtype: torch.dtype) -> Tensor:
-        """What attention gets for a mask where a token of a sample sees no tokens before ``first``, see ``masks``."""
+        """Return the mask of attention in which a token of a sample sees no tokens before ``first``, see ``masks``."""
         return (added_mask if self.axis.size == 1 else self.method.mask)(first, dtype)
 
     def attach(self, attention: nn.Module, heads: int, functions: Callable[[str], AttentionFunction]) -> None:
@@ -76,7 +76,7 @@ class ContextAxis:
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """What an attention module gets: its axis, and the attention function that it would use alone."""
+    """The attributes of an attention module: its axis, and the attention function that it would use alone."""
 
     axis: ContextAxis
     inner: AttentionFunction

@@ -104,7 +104,7 @@ class ExpertAxis:
 
 
 def _exchanged(rows: Tensor, sent: Sequence[int], come: Sequence[int], axis: Axis) -> Tensor:
-    """What the ranks of an axis send this one, rank by rank; ``sent``, ``come``: how many rows for each and from each."""
+    """Exchange rows over an axis. ``sent``, ``come``: number of rows for and from each rank, in the order of ranks."""
     arrived = rows.new_empty(sum(come), *rows.shape[1:])
     dist.all_to_all_single(arrived, rows.contiguous(), list(come), list(sent), group=axis.group)
     return arrived

@@ -190,6 +190,6 @@ class Experts(nn.Module):
         return where.tokens(journey.back(self._computed(journey.out(where.rows(hidden)), journey.counts)), weights)
 
     def _computed(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
-        """What this rank's experts make of the rows that are for them."""
+        """Return the outputs of this rank's experts for their rows."""
         gate, up = self.gate_up(rows, counts).chunk(2, dim=-1)
         return self.down(self.activation(gate) * up, counts)

@@ -31,7 +31,7 @@ class Bus:
 
     @contextmanager
     def copying(self) -> Iterator[torch.cuda.Stream | None]:
-        """What is begun here runs behind all that the current stream has been given so far, and beside what follows."""
+        """Start work behind everything that the current stream has been given so far, and beside what follows."""
         if self._stream is None:
             yield None
             return
@@ -40,12 +40,12 @@ class Bus:
             yield self._stream
 
     def settle(self) -> None:
-        """What the current stream is given next runs behind all copies."""
+        """Let the current stream wait for all copies."""
         if self._stream is not None:
             torch.cuda.current_stream(self.device).wait_stream(self._stream)
 
     def synchronize(self) -> None:
-        """The host waits for all copies."""
+        """Let the host wait for all copies."""
         if self._stream is not None:
             self._stream.synchronize()
 

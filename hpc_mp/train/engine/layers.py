@@ -1,8 +1,8 @@
 """The layers of a stage as the forward of a Hugging Face model calls them.
 
 The model's own forward runs on every stage, with all of its layers in their places: those of this stage are ``LayerCall``, all
-others pass hidden states through. What the forward does before and behind its layers is replaced as well: it looks no positions
-up, and its rotary tables are the same on every layout.
+others pass hidden states through. Steps of the forward before and behind its layers are replaced too: it looks no positions up,
+and its rotary tables are the same on every layout.
 """
 
 import inspect
@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hpc_mp.train.engine.recompute import computed_again
 
-Settings = Mapping[str, Any]  # what a layer gets besides hidden states
+Settings = Mapping[str, Any]  # arguments of a layer besides hidden states
 
 
 class LayerHost(Protocol):
@@ -29,7 +29,7 @@ class LayerHost(Protocol):
         """Compute a group of layers with their parameters on the device."""
 
     def mask(self, path: str) -> Tensor | None:
-        """What attention adds to scores in a layer, or None where it is causal by itself."""
+        """Return the mask that attention adds to scores in a layer, or None if attention is causal by itself."""
 
 
 class LayerGroup:

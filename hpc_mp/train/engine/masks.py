@@ -28,7 +28,7 @@ def first_seen(begins: Tensor | None, window: int | None, positions: Tensor) -> 
 
 
 def added_mask(first: Tensor, dtype: torch.dtype) -> Tensor:
-    """What is added to scores so that a token sees those from ``first`` to itself: (samples, 1, sequence, sequence)."""
+    """Return the mask, added to scores, that shows a token those from ``first`` to itself: (samples, 1, sequence, sequence)."""
     places = torch.arange(first.shape[1], device=first.device)
     hidden = (places > places.unsqueeze(1)) | (places < first.unsqueeze(2))
     mask = torch.zeros(hidden.shape, dtype=dtype, device=first.device)

@@ -24,7 +24,7 @@ def peak_bytes(device: torch.device) -> int:
 
 
 def limit_bytes(device: torch.device, ranks_per_node: int) -> int:
-    """What a rank may use: the GPU's memory, or its share of the machine's."""
+    """Return the bytes that a rank may use: the GPU's memory, or its share of the machine's."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return psutil.virtual_memory().total // ranks_per_node

@@ -35,7 +35,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class StateShape:
-    """What is to be kept: ``slots`` numbers of ``dtype`` for each element of ``lengths``, a rank's parts of its units."""
+    """Shape of optimizer state: ``slots`` numbers of ``dtype`` for each element of ``lengths``, a rank's parts of its units."""
 
     lengths: Mapping[str, int]
     slots: tuple[str, ...]

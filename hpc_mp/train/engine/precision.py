@@ -18,7 +18,7 @@ class Precision:
     compute: torch.dtype
 
     def computing(self) -> AbstractContextManager[Any]:
-        """What every forward and backward runs in."""
+        """Return the context in which every forward and backward runs."""
         return StaysDouble() if self.compute == torch.float64 else nullcontext()
 
 

@@ -52,7 +52,7 @@ class WeightGradients:
             projection.add_weight_gradient(x, gradient)
 
     def tensors(self) -> Iterator[Tensor]:
-        """What those that wait hold."""
+        """Yield the tensors of weight gradients that wait."""
         for _, x, gradient in self._waiting:
             yield x
             yield gradient
@@ -101,7 +101,7 @@ class TensorAxis:
         return x
 
     def spread(self, x: Tensor) -> Tensor:
-        """What a cut layer gets of the hidden states before it, and the end of a cut layer of the gradient behind it."""
+        """Return the hidden states that a cut layer takes, or the gradient that its end takes."""
         return x
 
     def summed(self, x: Tensor) -> tuple[Tensor, Running]:

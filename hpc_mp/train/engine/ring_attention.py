@@ -28,7 +28,7 @@ QUERIES = 1024  # whose scores are there at once: a bound for the memory that th
 
 @dataclass(frozen=True, slots=True)
 class _AttentionRing:
-    """What all blocks of one attention share.
+    """Facts that all blocks of one attention share.
 
     Attributes:
         positions: rank -> the positions of its tokens.
@@ -153,7 +153,7 @@ class _RingAttention(torch.autograd.Function):
 
 
 def _blocks(ring: _AttentionRing, turn: int, tokens: int) -> Iterator[_AttentionBlock]:
-    """What this rank's queries see of the keys that are here at a turn."""
+    """Yield the blocks of this rank's queries that see keys which are here at a turn."""
     source = ring.source(turn)
     mine, theirs = ring.positions(ring.axis.rank), ring.positions(source)
     begin = tokens // 2 if source > ring.axis.rank else 0

@@ -1,7 +1,8 @@
-"""What a pipeline runs: stages, and the models that make them. Nothing here knows a family of models or transformers.
+"""Interfaces between the engine and a model: stages, which a pipeline runs, and models, which make them.
 
-A stage gets named tensors from the stage before and its part of a batch. It returns what the next one gets, the last one
-the summed loss and the number of labels of which it is the sum. Its parameters come in units, which the data axis owns.
+Nothing here knows a family of models or transformers. A stage receives named tensors from the stage before and its part of a
+batch. It returns named tensors for the next stage; the last stage returns the summed loss and its number of labels. The data axis
+owns the parameters of a stage, in units.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,8 +20,8 @@ from hpc_mp.train.engine.precision import Precision
 if TYPE_CHECKING:
     from hpc_mp.train.engine.surroundings import Surroundings
 
-Batch = Mapping[str, Tensor]  # a microbatch: what a stage needs of it, on the device, by name
-Boundary = dict[str, Tensor]  # what crosses from one stage to the next, by name
+Batch = Mapping[str, Tensor]  # tensors of a microbatch that a stage needs, on the device, by name
+Boundary = dict[str, Tensor]  # tensors that cross from one stage to the next, by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,8 @@ class Stage(Protocol):
     """A part of a model on this rank.
 
     Attributes:
-        precision: in which it computes.
-        units: its parameters, by the names of their units.
+        precision: formats of its parameters and of its computation.
+        units: its parameters, by names of units.
     """
 
     @property
@@ -47,39 +48,39 @@ class Stage(Protocol):
     def units(self) -> Mapping[str, Unit]: ...
 
     def __call__(self, received: Boundary, batch: Batch) -> Boundary | tuple[Tensor, Tensor]:
-        """Compute a microbatch. ``received``: what the stage before has sent, nothing on the first one."""
+        """Compute a microbatch. ``received``: the tensors of the stage before; empty on the first stage."""
 
     def adopt(self, units: Mapping[str, Unit]) -> None:
         """Compute with the parameters of these units from now on."""
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield what the stage holds besides activations."""
+        """Yield the tensors that the stage holds besides activations."""
 
     def train(self) -> object:
-        """Drop what dropout drops."""
+        """Switch dropout on."""
 
     def eval(self) -> object:
-        """Drop nothing."""
+        """Switch dropout off."""
 
 
 class Model(Protocol):
     """A model as the engine cuts it.
 
     Attributes:
-        experts: of a block with experts; 0: none has any.
+        experts: number of experts of a block; 0 if there are none.
     """
 
     @property
     def experts(self) -> int: ...
 
     def capacity(self, layout: Layout) -> int | None:
-        """Return the number of choices of a sample that an expert takes; None: all."""
+        """Return the most choices of a sample that an expert takes; None if it takes all."""
 
     def units(self, layout: Layout, spans: Iterable[StageSpan], tensor: int, expert: int) -> Mapping[str, FlatLayout]:
         """Return the units of a rank with these stages and these tensor and expert coordinates, by name."""
 
     def received(self, layout: Layout, stage: int, tokens: int, dtype: torch.dtype) -> Mapping[str, Carried]:
-        """Return what a stage receives from the one before. ``tokens``: of a sample on this rank, between cut layers."""
+        """Return the tensors that a stage receives. ``tokens``: of a sample on this rank, between cut layers."""
 
     def build(self, span: StageSpan, around: "Surroundings") -> Stage:
         """Make a stage. Its parameters come with ``adopt``."""

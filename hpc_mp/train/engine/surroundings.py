@@ -1,4 +1,4 @@
-"""What the stages of a rank share."""
+"""The surroundings of a stage: axes, clock and settings, shared by all stages of a rank."""
 
 from dataclasses import dataclass
 
@@ -13,15 +13,15 @@ from hpc_mp.train.engine.router_loss import RouterLoss
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What the stages of a rank share.
+    """Axes, clock and settings that all stages of a rank share.
 
     Attributes:
-        context: which tokens of a sample attention sees on this rank, and how they attend to the others.
-        experts: the ranks that share out the experts of a block; ``capacity``: what these take.
-        router_loss: what routers add to the loss.
-        clock: tells dropout where training is.
-        recompute: which blocks are computed again in the backward, see ``recompute``.
-        compile: whether blocks and the loss are compiled, see ``compilation``.
+        context: the tokens of a sample on this rank, and their attention to the others.
+        experts: the ranks that share out the experts of a block; ``capacity``: the limit of their tokens.
+        router_loss: the losses of routers.
+        clock: the moment of training, from which dropout draws.
+        recompute: the blocks that are computed again in the backward, see ``recompute``.
+        compile: True if blocks and the loss are compiled, see ``compilation``.
     """
 
     tensor: TensorAxis
