@@ -145,7 +145,10 @@ def share(layout: Layout, replica: int, step: int) -> Microbatches:
                         lambda microbatch: Moment(step, tuple(rows(microbatch))), int((batch["labels"][mine] != -100).sum()))
 
 
-def trained(layout: Layout, make: Callable[[int], ListedModel] = listed) -> tuple[list[float], list[float], list[tuple[str, Any, Any]]]:
+Trained = tuple[list[float], list[float], list[tuple[str, Any, Any]]]
+
+
+def trained(layout: Layout, make: Callable[[int], ListedModel] = listed) -> Trained:
     """Train on a rank. Returns losses, norms and its parts of the parameters."""
     torch.set_num_threads(1)
     who, schedule, device = identity(os.environ), schedule_of(layout), torch.device("cpu")

@@ -19,9 +19,8 @@ __all__ = [
 TABLES: list[Family] = [import_module(f"{families.__name__}.{module.name}").FAMILY for module in iter_modules(families.__path__)]
 FAMILIES: dict[str, Family] = {family.model_type: family for family in TABLES}
 
-
 # Families that resemble a supported family only by name.
-OTHERS = frozenset({"mistral", "ministral", "qwen2_moe", "qwen2_vl", "gpt_neo", "gpt_neox", "gpt_oss", "mllama", "codellama"})
+OTHERS = frozenset({"mistral", "ministral", "qwen2_moe", "qwen2_vl", "gpt_neo", "gpt_oss", "mllama", "codellama"})
 
 
 def family_of(model_type: str) -> Family:

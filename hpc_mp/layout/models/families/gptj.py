@@ -23,7 +23,7 @@ FIELDS: Mapping[str, ConfigField] = {
 def read(config: Mapping[str, Any]) -> ModelShape:
     """Read the shape. Defaults: transformers' GPTJConfig (the 6 B model)."""
     shape = gpt2.read_gpt(config, "gptj", hidden=4096, heads=16, layers=28, vocabulary=50400, positions=2048, tied=False,
-                     attention_bias=False)
+                          attention_bias=False)
     rotary = 0 if config.get("rotary_dim", 64) is None else ConfigReader(config).count("rotary_dim", default=64)
     if rotary % 2 or not 0 < rotary <= shape.head_dim:
         raise HpcMpError(f"the model's rotary_dim({rotary or 'null'})",
