@@ -86,7 +86,7 @@ def _microbatch(spec: JobSpec, shape: ModelShape, device: torch.device) -> Micro
 
     def batch(stage: int, microbatch: int) -> Batch:
         needed = {"ids": stage == 0, "labels": stage == last}
-        return {name: tokens for name, wanted in needed.items() if wanted} | ({} if begins is None else {"begins": begins})
+        return {name: tokens for name, needs in needed.items() if needs} | ({} if begins is None else {"begins": begins})
 
     def moment(microbatch: int) -> Moment:
         return Moment(0, tuple(range(spec.microbatch_size)))

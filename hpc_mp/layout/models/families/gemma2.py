@@ -29,8 +29,8 @@ FIELDS: Mapping[str, ConfigField] = {
 def read(config: Mapping[str, Any]) -> ModelShape:
     """Read the shape. Defaults: transformers' Gemma2Config (the 2 B model)."""
     sizes = {"hidden_size": 2304, "num_attention_heads": 8, "num_hidden_layers": 26, "head_dim": 256, "tie_word_embeddings": True}
-    given = {key: value for key, value in config.items() if value is not None}
-    shape = llama.read_decoder({**sizes, **given}, "gemma2", kv_heads=4, intermediate=9216, vocabulary=256000, positions=8192)
+    values = {key: value for key, value in config.items() if value is not None}
+    shape = llama.read_decoder({**sizes, **values}, "gemma2", kv_heads=4, intermediate=9216, vocabulary=256000, positions=8192)
     kinds = config.get("layer_types") or [KINDS[layer % 2] for layer in range(shape.layers)]
     if not isinstance(kinds, list) or len(kinds) != shape.layers or not set(kinds) <= set(KINDS):
         raise HpcMpError("the model's layer_types", f"must be one of {' and '.join(KINDS)} for each of {shape.layers} layers",
