@@ -165,7 +165,8 @@ def ours(case: Case, device: Any, compiled: bool) -> Step:
     from hpc_mp.layout.models import FAMILIES
     from hpc_mp.layout.placement import place
     from hpc_mp.layout.schedule_of import schedule_of
-    from hpc_mp.train.engine.causal_model import CausalModel, hugging_face_config
+    from hpc_mp.train.engine.causal_lm import CausalLM
+    from hpc_mp.train.engine.causal_model import hugging_face_config
     from hpc_mp.train.engine.dropout import Moment
     from hpc_mp.train.engine.engine import Engine
     from hpc_mp.train.engine.groups import build, everyone
@@ -180,7 +181,7 @@ def ours(case: Case, device: Any, compiled: bool) -> Step:
     schedule = schedule_of(layout)
     groups = build(place(layout.degrees, "DPT", 1), 1, device, "cpu:gloo,cuda:nccl", schedule, None, everyone())
     settings = EngineSettings(layout, schedule, seed=0, optimizer=optimizer_settings(), compile=compiled)
-    model = CausalModel(hugging_face_config(case.config, family, None, case.recompute), family, shape)
+    model = CausalLM(hugging_face_config(case.config, family, None, case.recompute), family, shape)
     engine = Engine(model, settings, groups, device)
 
     def source(weight: Any, box: Any) -> torch.Tensor:

@@ -16,22 +16,17 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.layout.flat import FlatLayout, StageSpan, rank_units
-from hpc_mp.layout.layout import Layout
-from hpc_mp.layout.models import Family, ModelShape, Weight, expert_capacity
+from hpc_mp.layout.models import Family, ModelShape, Weight
 from hpc_mp.train.engine.attention_table import attention_function
-from hpc_mp.train.engine.build_stage import build_stage
-from hpc_mp.train.engine.causal_stage import HIDDEN, CausalStage, Driver
+from hpc_mp.train.engine.causal_stage import Driver
 from hpc_mp.train.engine.context import AttentionFunction
 from hpc_mp.train.engine.logits import LossFunction
 from hpc_mp.train.engine.recompute import attention_name
-from hpc_mp.train.engine.stage import Carried
-from hpc_mp.train.engine.surroundings import Surroundings
 
 
 @dataclass(frozen=True, slots=True)
 class CausalModel:
-    """What is cut into stages.
+    """The parts of a model.
 
     Attributes:
         config: Hugging Face's configuration.
@@ -42,22 +37,6 @@ class CausalModel:
     family: Family
     shape: ModelShape
     loss: LossFunction | None = None
-
-    @property
-    def experts(self) -> int:
-        return self.shape.experts
-
-    def capacity(self, layout: Layout) -> int | None:
-        return expert_capacity(layout.expert_capacity, layout.sequence, self.shape)
-
-    def units(self, layout: Layout, spans: Iterable[StageSpan], tensor: int, expert: int) -> Mapping[str, FlatLayout]:
-        return rank_units(layout, self.shape, spans, tensor, expert)
-
-    def received(self, layout: Layout, stage: int, tokens: int, dtype: torch.dtype) -> Mapping[str, Carried]:
-        return {HIDDEN: Carried((layout.samples, tokens, self.shape.hidden), dtype)} if stage else {}
-
-    def build(self, span: StageSpan, around: Surroundings) -> CausalStage:
-        return build_stage(self, span, around)
 
     @property
     def padding(self) -> dict[str, int]:

@@ -34,7 +34,7 @@ from hpc_mp.train.engine.pipeline import Passed, Span, Work
 from hpc_mp.train.engine.precision import PRECISIONS
 from hpc_mp.train.engine.readback import Instant, Readback
 from hpc_mp.train.engine.settings import EngineSettings, Microbatches
-from hpc_mp.train.engine.stage import Model
+from hpc_mp.train.engine.stage import StagedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Evaluated:
 class Engine:
     """A rank's part of a model with its optimizer; parameters have no values yet."""
 
-    def __init__(self, model: Model, settings: EngineSettings, groups: Groups, device: torch.device) -> None:
+    def __init__(self, model: StagedModel, settings: EngineSettings, groups: Groups, device: torch.device) -> None:
         self.model, self.settings, self.groups, self.device = model, settings, groups, device
         layout, schedule = settings.layout, settings.schedule
         spans = stage_spans(layout.layers)
@@ -99,7 +99,7 @@ class Engine:
         _ = self.passes
         return self
 
-    def passes_of(self, model: Model, layout: Layout) -> Passes:
+    def passes_of(self, model: StagedModel, layout: Layout) -> Passes:
         """Return passes of batches of another shape, for ``step`` and ``evaluate``."""
         return Passes(model, layout, self.settings, self.groups, self.data)
 

@@ -20,7 +20,7 @@ from hpc_mp.train.engine.projection import TensorAxis, WeightGradients
 from hpc_mp.train.engine.router_loss import RouterLoss
 from hpc_mp.train.engine.sequence import SequenceAxis
 from hpc_mp.train.engine.settings import EngineSettings
-from hpc_mp.train.engine.stage import Model
+from hpc_mp.train.engine.stage import StagedModel
 from hpc_mp.train.engine.surroundings import Surroundings
 
 
@@ -37,7 +37,7 @@ class Passes:
         capacity: the choices that experts take.
     """
 
-    def __init__(self, model: Model, layout: Layout, settings: EngineSettings, groups: Groups, data: DataAxis) -> None:
+    def __init__(self, model: StagedModel, layout: Layout, settings: EngineSettings, groups: Groups, data: DataAxis) -> None:
         schedule, device = settings.schedule, data.slabs.device
         context = ContextAxis(groups.context, layout.context_method, layout.sequence, device)
         along = groups.tensor, layout.tensor_modules, WeightGradients()

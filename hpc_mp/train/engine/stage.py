@@ -63,7 +63,7 @@ class Stage(Protocol):
         """Switch dropout off."""
 
 
-class Model(Protocol):
+class StagedModel(Protocol):
     """A model as the engine cuts it.
 
     Attributes:

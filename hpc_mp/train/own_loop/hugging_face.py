@@ -21,7 +21,8 @@ from hpc_mp.layout.models.fields import check_fields
 from hpc_mp.layout.models.weight_files import check_weights
 from hpc_mp.train.checkpoint.export import GENERATION, module_shapes
 from hpc_mp.train.engine import initial
-from hpc_mp.train.engine.causal_model import CausalModel, hugging_face_config
+from hpc_mp.train.engine.causal_lm import CausalLM
+from hpc_mp.train.engine.causal_model import hugging_face_config
 from hpc_mp.train.engine.initial import Source
 from hpc_mp.train.engine.logits import LossFunction
 from hpc_mp.train.engine.stage import Batch, Carried
@@ -134,9 +135,9 @@ class HuggingFace:
     def groups(self, layout: Layout) -> Mapping[str, Any]:
         return {"kv_copies": kv_copies(self.shape, layout.degrees.tensor)}
 
-    def model(self, job: JobSpec, batch: Mapping[str, Carried]) -> CausalModel:
+    def model(self, job: JobSpec, batch: Mapping[str, Carried]) -> CausalLM:
         config = hugging_face_config(self.config, self.family, job.train.dropout, job.parallel.recompute)
-        return CausalModel(config, self.family, self.shape, self.loss)
+        return CausalLM(config, self.family, self.shape, self.loss)
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return module_shapes(hugging_face_config(self.config, self.family, dropout=None))

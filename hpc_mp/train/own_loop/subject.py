@@ -18,7 +18,7 @@ from hpc_mp.train.engine.initial import Source
 from hpc_mp.train.engine.layer_list import LayerSpec
 from hpc_mp.train.engine.listed_stage import ListedModel
 from hpc_mp.train.engine.logits import LossFunction
-from hpc_mp.train.engine.stage import Batch, Carried, Model
+from hpc_mp.train.engine.stage import Batch, Carried, StagedModel
 from hpc_mp.train.own_loop.hugging_face import HuggingFace
 from hpc_mp.train.own_loop.keywords import Keywords
 from hpc_mp.train.own_loop.listed import Listed
@@ -62,7 +62,7 @@ class Subject(Protocol):
     def groups(self, layout: Layout) -> Mapping[str, Any]:
         """Return what process groups depend on, as ``groups.build`` takes it."""
 
-    def model(self, job: JobSpec, batch: Mapping[str, Carried]) -> Model:
+    def model(self, job: JobSpec, batch: Mapping[str, Carried]) -> StagedModel:
         """Return the model for microbatches like this one."""
 
     def first_values(self, job: JobSpec) -> Source:

@@ -24,7 +24,8 @@ from hpc_mp.train.checkpoint import checkpoint
 from hpc_mp.train.checkpoint.shard_file import Damaged
 from hpc_mp.train.data import TokenSet
 from hpc_mp.train.engine import initial
-from hpc_mp.train.engine.causal_model import CausalModel, hugging_face_config
+from hpc_mp.train.engine.causal_lm import CausalLM
+from hpc_mp.train.engine.causal_model import hugging_face_config
 from hpc_mp.train.engine.engine import Engine
 from hpc_mp.train.engine.groups import Groups
 from hpc_mp.train.engine.loss_scale import Unscaled
@@ -56,10 +57,10 @@ def check_compiler(device: torch.device) -> None:
                          f'load one with slurm.setup = ["module load gcc"], name it with {variable}, or leave train.compile out')
 
 
-def model_of(spec: JobSpec, shape: ModelShape) -> CausalModel:
+def model_of(spec: JobSpec, shape: ModelShape) -> CausalLM:
     family = family_of(shape.model_type)
     config = hugging_face_config(read_config(spec), family, spec.train.dropout, spec.parallel.recompute)
-    return CausalModel(config, family, shape)
+    return CausalLM(config, family, shape)
 
 
 def settings_of(spec: JobSpec, layout: Layout, schedule: Schedule) -> EngineSettings:

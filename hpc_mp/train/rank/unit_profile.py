@@ -24,7 +24,7 @@ from hpc_mp.layout.schedule import Action
 from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.rundir.rank_env import RankEnv, node_name
 from hpc_mp.train.engine import groups
-from hpc_mp.train.engine.causal_model import CausalModel
+from hpc_mp.train.engine.causal_lm import CausalLM
 from hpc_mp.train.engine.dropout import Moment
 from hpc_mp.train.engine.engine import Engine
 from hpc_mp.train.engine.pipeline import Pipeline, Span
@@ -70,7 +70,7 @@ def _engine(spec: JobSpec, shape: ModelShape, layout: Layout, only: groups.Group
     whole = model_of(spec, shape)
     whole.config.num_hidden_layers = 1
     settings = settings_of(spec, layout, schedule_of(layout))
-    engine = Engine(CausalModel(whole.config, whole.family, replace(shape, layers=1)), settings, only, device)
+    engine = Engine(CausalLM(whole.config, whole.family, replace(shape, layers=1)), settings, only, device)
     for unit in engine.data.units.values():
         unit.master.normal_(0.0, VALUES)
     engine.data.publish()
