@@ -35,6 +35,8 @@ def spec_of(stages: int, model: str = "llama", base: Path = Path("/"), config: d
         names = {"num_hidden_layers": "n_layer", "hidden_size": "n_embd", "num_attention_heads": "n_head"}
         sizes = {names.get(key, key): value for key, value in sizes.items() if key not in LLAMAS}
         sizes |= {"rotary_dim": 8} if model == "gptj" else {}
+    if model == "gpt_neox":
+        del sizes["num_key_value_heads"]
     return resolve({
         "job": {"ranks_per_node": stages, "directory": "runs"}, "data": {"files": ["x"], "sequence_length": 32},
         "model": {"config": {"model_type": model, **sizes}}, "train": {"steps": 1, "global_batch": 8},

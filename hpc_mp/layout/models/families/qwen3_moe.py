@@ -23,7 +23,8 @@ def read(config: Mapping[str, Any]) -> ModelShape:
     """Read the shape. Defaults: transformers' Qwen3MoeConfig."""
     sizes = {"hidden_size": 2048, "num_hidden_layers": 24}
     values = {key: value for key, value in config.items() if value is not None}
-    shape = llama.read_decoder({**sizes, **values}, "qwen3_moe", kv_heads=4, intermediate=6144, vocabulary=151936, positions=32768)
+    shape = llama.read_decoder({**sizes, **values}, "qwen3_moe", kv_heads=4, intermediate=6144, vocabulary=151936,
+                               positions=32768)
     c = ConfigReader(config)
     experts, chosen = c.count("num_experts", "num_local_experts", default=128), c.count("num_experts_per_tok", default=8)
     if chosen > experts:
