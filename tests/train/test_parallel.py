@@ -119,7 +119,8 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "tp2 pp2 dp2": (8, {"tp_size": 2, "pp_size": 2, "microbatches": 2, "zero": 2, "schedule": "zero_bubble"}),
     "dp4 zero3 full": (4, {"zero": 3, "recompute": "full"}),
     "tp2 loss_fn": (2, {"tp_size": 2, "loss_fn": with_z_loss}),
-    "tp2 pp2 dp2 loss_fn": (8, {"tp_size": 2, "pp_size": 2, "microbatches": 2, "sequence_parallel": True, "loss_fn": with_z_loss}),
+    "tp2 pp2 dp2 loss_fn": (8, {"tp_size": 2, "pp_size": 2, "microbatches": 2, "sequence_parallel": True,
+                                "loss_fn": with_z_loss}),
 }
 QUICK = ("cp2", "pp2 dp2 replica", "tp2 loss_fn", "tp2 pp2 dp2")
 
@@ -140,12 +141,11 @@ def test_another_count_is_seen(directory: Path) -> None:
     assert run_ranks(1, trained, directory, {"loss_fn": with_z_loss})[0].distance(expected) > WRONG
 
 
-def of_layers(world_keywords: Mapping[str, Any]) -> Trained:
+def of_layers(keywords: Mapping[str, Any]) -> Trained:
     torch.set_num_threads(1)
     run = hpc_mp.parallel(
-        lists.LAYERS, loss_fn=lists.objective, outputs=("scores", "extra"), seed=lists.SEED, precision="fp64", clip=0.5, optimizer={
-            "lr": 0.05, "eps": 0.1, "betas": (0.9, 0.95), "weight_decay": 0.1, "no_decay": ("*.bias", "*norm.weight")},
-        **world_keywords)
+        lists.LAYERS, loss_fn=lists.objective, outputs=("scores", "extra"), seed=lists.SEED, precision="fp64", clip=0.5,
+        optimizer={"lr": 0.05, "eps": 0.1, "weight_decay": 0.1, "no_decay": ("*.bias", "*norm.weight")}, **keywords)
     losses = [float(run.step(lists.data(step))) for step in range(lists.STEPS)]
     state = {name: values.numpy() for name, values in run.model_state().items()}
     run.close()

@@ -39,6 +39,7 @@ WORDS: Mapping[str, str] = {  # what else messages about a job file name -> the 
     "train.global_batch": "samples of a batch", "global_batch": "samples of a batch",
     "model.pretrained": "model", "a job file": "hpc_mp.parallel",
 }
+ALIKE = 0.4  # a short name is much of a long one
 ENDLESS = 2**40  # steps of a loop whose learning rate does not depend on their number
 
 
@@ -69,7 +70,7 @@ def read_keywords(given: Mapping[str, Any]) -> Keywords:
         if name not in KEYS and name not in OWN:
             names = [*KEYS, *OWN]
             raise HpcMpError(f"hpc_mp.parallel({name}=…)", "has no such keyword",
-                             did_you_mean(name, names, f"it has {', '.join(names)}"))
+                             did_you_mean(name, names, f"it has {', '.join(names)}", ALIKE))
     optimizer = given.get("optimizer", {})
     if not isinstance(optimizer, Mapping):
         raise HpcMpError(f"optimizer = {shown(optimizer)}", "must be a dict",
@@ -122,7 +123,8 @@ def job_of(keywords: Keywords, model: Mapping[str, Any], world: int, samples: in
 
 def in_words_of_a_loop(error: HpcMpError) -> HpcMpError:
     """Return an error about a job file with the names of the keywords."""
-    names = {**{key: name for name, key in KEYS.items()}, **{key: f"optimizer: {name}" for name, key in OPTIMIZER.items()}, **WORDS}
+    names = {key: name for name, key in KEYS.items()}
+    names |= {key: f"optimizer: {name}" for name, key in OPTIMIZER.items()} | dict(WORDS)
     bare = {key.partition(".")[2]: name for name, key in KEYS.items() if key.startswith("parallel.")}
     whole = re.compile("|".join(rf"(?<![\w.]){re.escape(key)}(?![\w])" for key in sorted(names, key=len, reverse=True)))
     degree = re.compile(rf"(?<![\w.])({'|'.join(bare)})(?=\(\d| = | to \d| out\b)")

@@ -76,8 +76,7 @@ def _nominal_job(subject: Subject, keywords: Keywords, world: int) -> JobSpec:
     unit = 2
     for size in sizes:
         unit *= size if isinstance(size, int) and size > 0 else 1
-    sequence = subject.sequence
-    return job_of(keywords, subject.table, world, 1, sequence // unit * unit or sequence)
+    return job_of(keywords, subject.table, world, 1, max(1, subject.sequence // unit) * unit)
 
 
 def _layout(subject: Subject, job: JobSpec) -> Layout:

@@ -1,0 +1,126 @@
+"""Wrong calls of ``hpc_mp.parallel``: refused before ranks meet, with the value, the rule and the remedy."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lists import LAYERS, objective
+from ranks import run_ranks
+from test_parallel import CONFIG
+from torch import nn
+
+import hpc_mp
+from hpc_mp.base.errors import HpcMpError
+
+LLAMA = {"model_type": "llama", **CONFIG}
+NO_CUTS = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+
+# words of the message: the model, and the keywords; four ranks
+WRONG: dict[str, tuple[Any, dict[str, Any]]] = {
+    "hpc_mp.parallel(tp=…): has no such keyword. Did you mean 'tp_size'?": (LLAMA, {"tp": 2}),
+    "tp_size = 0: must be at least 1. Write tp_size = 1 or more": (LLAMA, {"tp_size": 0}),
+    "tp_size = '2': must be a whole number": (LLAMA, {"tp_size": "2"}),
+    "tp_size(3) × pp_size(1) × cp_size(1) = 3: does not divide 4 ranks.": (LLAMA, {"tp_size": 3}),
+    "tp_size = 4: is neither a divisor nor a multiple": (
+        LLAMA | {"num_key_value_heads": 3, "num_attention_heads": 12, "hidden_size": 48}, {"tp_size": 4}),
+    "zero = 4: must be at most 3": (LLAMA, {"zero": 4}),
+    "dp_shard_size = 3: does not divide the data degree": (LLAMA, {"dp_shard_size": 3}),
+    "ep_size = 2: has nothing to share out": (LLAMA, {"ep_size": 2}),
+    "microbatches = 3: interleaved_1f1b needs a multiple": (
+        LLAMA, {"pp_size": 2, "schedule": "interleaved_1f1b", "virtual_stages": 2, "microbatches": 3}),
+    "schedule = '2f2b': is not a schedule": (LLAMA, {"pp_size": 2, "schedule": "2f2b"}),
+    "partition = [3, 3]: has 6 layers, but the model has 4": (LLAMA, {"pp_size": 2, "partition": (3, 3)}),
+    "sequence_parallel = true: has no effect with tp_size = 1": (LLAMA, {"sequence_parallel": True}),
+    "precision = 'int8': must be": (LLAMA, {"precision": "int8"}),
+    "optimizer = {'rate': …}: has no such key": (LLAMA, {"optimizer": {"rate": 1.0}}),
+    "optimizer: name = 'lion': must be": (LLAMA, {"optimizer": {"name": "lion"}}),
+    "optimizer: lr = -1": (LLAMA, {"optimizer": {"lr": -1.0}}),
+    "lr_schedule = 'cosine': falls to zero at a step that is not given": (LLAMA, {"optimizer": {"lr_schedule": "cosine"}}),
+    "batches = 'mine': must be 'global' or 'replica'": (LLAMA, {"batches": "mine"}),
+    "loss_fn = 3: must be a function": (LLAMA, {"loss_fn": 3}),
+    "cp_size = 2: gives each rank only some of the tokens": (LLAMA, {"cp_size": 2, "loss_fn": objective}),
+    "is not one of": ({"model_type": "lama"}, {}),
+    "does not name the model's family": ({"hidden_size": 8}, {}),
+    "hiden_size": (LLAMA | {"hiden_size": 8}, {}),
+    "model = 7: cannot be divided between ranks": (7, {}),
+    "loss_fn: is required": (LAYERS, {}),
+    "has no place at which it can be cut": (nn.Linear(2, 2), {"loss_fn": objective}),
+    "pp_size = 4: makes 4 stages of 2 layers": (NO_CUTS, {"pp_size": 4, "loss_fn": objective}),
+    "tp_size = 2: has nothing to cut": (NO_CUTS, {"tp_size": 2, "loss_fn": objective}),
+    "cp_size = 2: has no effect on layers": (NO_CUTS, {"cp_size": 2, "loss_fn": objective}),
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_a_wrong_call_is_refused_before_ranks_meet(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    model, keywords = WRONG[words]
+    with pytest.raises(HpcMpError) as refused:
+        hpc_mp.parallel(model, **keywords)
+    assert words in str(refused.value)
+    assert "parallel." not in str(refused.value).replace("hpc_mp.parallel", "") and "train." not in str(refused.value)
+
+
+def test_a_directory_that_is_no_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(HpcMpError, match=r"config\.json"):
+        hpc_mp.parallel(tmp_path)
+
+
+IDS = torch.zeros(4, 8, dtype=torch.int64)
+HIDDEN = torch.ones(4, 8, dtype=torch.int64)
+BATCHES: dict[str, Any] = {
+    "must be a dict of tensors": [IDS],
+    "must be a tensor whose first dimension counts samples": {"input_ids": IDS.tolist()},
+    "must have as many samples in each tensor": {"input_ids": IDS, "labels": IDS[:2]},
+    "a batch of 3 samples: is not a multiple of replicas(1) × microbatches(2) = 2": {"input_ids": IDS[:3], "labels": IDS[:3]},
+    "has no labels": {"input_ids": IDS},
+    "does not use": {"input_ids": IDS, "labels": IDS, "token_type_ids": IDS},
+    "must be whole numbers (samples, tokens)": {"input_ids": IDS.float(), "labels": IDS},
+    "labels of shape (4, 7)": {"input_ids": IDS, "labels": IDS[:, 1:]},
+    "are not among the 61 words": {"input_ids": IDS + 61, "labels": IDS},
+    "tokens of a sample = 40: is longer than the model's 32 positions": {
+        "input_ids": IDS.repeat(1, 5), "labels": IDS.repeat(1, 5)},
+    "hides tokens before others that it shows": {
+        "input_ids": IDS, "labels": IDS, "attention_mask": HIDDEN.index_fill(1, torch.tensor([0]), 0)},
+    "count at positions that attention_mask hides": {
+        "input_ids": IDS, "labels": IDS, "attention_mask": HIDDEN.index_fill(1, torch.tensor([7]), 0)},
+}
+
+
+def refused() -> dict[str, str]:
+    """The message about each batch; the run goes on behind them."""
+    run = hpc_mp.parallel(LLAMA, microbatches=2)
+    before = float(run.evaluate({"input_ids": IDS, "labels": IDS}))
+    messages = {}
+    for words, batch in BATCHES.items():
+        try:
+            run.step(batch)
+        except HpcMpError as error:
+            messages[words] = str(error)
+    assert run.progress.step == 0 and float(run.step({"input_ids": IDS, "labels": IDS})) == before
+    run.close()
+    return messages
+
+
+def test_a_wrong_batch_is_refused_and_nothing_has_changed() -> None:
+    messages = run_ranks(1, refused)[0]
+    assert messages.keys() == BATCHES.keys()
+    for words, message in messages.items():
+        assert words in message
+
+
+def other_seeds() -> str:
+    run: Any = None
+    torch.manual_seed(int(os.environ["SLURM_PROCID"]))
+    try:
+        run = hpc_mp.parallel(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)), loss_fn=objective)
+    except HpcMpError as error:
+        return str(error)
+    return str(run)
+
+
+def test_a_model_with_other_values_on_other_ranks_is_refused() -> None:
+    assert all("has other values on other ranks" in message for message in run_ranks(2, other_seeds))
