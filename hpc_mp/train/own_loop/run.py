@@ -169,4 +169,4 @@ class Run:
             self.progress = replace(self.progress, skipped=self.progress.skipped + 1)
         step = self.progress.step
         log(step=step, loss=numbers.loss, tokens=tokens, learning_rate=self.engine.settings.learning_rate(step - 1),
-            grad_norm=numbers.norm)
+            grad_norm=numbers.norm, seconds=numbers.seconds)
