@@ -39,10 +39,11 @@ def test_a_forgotten_chunk_is_seen(place: Path, engine: Engine) -> None:
     assert run_engine(job(place, "llama", [ONE_STEP]), before=forgotten_chunk).distance(engine("llama", ONE_STEP)) > WRONG
 
 
-def test_no_more_than_a_chunk_of_logits_is_there_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("cap", [None, 0.7])
+def test_no_more_than_a_chunk_of_logits_is_there_at_once(monkeypatch: pytest.MonkeyPatch, cap: float | None) -> None:
     rows: list[int] = []
     for name in ("_scores", "_slopes"):
-        def noted(logits: torch.Tensor, *given: torch.Tensor, real: object = getattr(vocabulary, name)) -> object:
+        def noted(logits: torch.Tensor, *given: object, real: object = getattr(vocabulary, name)) -> object:
             rows.append(len(logits))
             return real(logits, *given)  # type: ignore[operator]
 
@@ -73,7 +74,7 @@ def test_no_more_than_a_chunk_of_logits_is_there_at_once(monkeypatch: pytest.Mon
             self.gradient += gradient.t() @ x
 
     head = Head()
-    objective = vocabulary.NextToken(head, 50, head.tensor, lambda given: given)  # type: ignore[arg-type]
+    objective = vocabulary.NextToken(head, 50, head.tensor, cap, lambda given: given)  # type: ignore[arg-type]
     hidden = torch.randn(3, 10, 8, dtype=torch.float64, requires_grad=True)
     labels = torch.randint(0, 50, (3, 10))
     labels[0, :4] = vocabulary.IGNORED
@@ -82,7 +83,9 @@ def test_no_more_than_a_chunk_of_logits_is_there_at_once(monkeypatch: pytest.Mon
     assert rows == [8, 8, 8, 6] * 2 and int(count) == 26
 
     plain, weight = hidden.detach().clone().requires_grad_(), Head.weight.clone().requires_grad_()
-    whole = torch.nn.functional.cross_entropy((plain @ weight.t()).flatten(0, 1), labels.flatten(), reduction="sum")
+    logits = plain @ weight.t()
+    logits = logits if cap is None else torch.tanh(logits / cap) * cap
+    whole = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
     (whole * 0.25).backward()
     assert torch.allclose(whole, loss, atol=EXACT) and torch.allclose(plain.grad, hidden.grad, atol=EXACT)  # type: ignore[arg-type]
     assert torch.allclose(weight.grad, head.gradient, atol=EXACT)  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from hpc_mp.job import load_job
 from hpc_mp.job.layout import layout_of, profile_of, read_shape
 from hpc_mp.layout.flat import StageSpan, unit_weights
 from hpc_mp.layout.models import family_of
-from hpc_mp.train.engine.stage import Stage
+from hpc_mp.train.engine.causal_stage import CausalStage
 from hpc_mp.train.rank.unit_profile import measure
 
 UNITS = {"embedding": StageSpan(range(0), True, False), "block": StageSpan(range(1), False, False),
@@ -44,13 +44,13 @@ def test_bytes_are_those_of_the_units(tmp_path: Path, model: str) -> None:
 
 
 def test_seconds_are_those_of_the_unit_that_takes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    forward = Stage.block
+    forward = CausalStage.block
 
-    def slow(self: Stage, *given: Any) -> Any:
+    def slow(self: CausalStage, *given: Any) -> Any:
         time.sleep(0.25)
         return forward(self, *given)
 
-    monkeypatch.setattr(Stage, "block", slow)
+    monkeypatch.setattr(CausalStage, "block", slow)
     spec = job(tmp_path, "llama", [CPU])
     found = measure(spec, read_shape(spec), 1)
     assert found.block.seconds > 0.25 > found.embedding.seconds + found.head.seconds
