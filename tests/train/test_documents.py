@@ -3,6 +3,7 @@ a block-diagonal mask, in fp64 to 1e-12; evaluations equal plain transformers on
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -158,8 +159,7 @@ def labels_of_other_documents(counts: Any, rows: TokenRows, first: int, length: 
 
 @planted(ring_attention, "_scores")
 def a_ring_that_masks_its_own_part_alone(scores: Any, queries: Any, key: Any, block: Any, ring: Any) -> Any:
-    return scores(queries, key, block, ring if block.diagonal else ring_attention._AttentionRing(
-        ring.axis, ring.positions, ring.scaling, ring.length, ring.heads, ring.probability, ring.keys, None))
+    return scores(queries, key, block, ring if block.diagonal else replace(ring, first=None))
 
 
 CONTROLS: dict[str, tuple[str, str, Callable[[], None]]] = {
