@@ -178,6 +178,7 @@ class DataAxis:
             unit.gradient.reduce_replicas()
         for unit in self.units.values():
             unit.gradient.settle()
+        for _, unit in sorted(self.units.items()):  # in one order on all ranks: two of them may meet in several groups
             if unit.layout.tie is not None and len(unit.layout.tie.stages) > 1:
                 all_reduce(unit.gradient.part, self.ties[unit.layout.tie.stages]).wait()
 
