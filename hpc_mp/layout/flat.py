@@ -229,7 +229,7 @@ def _slots(layout: Layout, weights: Iterable[Weight], part_on_rank: Callable[[We
     messages. ``copied``: another stage's copy of these weights counts."""
     parts = [(weight, part_on_rank(weight)) for weight in weights]
     begin = 0
-    for weight, part in sorted(parts, key=lambda pair: (len(pair[0].shape) == 1, pair[0].cut is None, pair[1].copies)):
+    for weight, part in sorted(parts, key=lambda pair: (len(pair[0].shape) < 2, pair[0].cut is None, pair[1].copies)):
         box = (expert.part(weight.shape[0]), *part.box[1:]) if weight.experts else part.box
         shares: Sharers | None = "kv" if part.partial and part.cut else None
         if not part.cut and layout.degrees.tensor > 1 and (part.partial or layout.sequence_parallel):
@@ -242,8 +242,8 @@ def _slots(layout: Layout, weights: Iterable[Weight], part_on_rank: Callable[[We
 def boxes(shape: tuple[int, ...], begin: int, end: int) -> Iterator[Box]:
     """Yield the rectangles that cover the elements ``begin`` to ``end`` of a row-major array, in order: at most two for each
     dimension but the last, and one more."""
-    if len(shape) == 1:
-        yield (slice(begin, end),)
+    if len(shape) < 2:
+        yield (slice(begin, end),) if shape else ()
         return
     row = prod(shape[1:])
     top, within = divmod(begin, row)
@@ -278,7 +278,9 @@ def stretches(sizes: tuple[int, ...], box: Box) -> Iterator[tuple[int, int]]:
 def pieces(shape: tuple[int, ...], limit: int) -> Iterator[Box]:
     """Yield rectangles that make up a tensor, in the order of its elements, each of at most ``limit`` elements."""
     row = prod(shape[1:])
-    if row > limit:
+    if not shape:
+        yield ()
+    elif row > limit:
         for at in range(shape[0]):
             for inner in pieces(shape[1:], limit):
                 yield slice(at, at + 1), *inner
