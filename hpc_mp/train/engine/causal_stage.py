@@ -19,6 +19,7 @@ from hpc_mp.train.engine.logits import LogitsObjective
 from hpc_mp.train.engine.masks import first_seen, restarted
 from hpc_mp.train.engine.precision import Precision
 from hpc_mp.train.engine.projection import Projection, TensorAxis
+from hpc_mp.train.engine.spans import profiled
 from hpc_mp.train.engine.stage import Batch, Boundary
 from hpc_mp.train.engine.unshard import Prefetch, unsharded
 from hpc_mp.train.engine.vocabulary import NextToken, VocabularyEmbedding
@@ -110,7 +111,7 @@ class CausalStage(nn.Module):
 
     def block(self, path: str, hidden: Tensor, settings: Settings) -> Tensor:
         """Compute one layer. A recomputation does not run inside what the backward runs in."""
-        with self.precision.computing():
+        with profiled(path), self.precision.computing():
             return result_of(self.get_submodule(path)(hidden, **settings))
 
     def mask(self, path: str) -> Tensor | None:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpc_mp.train.engine.groups import Axis, Tree
+from hpc_mp.train.engine.spans import profiled
 
 # torch 2.13's names, or the earlier ones
 GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -37,7 +38,10 @@ class Running:
 
 def all_reduce(values: Tensor, axis: Axis, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Running:
     """Sum ``values`` over the axis, in place."""
-    return Running() if axis.size == 1 else Running(dist.all_reduce(values, op, group=axis.group, async_op=True))
+    if axis.size == 1:
+        return Running()
+    with profiled(f"all-reduce, {axis.name}"):
+        return Running(dist.all_reduce(values, op, group=axis.group, async_op=True))
 
 
 def all_gather(whole: Tensor, part: Tensor, axis: Axis) -> Running:
@@ -46,7 +50,8 @@ def all_gather(whole: Tensor, part: Tensor, axis: Axis) -> Running:
         if not _begin_together(whole, part):
             whole.copy_(part)
         return Running()
-    return Running(GATHER(whole, part, group=axis.group, async_op=True))
+    with profiled(f"all-gather, {axis.name}"):
+        return Running(GATHER(whole, part, group=axis.group, async_op=True))
 
 
 @torch.no_grad()
@@ -64,11 +69,13 @@ def reduce_scatter(into: Tensor, whole: Tensor, axis: Axis) -> Running:
         return Running()
     if not axis.through_host:
         summed = torch.empty_like(into)
-        work = SCATTER(summed, whole, group=axis.group, async_op=True)
+        with profiled(f"reduce-scatter, {axis.name}"):
+            work = SCATTER(summed, whole, group=axis.group, async_op=True)
         keep = into.copy_ if inside else into.add_
         return Running(work, lambda: keep(summed))
     arrived = torch.empty_like(whole)
-    work = dist.all_to_all_single(arrived, whole, group=axis.group, async_op=True)
+    with profiled(f"reduce-scatter, {axis.name}"):
+        work = dist.all_to_all_single(arrived, whole, group=axis.group, async_op=True)
 
     @torch.no_grad()
     def sum_up() -> None:
@@ -124,7 +131,8 @@ def shift(values: Tensor, axis: Axis) -> tuple[Tensor, Running]:
     came = torch.empty_like(sent)
     to, of = [0] * axis.size, [0] * axis.size
     to[(axis.rank + 1) % axis.size] = of[axis.rank - 1] = sent.numel()
-    return came, Running(dist.all_to_all_single(came.view(-1), sent.view(-1), of, to, group=axis.group, async_op=True))
+    with profiled(f"shift, {axis.name}"):
+        return came, Running(dist.all_to_all_single(came.view(-1), sent.view(-1), of, to, group=axis.group, async_op=True))
 
 
 def _begin_together(one: Tensor, other: Tensor) -> bool:

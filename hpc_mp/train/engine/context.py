@@ -26,6 +26,7 @@ from hpc_mp.train.engine.dropout import HashDropout
 from hpc_mp.train.engine.groups import Axis
 from hpc_mp.train.engine.masks import added_mask
 from hpc_mp.train.engine.ring_attention import ring_attention
+from hpc_mp.train.engine.spans import profiled
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -161,7 +162,8 @@ class _AllToAll(torch.autograd.Function):
 def _exchange(x: Tensor, axis: Axis) -> Tensor:
     x = x.contiguous()
     came = torch.empty_like(x)
-    dist.all_to_all_single(came, x, group=axis.group)
+    with profiled(f"all-to-all, {axis.name}"):
+        dist.all_to_all_single(came, x, group=axis.group)
     return came
 
 

@@ -18,7 +18,6 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
-from torch.profiler import record_function
 
 from hpc_mp.layout.flat import stage_spans
 from hpc_mp.layout.layout import Layout
@@ -34,6 +33,7 @@ from hpc_mp.train.engine.pipeline import Passed, Span, Work
 from hpc_mp.train.engine.precision import PRECISIONS
 from hpc_mp.train.engine.readback import Instant, Readback
 from hpc_mp.train.engine.settings import EngineSettings, Microbatches
+from hpc_mp.train.engine.spans import profiled
 from hpc_mp.train.engine.stage import StagedModel
 
 
@@ -137,18 +137,18 @@ class Engine:
         def gradient() -> Tensor:  # of the mean over labels, or of their sum until they are known
             return scale if known is None else scale / known.all().clamp(min=1.0)
 
-        with record_function("forward_backward"):
+        with profiled("forward_backward"):
             passes.router_loss.begin(scale)
             passes.capacity.begin()
             passed = passes.pipeline.train(_work(share, gradient, trace))
-        with record_function("reduce_gradients"):
+        with profiled("reduce_gradients"):
             self.data.finish()
-        with record_function("agree"):
+        with profiled("agree"):
             agreed, divisor = self._agree(passes, passed, None if known is None else known.all(), notes())
-        with record_function("update"):
+        with profiled("update"):
             self.optimizer.step(self.settings.learning_rate(number), agreed.norm, divisor)
             self.scale = agreed.scale
-        with record_function("publish"):
+        with profiled("publish"):
             self.data.publish()
         return StepResult(Readback(agreed.packed(), began), agreed.loss, passed.spans, passed.most_held, passed.most_here,
                           passed.most_away)

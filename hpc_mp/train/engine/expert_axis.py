@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from hpc_mp.layout.models import ExpertCut
 from hpc_mp.train.engine.groups import Axis
+from hpc_mp.train.engine.spans import profiled
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,5 +107,6 @@ class ExpertAxis:
 def _exchanged(rows: Tensor, sent: Sequence[int], come: Sequence[int], axis: Axis) -> Tensor:
     """Exchange rows over an axis. ``sent``, ``come``: number of rows for and from each rank, in the order of ranks."""
     arrived = rows.new_empty(sum(come), *rows.shape[1:])
-    dist.all_to_all_single(arrived, rows.contiguous(), list(come), list(sent), group=axis.group)
+    with profiled(f"all-to-all, {axis.name}"):
+        dist.all_to_all_single(arrived, rows.contiguous(), list(come), list(sent), group=axis.group)
     return arrived

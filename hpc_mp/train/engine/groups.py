@@ -33,12 +33,14 @@ class Axis:
     Attributes:
         group: None where there is one rank alone, and nothing to send.
         through_host: the back end is gloo, which moves tensors of the CPU only.
+        name: for a profiler's picture.
     """
 
     size: int = 1
     rank: int = 0
     group: dist.ProcessGroup | None = None
     through_host: bool = False
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +156,8 @@ def build(placement: Placement, shard_degree: int, device: torch.device, backend
     grid = _grid(placement, shard_degree)
     maker = _Maker(backend, timeout, new)
     here = int((grid == dist.get_rank()).nonzero()[0, 0])
-    replicate, shard, tensor = (maker.axis(grid.movedim(axis, -1).flatten(0, -2).tolist()) for axis in (1, 2, 3))
+    replicate, shard, tensor = (
+        maker.axis(grid.movedim(axis, -1).flatten(0, -2).tolist(), AXES[axis]) for axis in (1, 2, 3))
     pipelines = grid.flatten(1).t().tolist()
     mine = next(ranks for ranks in pipelines if dist.get_rank() in ranks)
     channels = Channels(tuple(mine), maker.channels(pipelines, schedule), maker.through_host)
@@ -162,15 +165,17 @@ def build(placement: Placement, shard_degree: int, device: torch.device, backend
     tied = {}
     for stages in [(0, len(schedule.placement) - 1)] if ties is None else ties:
         places = sorted({schedule.placement[stage] for stage in stages})
-        tied[stages] = maker.axis([sorted(ranks[at] for at in places) for ranks in pipelines]) if len(places) > 1 else Axis()
+        holders = [sorted(ranks[at] for at in places) for ranks in pipelines]
+        tied[stages] = maker.axis(holders, "tie") if len(places) > 1 else Axis()
     whole = _whole_grid(placement)
-    context = maker.axis(whole.movedim(2, -1).flatten(0, -2).tolist()) if placement.degrees.context > 1 else Axis()
+    context = maker.axis(whole.movedim(2, -1).flatten(0, -2).tolist(), "context") if placement.degrees.context > 1 else Axis()
     data_rank = int((whole == dist.get_rank()).nonzero()[0, 1])
-    kv = maker.axis(grid.reshape(-1, kv_copies).tolist()) if kv_copies > 1 else Axis()
+    kv = maker.axis(grid.reshape(-1, kv_copies).tolist(), "kv") if kv_copies > 1 else Axis()
     more: dict[str, Any] = {}
     if (size := placement.degrees.expert) > 1:
         blocks = grid.flatten(1, 2).unflatten(1, (-1, expert_shards, size))  # pipeline, replicate, shard, expert, tensor
-        expert, *experts = (maker.axis(blocks.movedim(axis, -1).flatten(0, -2).tolist()) for axis in (3, 2, 1))
+        expert, *experts = (maker.axis(blocks.movedim(axis, -1).flatten(0, -2).tolist(), name)
+                            for axis, name in ((3, "expert"), (2, "shard of experts"), (1, "replicate of experts")))
         more = {"expert": expert, "experts": StateAxes(*experts)}
     world = host if maker.through_host else tree_of(Axis(dist.get_world_size(), dist.get_rank(), dist.group.WORLD))
     return Groups(world, host, tensor, shard, replicate, here, channels, data_rank, context, tied, kv, **more)
@@ -207,13 +212,13 @@ class _Maker:
     def through_host(self) -> bool:
         return self.backend == "gloo"
 
-    def axis(self, groups: Sequence[Sequence[int]]) -> Axis:
-        """That of this rank among groups which do not overlap."""
+    def axis(self, groups: Sequence[Sequence[int]], name: str = "") -> Axis:
+        """Return this rank's axis among groups that do not overlap."""
         axis = Axis(through_host=self.through_host)
         for ranks in groups:
             group = self._group(ranks)
             if dist.get_rank() in ranks:
-                axis = Axis(len(ranks), ranks.index(dist.get_rank()), group, self.through_host)
+                axis = Axis(len(ranks), ranks.index(dist.get_rank()), group, self.through_host, name)
                 if group is not None and dist.get_rank(group) != axis.rank:
                     raise RuntimeError(f"rank {dist.get_rank()}: its rank in the group {ranks} is not its coordinate {axis.rank}")
         return axis

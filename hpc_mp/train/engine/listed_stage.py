@@ -20,6 +20,7 @@ from hpc_mp.train.engine.layer_list import LayerSpec, MetaLayer, Objective, Trac
 from hpc_mp.train.engine.precision import Precision
 from hpc_mp.train.engine.projection import Projection, TensorAxis
 from hpc_mp.train.engine.recompute import computed_again, groups_of
+from hpc_mp.train.engine.spans import profiled
 from hpc_mp.train.engine.stage import Batch, Boundary, Carried
 from hpc_mp.train.engine.surroundings import Surroundings
 from hpc_mp.train.engine.unshard import Prefetch, unsharded
@@ -245,7 +246,8 @@ class ListedStage(nn.Module):
             known = {**batch, **dict(zip(used, tensors, strict=True))}
             with self.precision.computing():
                 for layer in layers:
-                    result = self.inner[layer.spec.name](*(known[name] for name in layer.spec.uses))
+                    with profiled(layer.spec.name):
+                        result = self.inner[layer.spec.name](*(known[name] for name in layer.spec.uses))
                     known |= dict(zip(layer.spec.gives, result if isinstance(result, tuple) else (result,), strict=True))
             return tuple(known[name] for name in given)
 

@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.profiler import record_function
 
 from hpc_mp.layout.schedule import Action, Chunk, Residency, Schedule, arrivals
 from hpc_mp.train.engine.activations import Activations, ChunkActivations, SavedStorage
@@ -24,6 +23,7 @@ from hpc_mp.train.engine.data_axis import DataAxis
 from hpc_mp.train.engine.dropout import Moment
 from hpc_mp.train.engine.groups import Groups, Payload
 from hpc_mp.train.engine.projection import WeightGradients
+from hpc_mp.train.engine.spans import profiled
 from hpc_mp.train.engine.stage import Batch, Boundary, Carried, Stage, gradients_of
 from hpc_mp.train.engine.surroundings import Surroundings
 
@@ -176,7 +176,7 @@ class Pipeline:
         for action in actions:
             for chunk in plan.returns.get(action, ()):
                 step.away[chunk].come_back()
-            with record_function(f"{action.kind} of stage {action.stage}, microbatch {action.microbatch}"):
+            with profiled(f"{action.kind} of stage {action.stage}, microbatch {action.microbatch}"):
                 if work.trace:
                     self._traced(step, action)
                 else:
