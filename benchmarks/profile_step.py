@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 8 benchmarks/profile_step.py OUT      # needs matplotlib
 
-Trains a small Llama on tensor 2 × pipeline 2 × data 2. Each rank writes ``OUT/rank-N.json``, which chrome://tracing and Perfetto show;
-rank 0 draws phases, actions, layers and collectives of a rank of each stage to ``OUT/step.png``.
+Trains a small Llama on tensor 2 × pipeline 2 × data 2. Each rank writes ``OUT/rank-N.json``, which chrome://tracing and Perfetto
+show; rank 0 draws phases, actions, layers and collectives of a rank of each stage to ``OUT/step.png``.
 """
 
 import json
@@ -63,7 +63,8 @@ def draw(ranks: Mapping[str, Path], out: Path) -> None:
         for row, lane in enumerate(names):
             _draw_lane(panel, len(names) - row, lanes.get(lane, ()), letter)
         kinds = sorted({name for name, _, _ in lanes["collective"]})
-        panel.legend([pyplot.Rectangle((0, 0), 1, 1, color=_colour(kind)) for kind in kinds], kinds, loc="lower right", fontsize=7)
+        panel.legend([pyplot.Rectangle((0, 0), 1, 1, color=_colour(kind)) for kind in kinds], kinds, loc="lower right",
+                     fontsize=7)
         panel.set_yticks([len(names) - row + 0.4 for row in range(len(names))], names)
         panel.set_title(title, loc="left")
     axes[-1].set_xlabel("milliseconds since the beginning of the step")
