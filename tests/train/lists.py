@@ -5,7 +5,8 @@ They have a skip, two tensors between stages, a tied weight on three stages, a b
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 import torch
@@ -97,8 +98,9 @@ LAYERS = (
 
 
 def objective(outputs: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Two terms, of scores and of another output."""
-    scores, extra = outputs.values()
+    """Two terms, of scores and of another output, if there is one."""
+    scores, *more = outputs.values()
+    extra = more[0] if more else scores.mean(-1)
     counted = batch["labels"] != -100
     loss = nn.functional.cross_entropy(scores.flatten(0, 1), batch["labels"].flatten(), reduction="sum")
     return loss + 0.1 * (extra * counted).sum(), counted.sum()
@@ -109,7 +111,8 @@ def data(step: int) -> dict[str, Tensor]:
     ids = torch.randint(WORDS, (SAMPLES, LENGTH), generator=generator)
     labels = torch.randint(WORDS, (SAMPLES, LENGTH), generator=generator)
     labels[torch.rand(SAMPLES, LENGTH, generator=generator) < 0.3] = -100
-    return {"ids": ids, "labels": labels, "weight": torch.rand(SAMPLES, LENGTH, generator=generator, dtype=torch.float64)}
+    return {"ids": ids, "input": ids, "labels": labels,
+            "weight": torch.rand(SAMPLES, LENGTH, generator=generator, dtype=torch.float64)}
 
 
 @dataclass(frozen=True)
@@ -129,9 +132,9 @@ class Settings:
 
 def listed(samples: int, layers: Sequence[LayerSpec] = LAYERS) -> ListedModel:
     size = (samples, LENGTH)
-    batch = {"ids": Carried(size, torch.int64, False), "labels": Carried(size, torch.int64, False),
-             "weight": Carried(size, torch.float32, False)}
-    return ListedModel(tuple(layers), objective, SEED, ("scores", "extra"), batch)
+    batch = {name: Carried(size, torch.int64, False) for name in ("ids", "input", "labels")}
+    batch["weight"] = Carried(size, torch.float32, False)
+    return ListedModel(tuple(layers), objective, batch, SEED, ("scores", "extra"))
 
 
 def share(layout: Layout, replica: int, step: int) -> Microbatches:
@@ -145,10 +148,10 @@ def share(layout: Layout, replica: int, step: int) -> Microbatches:
                         lambda microbatch: Moment(step, tuple(rows(microbatch))), int((batch["labels"][mine] != -100).sum()))
 
 
-Trained = tuple[list[float], list[float], list[tuple[str, Any, Any]]]
+Report = tuple[list[float], list[float], list[tuple[str, Any, Any]]]  # losses, norms, and parts of parameters
 
 
-def trained(layout: Layout, make: Callable[[int], ListedModel] = listed) -> Trained:
+def trained(layout: Layout, make: Callable[[int], ListedModel] = listed) -> Report:
     """Train on a rank. Returns losses, norms and its parts of the parameters."""
     torch.set_num_threads(1)
     who, schedule, device = identity(os.environ), schedule_of(layout), torch.device("cpu")
@@ -197,12 +200,12 @@ def plain(first: Callable[[int], int] = lambda step: 0) -> Reference:
 
 
 def steps(forward: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]], named: Mapping[str, nn.Parameter],
-          clock: DropoutClock, first: Callable[[int], int] = lambda step: 0) -> Reference:
-    """Train by torch alone. Returns losses, norms and parameters. ``first``: the position of a step's first sample."""
-    decays = [parameter for parameter in named.values() if parameter.dim() > 1]
-    others = [parameter for parameter in named.values() if parameter.dim() == 1]
+          clock: DropoutClock) -> Reference:
+    """Train by torch alone. Returns losses, norms and parameters."""
     settings = Settings()
-    groups = [{"params": decays, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    spared = [any(fnmatchcase(name, pattern) for pattern in settings.no_decay) for name in named]
+    groups = [{"params": [parameter for parameter, spares in zip(named.values(), spared, strict=True) if spares is kind],
+               "weight_decay": 0.0 if kind else settings.weight_decay} for kind in (False, True)]
     optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, betas=settings.betas, eps=settings.eps, foreach=False)
     losses, norms = [], []
     for step in range(STEPS):
@@ -250,7 +253,7 @@ def distance(layout: Layout, before: Callable[[], None] = lambda: None, make: Ca
     """Return the largest difference of any loss, norm or parameter from plain torch."""
     losses, norms, parameters = run_ranks(1, reference)[0]
 
-    def rank() -> tuple[list[float], list[float], list[tuple[str, Any, Any]]]:
+    def rank() -> Report:
         before()
         return trained(layout, make)
 
@@ -261,3 +264,25 @@ def distance(layout: Layout, before: Callable[[], None] = lambda: None, make: Ca
     assert {key for key, _, _ in parts} == parameters.keys()
     return max(differences + [float((parameters[key][box] - torch.from_numpy(values)).abs().max())
                               for key, box, values in parts if values.size])
+
+
+SKIPS = ("skip", "part1.getitem_3")  # of the list, and of the module with cut points
+
+
+def no_sum_over_ties() -> None:
+    units = ListedModel.units
+
+    def alone(self: ListedModel, *given: Any) -> Any:
+        return {name: replace(unit, tie=unit.tie and replace(unit.tie, stages=unit.tie.stages[:1]))
+                for name, unit in units(self, *given).items()}
+
+    setattr(ListedModel, "units", alone)  # noqa: B010
+
+
+def no_gradient_of_the_skip() -> None:
+    received = ListedModel.received
+
+    def fewer(self: ListedModel, *given: Any) -> Any:
+        return {name: replace(tensor, differentiable=name not in SKIPS) for name, tensor in received(self, *given).items()}
+
+    setattr(ListedModel, "received", fewer)  # noqa: B010

@@ -2,41 +2,33 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from exact import EXACT, WRONG, cases
-from lists import LAYERS, LAYOUTS, LENGTH, QUICK, SAMPLES, WIDTH, Flat, distance, lay, listed
+from lists import (
+    LAYERS,
+    LAYOUTS,
+    LENGTH,
+    QUICK,
+    SAMPLES,
+    WIDTH,
+    Flat,
+    distance,
+    lay,
+    listed,
+    no_gradient_of_the_skip,
+    no_sum_over_ties,
+)
 from torch import Tensor, nn
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.train.engine import listed_stage
 from hpc_mp.train.engine.layer_list import LayerSpec
-from hpc_mp.train.engine.listed_stage import ListedModel
 
 
 @pytest.mark.parametrize("name", cases(LAYOUTS, QUICK))
 def test_a_list_of_layers_equals_plain_torch(name: str) -> None:
     assert distance(LAYOUTS[name]) < EXACT
-
-
-def no_sum_over_ties() -> None:
-    units = ListedModel.units
-
-    def alone(self: ListedModel, *given: Any) -> Any:
-        return {name: replace(unit, tie=unit.tie and replace(unit.tie, stages=unit.tie.stages[:1]))
-                for name, unit in units(self, *given).items()}
-
-    setattr(ListedModel, "units", alone)  # noqa: B010
-
-
-def no_gradient_of_the_skip() -> None:
-    received = ListedModel.received
-
-    def fewer(self: ListedModel, *given: Any) -> Any:
-        return {name: replace(tensor, differentiable=name != "skip") for name, tensor in received(self, *given).items()}
-
-    setattr(ListedModel, "received", fewer)  # noqa: B010
 
 
 def dropout_as_if_whole() -> None:
@@ -61,7 +53,7 @@ REFUSED = {
     "its forward changes the buffers": LayerSpec("norm", lambda: nn.BatchNorm1d(LENGTH)),
     "hapes must not depend on values": LayerSpec("chosen", Chosen),
     "neither in the batch nor given by an earlier layer": LayerSpec("late", nn.Identity, ("later",)),
-    "but it returns 1 values": LayerSpec("two", nn.Identity, gives=("hidden", "more")),
+    "but it returns Tensor": LayerSpec("two", nn.Identity, gives=("hidden", "more")),
     "is the name of a tensor of the batch": LayerSpec("over", nn.Identity, gives=("labels",)),
     "must be a word without a full stop": LayerSpec("a.b", nn.Identity),
     "are several of one name": LayerSpec("split", nn.Identity),

@@ -4,12 +4,13 @@ Any stage may begin before any layer: what earlier layers have given and later o
 tensors come from one computation without values (torch's meta device).
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.models import Weight
@@ -23,13 +24,14 @@ class LayerSpec:
     """A layer.
 
     Attributes:
-        name: of its own; its parameters are ``name.parameter``.
+        name: of its own.
         make: makes the module.
         uses: what it is called with, in this order: tensors of the batch, or of an earlier layer. The first dimension counts
             samples.
         gives: names of what it returns; several: a tuple.
         cut: linear module inside -> what tensor ranks cut of it: "column" its outputs, "row" its inputs.
         tied: parameter inside -> the parameter of another layer that it is, ``layer.parameter``.
+        prefix: of its parameters' names in the model; None: its name and a full stop.
     """
 
     name: str
@@ -38,6 +40,11 @@ class LayerSpec:
     gives: tuple[str, ...] = ("hidden",)
     cut: Mapping[str, Literal["column", "row"]] = field(default_factory=dict)
     tied: Mapping[str, str] = field(default_factory=dict)
+    prefix: str | None = None
+
+    def own(self, path: str) -> str:
+        """Return the name in the model of a module or parameter inside."""
+        return f"{f'{self.name}.' if self.prefix is None else self.prefix}{path}".removesuffix(".")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +62,7 @@ class MetaLayer:
 
     def full_name(self, parameter: str) -> str:
         """Return the name of the parameter in the model."""
-        return self.spec.tied.get(parameter, f"{self.spec.name}.{parameter}")
+        return self.spec.tied.get(parameter, self.spec.own(parameter))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,36 +114,58 @@ def traces(layers: Sequence[MetaLayer], batch: Mapping[str, Carried]) -> Iterato
         yield trace
 
 
-def _trace(layer: MetaLayer, arguments: Sequence[Tensor]) -> tuple[Trace, dict[str, Tensor]]:
-    spec, module, where = layer.spec, layer.module, f"layer {layer.spec.name}"
+def _traced(spec: LayerSpec, arguments: Sequence[Tensor]) -> tuple[TracedLayer, dict[str, Tensor]]:
+    where = f"layer {spec.name}"
+    with torch.device("meta"):
+        module = spec.make()
+    spec = replace(spec, tied={**_inner_ties(spec, module), **spec.tied})
+    module.to("meta")
     dropouts: dict[str, int] = {}
-    hooks = [inner.register_forward_pre_hook(lambda _, args, path=path: dropouts.update({path: args[0].shape[-1]}))
-             for path, inner in module.named_modules() if isinstance(inner, nn.Dropout)]
-    versions = {name: buffer._version for name, buffer in module.named_buffers()}
+    for path, inner in module.named_modules():
+        if isinstance(inner, nn.Dropout):
+            inner.eval().register_forward_pre_hook(lambda _, args, path=path: dropouts.update({path: args[0].shape[-1]}))
+    kept = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
+    given = [(argument, argument._version) for argument in arguments]
     try:
-        returned = module(*arguments)
+        with torch.device("meta"), _NoChance(where):
+            returned = module(*arguments)
     except (RuntimeError, NotImplementedError) as error:
         raise HpcMpError(where, f"cannot be computed without values: {str(error).partition('. ')[0]}",
                          "shapes must not depend on values: the other stages do not know these") from error
-    finally:
-        for hook in hooks:
-            hook.remove()
-    if changed := [name for name, buffer in module.named_buffers() if buffer._version != versions[name]]:
+    if changed := [name for name, (buffer, version) in kept.items()
+                   if module.get_buffer(name) is not buffer or buffer._version != version]:
         raise HpcMpError(f"{where}: its forward changes the buffers {', '.join(changed)}",
                          "which every replica and microbatch would change for itself",
                          "use a layer without running statistics, such as LayerNorm or GroupNorm")
+    if changed := [name for name, (argument, version) in zip(spec.uses, given, strict=True) if argument._version != version]:
+        raise HpcMpError(f"{where}: its forward changes {', '.join(changed)} in place", "which is another layer's or the batch's",
+                         "compute a new tensor, in modules such as nn.ReLU without inplace")
     results = returned if isinstance(returned, tuple) else (returned,)
     if len(results) != len(spec.gives) or not all(isinstance(result, Tensor) for result in results):
-        raise HpcMpError(f"{where}: gives = {', '.join(spec.gives)}", f"but it returns {len(results)} values",
+        raise HpcMpError(f"{where}: gives = {', '.join(spec.gives)}",
+                         f"but it returns {', '.join(type(result).__name__ for result in results)}",
                          "name every tensor that it returns; all must be tensors")
     named = dict(zip(spec.gives, results, strict=True))
     carried = {name: Carried(tuple(result.shape), result.dtype, result.requires_grad) for name, result in named.items()}
     return Trace(carried, dropouts), named
 
 
-def crossing(layers: Sequence[LayerSpec], traced: Sequence[Trace], outputs: Sequence[str],
-             batch: Collection[str]) -> list[dict[str, Carried]]:
-    """Return the tensors that cross to a stage that begins with each layer; the last entry is the objective's.
+class _NoChance(TorchDispatchMode):
+    """Refuses what draws random numbers: other ranks would draw others."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where = where
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in operation.tags:
+            raise HpcMpError(f"{self.where}: its forward draws random numbers ({operation})",
+                             "which differ from layout to layout", "use nn.Dropout, whose numbers do not")
+        return operation(*args, **(kwargs or {}))
+
+
+def crossing(layers: Sequence[TracedLayer], outputs: Sequence[str], batch: Mapping[str, Carried]) -> list[dict[str, Carried]]:
+    """Return what crosses to a stage that begins with each layer; the last entry is what the objective gets.
 
     Args:
         outputs: names that the objective gets.
@@ -159,19 +188,29 @@ def inside(path: str, leaf: str) -> str:
     return f"{path}.{leaf}" if path else leaf
 
 
+def _inner_ties(spec: LayerSpec, module: nn.Module) -> dict[str, str]:
+    """Return the parameters that are another one of the same layer, each with that one's name in the model."""
+    first: dict[int, str] = {}
+    paths = {path: first.setdefault(id(parameter), path) for path, parameter in module.named_parameters(remove_duplicate=False)}
+    return {path: spec.tied.get(other, spec.own(other)) for path, other in paths.items() if path != other}
+
+
 def _weights(spec: LayerSpec, module: nn.Module) -> Iterator[Weight]:
     cuts = {inside(path, "weight"): 0 if how == "column" else 1 for path, how in spec.cut.items()}
     cuts |= {inside(path, "bias"): 0 for path, how in spec.cut.items() if how == "column"}
     for path in spec.cut:
         if not isinstance(module.get_submodule(path), nn.Linear):
             raise HpcMpError(f"layer {spec.name}: cut = {path}", "is no nn.Linear", "name linear modules only")
-    names = dict(module.named_parameters())
+    names = dict(module.named_parameters(remove_duplicate=False))
     if both := sorted(cuts.keys() & spec.tied.keys()):
         raise HpcMpError(f"layer {spec.name}: tied = {', '.join(both)}", "is a parameter of a linear module that is cut",
                          "leave it out of cut: a tied parameter is whole on every rank")
     if unknown := spec.tied.keys() - names.keys():
         raise HpcMpError(f"layer {spec.name}: tied = {', '.join(sorted(unknown))}", "is no parameter of it",
                          f"it has {', '.join(names)}")
+    if frozen := [name for name, parameter in names.items() if not parameter.requires_grad]:
+        raise HpcMpError(f"layer {spec.name}: {', '.join(frozen)}", "requires no gradient, but all parameters are trained",
+                         "make it a buffer")
     for name, parameter in names.items():
         if name not in spec.tied:
-            yield Weight(f"{spec.name}.{name}", tuple(parameter.shape), cut=cuts.get(name))
+            yield Weight(spec.own(name), tuple(parameter.shape), cut=cuts.get(name))

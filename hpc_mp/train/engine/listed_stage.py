@@ -35,25 +35,23 @@ class ListedModel:
     Attributes:
         objective: called with the tensors named in ``outputs``, and the batch.
         seed: of the first values.
-        outputs: of the layers; empty: those of the last one.
-        batch: the tensors of a microbatch; parameters do not depend on them.
+        outputs: of the layers; empty: what the last one gives.
+        defaults: arguments of a module's forward that keep their default values: no tensor of the batch may have such a name.
     """
 
     layers: tuple[LayerSpec, ...]
     objective: Objective
     seed: int
     outputs: tuple[str, ...] = ()
-    batch: Mapping[str, Carried] = field(default_factory=dict)
+    defaults: tuple[str, ...] = ()
     experts: int = 0
 
     @cached_property
-    def meta(self) -> tuple[MetaLayer, ...]:
-        """The layers without values."""
-        return tuple(meta_layers(self.layers))
-
-    @cached_property
-    def traced(self) -> tuple[Trace, ...]:
-        return tuple(traces(self.meta, self.batch))
+    def traced(self) -> tuple[TracedLayer, ...]:
+        if taken := self.batch.keys() & self.defaults:
+            raise HpcMpError(f"the batch's {', '.join(sorted(taken))}", "is an argument of the forward that keeps its default",
+                             "name it in `given` of layers_of, or leave it out of the batch")
+        return tuple(traced(self.layers, self.batch))
 
     @cached_property
     def crossing(self) -> list[dict[str, Carried]]:
@@ -72,7 +70,7 @@ class ListedModel:
     def ties(self, layout: Layout) -> dict[str, tuple[int, ...]]:
         """Return the stages of every parameter with which several layers compute."""
         stages: dict[str, list[int]] = {}
-        tied = {name for spec in self.layers for name in spec.tied.values()}
+        tied = {name for layer in self.traced for name in layer.spec.tied.values()}
         if unknown := tied - self.weights.keys():
             raise HpcMpError(f"tied = {', '.join(sorted(unknown))}", "is no parameter of a layer", "write layer.parameter")
         if cut := [name for name in sorted(tied) if self.weights[name].cut is not None]:
@@ -120,15 +118,16 @@ class ListedModel:
 
     def first_values(self) -> Source:
         """Return the values that layers are made with. One layer at a time is in memory."""
-        made: dict[str, dict[str, Tensor]] = {}
+        owners = {weight.name: layer.spec for layer in self.traced for weight in layer.weights}
+        made: dict[str, Tensor] = {}
 
         def source(weight: Weight, box: tuple[slice, ...]) -> Tensor:
-            layer, _, inner = weight.name.partition(".")
-            if layer not in made:
+            if weight.name not in made:
                 made.clear()
-                spec = next(spec for spec in self.layers if spec.name == layer)
-                made[layer] = {name: parameter.detach() for name, parameter in self.made(spec).named_parameters()}
-            return made[layer][inner][box]
+                spec = owners[weight.name]
+                made.update({spec.own(path): parameter.detach()
+                             for path, parameter in self.made(spec).named_parameters(remove_duplicate=False)})
+            return made[weight.name][box]
 
         return source
 
@@ -180,9 +179,8 @@ class ListedStage(nn.Module):
             replaced: nn.Module | None = None
             if path in layer.spec.cut:
                 replaced = self._projection(layer, path, inner)
-            elif isinstance(inner, nn.Dropout) and path in self.dropouts[layer.spec.name]:
-                replaced = WideDropout(inner, f"{layer.spec.name}.{path}", self.around,
-                                       self.dropouts[layer.spec.name][path])
+            elif isinstance(inner, nn.Dropout) and path in layer.dropouts:
+                replaced = WideDropout(inner, layer.spec.own(path), self.around, layer.dropouts[path])
             if replaced is not None:
                 module = _put(module, parent, leaf, replaced)
         for name, parameter in list(module.named_parameters(remove_duplicate=False)):  # values are the units'
@@ -193,10 +191,11 @@ class ListedStage(nn.Module):
     def _projection(self, layer: MetaLayer, path: str, linear: nn.Module) -> Projection:
         """A column or row projection, which enters and leaves by itself."""
         how, tensor = layer.spec.cut[path], self.around.tensor
-        if not (tensor.size > 1 and matches(inside(layer.spec.name, path).rstrip("."), tensor.cut.modules)):
+        weight = layer.full_name(inside(path, "weight"))
+        if not (tensor.size > 1 and matches(weight.rpartition(".")[0], tensor.cut.modules)):
             tensor = tensor.alone
         bias = None if linear.bias is None else layer.full_name(inside(path, "bias"))
-        projection = Projection(layer.full_name(inside(path, "weight")), bias, False, how == "row", tensor)
+        projection = Projection(weight, bias, False, how == "row", tensor)
         if how == "column":
             projection.register_forward_pre_hook(partial(_entered, tensor))
         self.projections.append(projection)
@@ -234,7 +233,8 @@ class ListedStage(nn.Module):
             there |= self._group(number, there, batch)
         if not self.span.last:
             return {name: there[name] for name in self.model.crossing[self.span.layers.stop]}
-        return self.model.objective({name: there[name] for name in self.model.given}, batch)
+        known = {**batch, **there}
+        return self.model.objective({name: known[name] for name in self.model.given}, batch)
 
     def _group(self, number: int, there: Boundary, batch: Batch) -> Boundary:
         """Compute layers that are recomputed together. Returns what they give."""
