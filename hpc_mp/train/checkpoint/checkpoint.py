@@ -65,31 +65,32 @@ def save(run: RunDirectory, counters: Counters, held: Iterable[Held], groups: Gr
     Then all checkpoints are deleted except the newest ``keep`` and the best one by evaluation.
 
     Raises:
-        SaveFailed, FencedOut: as ``write``.
+        SaveFailed: as ``write``.
+        FencedOut: on rank 0, if the run has been started again; nothing is published.
     """
     final = run.checkpoints / checkpoint_name(counters.step)
-    write(final, counters_document(counters), counters.step, held, groups, fence.token, fence.confirm)
+    write(final, counters.step, counters_document(counters), held, groups, fence.token, fence.confirm)
     if dist.get_rank() == 0:
         prune(run, keep)
     return final
 
 
-def write(final: Path, counters: Mapping[str, Any], step: int, held: Iterable[Held], groups: Groups, token: str = "new",
+def write(final: Path, step: int, counters: Mapping[str, Any], held: Iterable[Held], groups: Groups, token: str = "",
           confirm: Callable[[], None] = lambda: None) -> None:
-    """Write a checkpoint to the directory ``final``, completely or not at all. All ranks call this.
+    """Write one checkpoint to the directory ``final``, which it replaces. All ranks call this.
 
     All files are written and made durable under a temporary name, then listed in the completion marker, then renamed.
 
     Args:
-        counters: the progress of training.
-        token: makes the temporary name unique; others may write the same checkpoint.
-        confirm: called before the checkpoint is published.
+        counters: what ``state.json`` holds.
+        token: tells this attempt from others that may write the same checkpoint.
+        confirm: called before the rename; it raises FencedOut if nothing may be published.
 
     Raises:
         SaveFailed: on every rank, if any rank could not write (full disk, exceeded quota, ...).
-        FencedOut: on rank 0, if the run has been started again; nothing is published.
     """
-    temporary, first = final.with_name(f".{final.name}.{token}"), dist.get_rank() == 0
+    temporary = final.with_name(f".{final.name}.{token}")
+    first = dist.get_rank() == 0
     written: list[CheckpointIndex] = []
 
     def prepare() -> None:
@@ -97,7 +98,7 @@ def write(final: Path, counters: Mapping[str, Any], step: int, held: Iterable[He
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(mode=0o700, parents=True)
 
-    def write_own() -> None:
+    def write_parts() -> None:
         written.append(write_shard(temporary / SHARD.format(number=dist.get_rank() + 1), parts_to_write(held)))
 
     def list_stage() -> None:
@@ -117,7 +118,7 @@ def write(final: Path, counters: Mapping[str, Any], step: int, held: Iterable[He
             sync(final.parent)
 
     try:
-        for turn in (prepare, write_own, list_stage, publish):
+        for turn in (prepare, write_parts, list_stage, publish):
             try:
                 _together(turn, groups.host)
             except SaveFailed:
