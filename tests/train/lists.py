@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from itertools import product
 from typing import Any, Literal
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.placement import Degrees, place
+from hpc_mp.layout.schedule.names import STAGES_PER_RANK
 from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.rundir.rank_env import identity
 from hpc_mp.train.engine import gloo
@@ -229,9 +231,21 @@ def lay(tensor: int = 1, pipeline: int = 1, data: int = 1, microbatches: int = 2
                   **({"zero": 0, "shard_degree": data if zero else 1} | more))
 
 
+def scheduled(three: Sequence[int], four: Sequence[int]) -> dict[str, Layout]:
+    """Return all schedules with every ZeRO stage and recomputation. ``three``, ``four``: layers of so many stages."""
+    layouts = {}
+    for schedule, zero, recompute in product(STAGES_PER_RANK, range(4), ("none", "full", "every-2")):
+        several = STAGES_PER_RANK[schedule] != 1
+        layouts[f"{schedule} zero{zero} {recompute}"] = lay(
+            pipeline=2 if several else 3, data=2, microbatches=4, layers=four if several else three, schedule=schedule,
+            virtual_stages=2 if several else 1, zero=zero, reduce="microbatch" if zero >= 2 else "step", recompute=recompute)
+    return layouts
+
+
 LAYOUTS = {
     "one": lay(),
     "tp2": lay(2),
+    "tp3, uneven": lay(3),
     "pp2": lay(pipeline=2, layers=(3, 4)),
     "pp4 1f1b": lay(pipeline=4, layers=(1, 2, 2, 2), microbatches=4),
     "pp2 zero_bubble": lay(pipeline=2, layers=(2, 5), schedule="zero_bubble"),
@@ -244,6 +258,7 @@ LAYOUTS = {
     "recompute": lay(pipeline=2, layers=(3, 4), recompute="full"),
     "recompute every-2, zero3": lay(data=2, zero=3, recompute="every-2"),
     "tp2 pp2 dp2 zero2": lay(2, 2, 2, layers=(4, 3), zero=2, reduce="microbatch"),
+    **scheduled((2, 3, 2), (1, 2, 2, 2)),
 }
 QUICK = ("tp2", "pp4 1f1b", "pp2 zero_bubble_v", "recompute every-2, zero3", "tp2 pp2 dp2 zero2")
 

@@ -24,6 +24,7 @@ from lists import (
     listed,
     no_gradient_of_the_skip,
     no_sum_over_ties,
+    scheduled,
     steps,
 )
 from torch import Tensor, nn
@@ -102,7 +103,7 @@ def row() -> nn.Sequential:
 
 
 def parts(make: Callable[[], nn.Module], samples: int) -> ListedModel:
-    made, plain = layers_of(make()), listed(samples)
+    made, plain = layers_of(make(), cut={"*up": "column", "*down": "row"} if make in (written, row) else {}), listed(samples)
     return ListedModel(made.layers, plain.objective, plain.batch, SEED, made.outputs)
 
 
@@ -132,6 +133,10 @@ LAYOUTS = {
     "zero3": (written, lay(data=2, layers=(6,), zero=3)),
     "row, one": (row, lay(layers=(7,))),
     "row, pp2 dp2 zero3": (row, lay(pipeline=2, data=2, layers=(3, 4), zero=3, recompute="full")),
+    "tp2 pp2": (written, lay(2, 2, layers=(3, 3))),
+    "row, tp2": (row, lay(2, layers=(7,))),
+    **{name: (written, layout) for name, layout in scheduled((2, 2, 2), (1, 2, 1, 2)).items()},
+    **{f"row, {name}": (row, layout) for name, layout in scheduled((2, 3, 2), (2, 2, 1, 2)).items()},
 }
 QUICK = ("pp2 dp2 zero_bubble_v", "row, pp2 dp2 zero3")
 
@@ -296,6 +301,11 @@ def test_a_batch_with_a_tensor_that_the_forward_leaves_at_its_default_is_refused
     batch = {**plain.batch, "mask": plain.batch["weight"]}
     with pytest.raises(HpcMpError, match="the batch's mask: is an argument of the forward that keeps its default"):
         ListedModel(made.layers, plain.objective, batch, SEED, made.outputs, defaults=made.defaults).traced  # noqa: B018
+
+
+def test_a_cut_of_no_module_is_refused() -> None:
+    with pytest.raises(HpcMpError, match=r"cut = \*.side: matches no module of it"):
+        layers_of(row(), cut={"*.up": "column", "*.side": "row"})
 
 
 def test_what_a_forward_returns_is_made_again() -> None:

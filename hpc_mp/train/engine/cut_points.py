@@ -9,6 +9,7 @@ import operator
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import partial
 from inspect import Parameter, signature
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.train.engine.layer_list import LayerSpec
+from hpc_mp.train.engine.layer_list import Cut, LayerSpec
 
 SIZES = ("shape", "dtype", "device", "ndim")  # attributes of a tensor that are no tensors
 SIZED = ("size", "dim", "numel")  # the same of methods
@@ -46,24 +47,25 @@ class Layers:
     defaults: tuple[str, ...] = ()
 
 
-def layers_of(module: nn.Module, given: Collection[str] = ()) -> Layers:
+def layers_of(module: nn.Module, given: Collection[str] = (), cut: Mapping[str, Cut] | None = None) -> Layers:
     """Return the layers of a module. Parameters keep the names that they have in it.
 
     Args:
         given: names of the batch's tensors: an argument of the module's forward with a default value is taken from the batch
             only if it is among them. Arguments without one always come from the batch.
+        cut: pattern of linear modules' names -> what tensor ranks cut of them, as in ``LayerSpec``.
 
     Raises:
         HpcMpError: it has no place at which it can be cut, or cannot be traced between two of them.
     """
     if any(isinstance(inner, CutPoint) for inner in module.modules()):
-        return _parts(module, given)
+        return _parts(module, given, cut or {})
     if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward and len(module):
         names = [*module._modules]
         uses = ["input", *names]
         parts = [(LayerSpec(name, partial(copy.deepcopy, child), (used,), (name,)), child)
                  for name, child, used in zip(names, module, uses, strict=False)]
-        return Layers(_tied(module, parts), (names[-1],), operator.itemgetter(names[-1]))
+        return Layers(_whole(module, parts, cut or {}), (names[-1],), operator.itemgetter(names[-1]))
     raise HpcMpError(type(module).__name__, "has no place at which it can be cut",
                      "put `x = self.cut(x)` with `self.cut = CutPoint()` between its parts, or write it as a list of LayerSpec")
 
@@ -88,7 +90,7 @@ class _Tracer(fx.Tracer):
         return called, [self.root]
 
 
-def _parts(module: nn.Module, given: Collection[str]) -> Layers:
+def _parts(module: nn.Module, given: Collection[str], cut: Mapping[str, Cut]) -> Layers:
     arguments = [argument for argument in signature(module.forward).parameters.values()
                  if argument.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)]
     defaults = tuple(argument.name for argument in arguments if argument.default is not Parameter.empty
@@ -101,7 +103,7 @@ def _parts(module: nn.Module, given: Collection[str]) -> Layers:
     outputs = _returned(module, returned, names)
     parts = [_part(root, number, [node for node in places if places[node] == number], names)
              for number in sorted({*places.values()})]
-    return Layers(_tied(module, parts), outputs,
+    return Layers(_whole(module, parts, cut), outputs,
                   lambda tensors: fx.node.map_arg(returned, lambda node: tensors[names[node]]), defaults)
 
 
@@ -201,19 +203,24 @@ def _part(root: nn.Module, number: int, nodes: Sequence[fx.Node], names: Mapping
     return LayerSpec(f"part{number}", make, tuple(uses), tuple(names[node] for node in gives), prefix=""), module
 
 
-def _tied(whole: nn.Module, parts: Sequence[tuple[LayerSpec, nn.Module]]) -> tuple[LayerSpec, ...]:
-    """Return the layers. A parameter has the first of its names in the whole module; other uses are tied to it."""
-    inside = [(spec, dict(module.named_parameters(remove_duplicate=False))) for spec, module in parts]
-    used = {spec.own(path) for spec, parameters in inside for path in parameters}
+def _whole(whole: nn.Module, parts: Sequence[tuple[LayerSpec, nn.Module]], cut: Mapping[str, Cut]) -> tuple[LayerSpec, ...]:
+    """Return the layers with what is cut and tied in them. A parameter has the first of its names in the whole module, and other
+    uses are tied to it."""
+    inside = [(spec, module, dict(module.named_parameters(remove_duplicate=False))) for spec, module in parts]
+    used = {spec.own(path) for spec, _, parameters in inside for path in parameters}
     names: dict[int, str] = {}
     for name, parameter in whole.named_parameters(remove_duplicate=False):
         if name in used:
             names.setdefault(id(parameter), name)
-    owned, layers = set[str](), []
-    for spec, parameters in inside:
+    owned, layers, unused = set[str](), [], set(cut)
+    for spec, module, parameters in inside:
         own = {path for path, parameter in parameters.items() if spec.own(path) == names[id(parameter)]
                and spec.own(path) not in owned}
         owned |= {spec.own(path) for path in own}
         tied = {path: names[id(parameter)] for path, parameter in parameters.items() if path not in own}
-        layers.append(replace(spec, tied=tied))
+        matches = {path: pattern for path, _ in module.named_modules() for pattern in cut if fnmatchcase(spec.own(path), pattern)}
+        unused -= {*matches.values()}
+        layers.append(replace(spec, tied=tied, cut={path: cut[pattern] for path, pattern in matches.items()}))
+    if unused:
+        raise HpcMpError(f"cut = {', '.join(sorted(unused))}", "matches no module of it", "write names as in named_modules()")
     return tuple(layers)

@@ -17,6 +17,7 @@ from hpc_mp.layout.models import Weight
 from hpc_mp.train.engine.stage import Batch, Carried
 
 Objective = Callable[[Mapping[str, Tensor], Batch], tuple[Tensor, Tensor]]
+Cut = Literal["column", "row"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class LayerSpec:
     make: Callable[[], nn.Module]
     uses: tuple[str, ...] = ("hidden",)
     gives: tuple[str, ...] = ("hidden",)
-    cut: Mapping[str, Literal["column", "row"]] = field(default_factory=dict)
+    cut: Mapping[str, Cut] = field(default_factory=dict)
     tied: Mapping[str, str] = field(default_factory=dict)
     prefix: str | None = None
 
