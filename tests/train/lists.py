@@ -136,7 +136,7 @@ def listed(samples: int, layers: Sequence[LayerSpec] = LAYERS) -> ListedModel:
     size = (samples, LENGTH)
     batch = {name: Carried(size, torch.int64, False) for name in ("ids", "input", "labels")}
     batch["weight"] = Carried(size, torch.float32, False)
-    return ListedModel(tuple(layers), objective, batch, SEED, ("scores", "extra"))
+    return ListedModel(tuple(layers), objective, SEED, ("scores", "extra"), batch)
 
 
 def share(layout: Layout, replica: int, step: int) -> Microbatches:
@@ -202,8 +202,8 @@ def plain(first: Callable[[int], int] = lambda step: 0) -> Reference:
 
 
 def steps(forward: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]], named: Mapping[str, nn.Parameter],
-          clock: DropoutClock) -> Reference:
-    """Train by torch alone. Returns losses, norms and parameters."""
+          clock: DropoutClock, first: Callable[[int], int] = lambda step: 0) -> Reference:
+    """Train by torch alone. Returns losses, norms and parameters. ``first``: the position of a step's first sample."""
     settings = Settings()
     spared = [any(fnmatchcase(name, pattern) for pattern in settings.no_decay) for name in named]
     groups = [{"params": [parameter for parameter, spares in zip(named.values(), spared, strict=True) if spares is kind],

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 import hpc_mp
+from hpc_mp.base.errors import HpcMpError
 from hpc_mp.train.engine.precision import StaysDouble
 
 WRONG = 1e-6
@@ -191,6 +192,26 @@ def rest(directory: Path, checkpoint: Path, out: Path, keywords: Mapping[str, An
 def loaded(out: Path) -> dict[str, Any]:
     model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float64)
     return {name: values.numpy() for name, values in model.state_dict().items()}
+
+
+def occupied(directory: Path) -> list[str]:
+    """The messages of a run that is to write over somebody's files."""
+    run = hpc_mp.parallel({"model_type": "llama", **CONFIG})
+    messages = []
+    for write in (run.save, run.checkpoint):
+        try:
+            write(directory)
+        except HpcMpError as error:
+            messages.append(str(error))
+    run.close()
+    return messages
+
+
+def test_nothing_else_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    messages = run_ranks(2, occupied, tmp_path)[1]
+    assert len(messages) == 2 and all("nothing else is replaced" in message for message in messages)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_a_loop_goes_on_from_another_layout_and_transformers_loads_what_it_saves(directory: Path, tmp_path: Path) -> None:

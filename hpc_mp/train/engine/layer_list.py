@@ -4,7 +4,7 @@ Any stage may begin before any layer: what earlier layers have given and later o
 tensors come from one computation without values (torch's meta device).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -88,7 +88,9 @@ def meta_layers(layers: Sequence[LayerSpec]) -> Iterator[MetaLayer]:
         raise HpcMpError(f"layers {', '.join(sorted(doubled))}", "are several of one name", "give each layer a name of its own")
     for spec in layers:
         with torch.device("meta"):
-            module = spec.make().to("meta")
+            module = spec.make()
+        spec = replace(spec, tied={**_inner_ties(spec, module), **spec.tied})
+        module.to("meta")
         yield MetaLayer(spec, module, tuple(_weights(spec, module)))
 
 
@@ -115,16 +117,11 @@ def traces(layers: Sequence[MetaLayer], batch: Mapping[str, Carried]) -> Iterato
         yield trace
 
 
-def _traced(spec: LayerSpec, arguments: Sequence[Tensor]) -> tuple[TracedLayer, dict[str, Tensor]]:
-    where = f"layer {spec.name}"
-    with torch.device("meta"):
-        module = spec.make()
-    spec = replace(spec, tied={**_inner_ties(spec, module), **spec.tied})
-    module.to("meta")
+def _trace(layer: MetaLayer, arguments: Sequence[Tensor]) -> tuple[Trace, dict[str, Tensor]]:
+    spec, module, where = layer.spec, layer.module, f"layer {layer.spec.name}"
     dropouts: dict[str, int] = {}
-    for path, inner in module.named_modules():
-        if isinstance(inner, nn.Dropout):
-            inner.eval().register_forward_pre_hook(lambda _, args, path=path: dropouts.update({path: args[0].shape[-1]}))
+    hooks = [inner.eval().register_forward_pre_hook(lambda _, args, path=path: dropouts.update({path: args[0].shape[-1]}))
+             for path, inner in module.named_modules() if isinstance(inner, nn.Dropout)]
     kept = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
     given = [(argument, argument._version) for argument in arguments]
     try:
@@ -133,6 +130,9 @@ def _traced(spec: LayerSpec, arguments: Sequence[Tensor]) -> tuple[TracedLayer, 
     except (RuntimeError, NotImplementedError) as error:
         raise HpcMpError(where, f"cannot be computed without values: {str(error).partition('. ')[0]}",
                          "shapes must not depend on values: the other stages do not know these") from error
+    finally:
+        for hook in hooks:
+            hook.remove()
     if changed := [name for name, (buffer, version) in kept.items()
                    if module.get_buffer(name) is not buffer or buffer._version != version]:
         raise HpcMpError(f"{where}: its forward changes the buffers {', '.join(changed)}",
@@ -165,8 +165,9 @@ class _NoChance(TorchDispatchMode):
         return operation(*args, **(kwargs or {}))
 
 
-def crossing(layers: Sequence[TracedLayer], outputs: Sequence[str], batch: Mapping[str, Carried]) -> list[dict[str, Carried]]:
-    """Return what crosses to a stage that begins with each layer; the last entry is what the objective gets.
+def crossing(layers: Sequence[LayerSpec], traced: Sequence[Trace], outputs: Sequence[str],
+             batch: Collection[str]) -> list[dict[str, Carried]]:
+    """Return the tensors that cross to a stage that begins with each layer; the last entry is the objective's.
 
     Args:
         outputs: names that the objective gets.

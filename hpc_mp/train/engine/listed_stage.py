@@ -35,7 +35,8 @@ class ListedModel:
     Attributes:
         objective: called with the tensors named in ``outputs``, and the batch.
         seed: of the first values.
-        outputs: of the layers; empty: what the last one gives.
+        outputs: of the layers; empty: those of the last one.
+        batch: the tensors of a microbatch; parameters do not depend on them.
         defaults: arguments of a module's forward that keep their default values: no tensor of the batch may have such a name.
     """
 
@@ -43,15 +44,21 @@ class ListedModel:
     objective: Objective
     seed: int
     outputs: tuple[str, ...] = ()
+    batch: Mapping[str, Carried] = field(default_factory=dict)
     defaults: tuple[str, ...] = ()
     experts: int = 0
 
     @cached_property
-    def traced(self) -> tuple[TracedLayer, ...]:
+    def meta(self) -> tuple[MetaLayer, ...]:
+        """The layers without values."""
+        return tuple(meta_layers(self.layers))
+
+    @cached_property
+    def traced(self) -> tuple[Trace, ...]:
         if taken := self.batch.keys() & self.defaults:
             raise HpcMpError(f"the batch's {', '.join(sorted(taken))}", "is an argument of the forward that keeps its default",
                              "name it in `given` of layers_of, or leave it out of the batch")
-        return tuple(traced(self.layers, self.batch))
+        return tuple(traces(self.meta, self.batch))
 
     @cached_property
     def crossing(self) -> list[dict[str, Carried]]:
@@ -70,7 +77,7 @@ class ListedModel:
     def ties(self, layout: Layout) -> dict[str, tuple[int, ...]]:
         """Return the stages of every parameter with which several layers compute."""
         stages: dict[str, list[int]] = {}
-        tied = {name for layer in self.traced for name in layer.spec.tied.values()}
+        tied = {name for layer in self.meta for name in layer.spec.tied.values()}
         if unknown := tied - self.weights.keys():
             raise HpcMpError(f"tied = {', '.join(sorted(unknown))}", "is no parameter of a layer", "write layer.parameter")
         if cut := [name for name in sorted(tied) if self.weights[name].cut is not None]:
@@ -118,7 +125,7 @@ class ListedModel:
 
     def first_values(self) -> Source:
         """Return the values that layers are made with. One layer at a time is in memory."""
-        owners = {weight.name: layer.spec for layer in self.traced for weight in layer.weights}
+        owners = {weight.name: layer.spec for layer in self.meta for weight in layer.weights}
         made: dict[str, Tensor] = {}
 
         def source(weight: Weight, box: tuple[slice, ...]) -> Tensor:
@@ -179,8 +186,8 @@ class ListedStage(nn.Module):
             replaced: nn.Module | None = None
             if path in layer.spec.cut:
                 replaced = self._projection(layer, path, inner)
-            elif isinstance(inner, nn.Dropout) and path in layer.dropouts:
-                replaced = WideDropout(inner, layer.spec.own(path), self.around, layer.dropouts[path])
+            elif isinstance(inner, nn.Dropout) and path in self.dropouts[layer.spec.name]:
+                replaced = WideDropout(inner, layer.spec.own(path), self.around, self.dropouts[layer.spec.name][path])
             if replaced is not None:
                 module = _put(module, parent, leaf, replaced)
         for name, parameter in list(module.named_parameters(remove_duplicate=False)):  # values are the units'

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.files import read_json
+from hpc_mp.layout.models.weight_files import INDEX, SINGLE
 from hpc_mp.rundir import problem, write_json
 from hpc_mp.rundir.checkpoint_index import read_indexes
 from hpc_mp.rundir.layout import COUNTERS
@@ -24,8 +25,6 @@ from hpc_mp.train.engine.groups import new_group
 from hpc_mp.train.own_loop.subject import Subject
 from hpc_mp.train.own_loop.world import World
 from hpc_mp.train.rank import facts
-
-INDEX = "model.safetensors.index.json"
 
 
 def model_state(engine: Engine, subject: Subject, world: World) -> dict[str, Tensor]:
@@ -62,6 +61,7 @@ def write_model(output: Path, engine: Engine, subject: Subject, world: World, dt
     remaining = files()
     if world.who.rank == 0:
         try:
+            _check_replaceable(output)
             with publishing(output.resolve(), "save") as temporary:
                 for file, content in remaining:
                     save_file(content, temporary / file, metadata={"format": "pt"})
@@ -76,11 +76,24 @@ def write_model(output: Path, engine: Engine, subject: Subject, world: World, dt
         raise HpcMpError(*error)
 
 
+def _check_replaceable(output: Path) -> None:
+    """Raise HpcMpError if something else than a model is there."""
+    entries = list(output.iterdir()) if output.is_dir() else []
+    model = any(entry.name in (SINGLE, INDEX) for entry in entries) and not any(entry.is_dir() for entry in entries)
+    if output.is_file() or (entries and not model):
+        raise HpcMpError(f"save {output}", "is there and is no model directory; nothing else is replaced",
+                         "name another directory")
+
+
 def write_checkpoint(directory: Path, engine: Engine, progress: Mapping[str, int], world: World) -> None:
     """Write a checkpoint, completely or not at all. All ranks call this. Raises HpcMpError if a rank cannot write."""
     scale = engine.scale.tolist() if engine.settings.layout.precision == "fp16" else []
+    occupied = directory.exists() and not read_indexes(directory).files if world.who.rank == 0 else None
+    if facts.broadcast(occupied, world.host):
+        raise HpcMpError(f"checkpoint {directory}", "is there and is no checkpoint; nothing else is replaced",
+                         "name another directory")
     try:
-        checkpoint.write(directory.resolve(), {**progress, "loss_scale": scale}, progress["step"], engine.held(), engine.groups)
+        checkpoint.write(directory.resolve(), progress["step"], {**progress, "loss_scale": scale}, engine.held(), engine.groups)
     except checkpoint.SaveFailed as failed:
         raise HpcMpError(f"checkpoint {directory}", f"cannot be written ({failed})",
                          "name a directory that all ranks may write to, on a file system that they share") from None
