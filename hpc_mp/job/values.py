@@ -13,8 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import shown
 from hpc_mp.job.errors import dotted, wrong
-from hpc_mp.layout.schedule.names import NAMES, TABLE, is_schedule
-from hpc_mp.layout.schedule.partition import AT
+from hpc_mp.layout.schedule.names import AT, NAMES, TABLE, is_schedule
 
 LEVELS = 32  # nesting of tables and lists; a Hugging Face configuration has three
 SURROGATE = re.compile("[\ud800-\udfff]")

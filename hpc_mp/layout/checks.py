@@ -9,7 +9,7 @@ from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.models import Family, ModelShape, chunk_sizes, family_of
 from hpc_mp.layout.models.tensor import matches, tensor_modules
 from hpc_mp.layout.schedule import most_stages
-from hpc_mp.layout.schedule.partition import AT
+from hpc_mp.layout.schedule.names import AT
 from hpc_mp.layout.schedule_of import check_schedule
 from hpc_mp.layout.stages import Partition, cut_at
 

@@ -27,7 +27,7 @@ from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.model_profile import ModelProfile, shares
 from hpc_mp.layout.models import ModelShape, Weight, family_of
 from hpc_mp.layout.schedule import partition
-from hpc_mp.layout.schedule.partition import AT
+from hpc_mp.layout.schedule.names import AT
 
 FEW = 8  # limit of stages whose balance is listed one by one
 

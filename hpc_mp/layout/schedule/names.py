@@ -1,4 +1,4 @@
-"""The names of pipeline schedules and the sizes that they accept. The actions of their ranks are in ``hpc_mp/layout/schedule``.
+"""The names of pipeline schedules and the sizes that they accept, and the prefix of partitions by module.
 
 A schedule is a name in ``STAGES_PER_RANK`` or the path of a table, a file that ends in ``.csv``.
 """
@@ -18,6 +18,7 @@ STAGES_PER_RANK: dict[str, int | None] = {
 
 NAMES = ", ".join(STAGES_PER_RANK)
 TABLE = ".csv"
+AT = "at:"  # followed by a regular expression: a partition whose stages begin at the modules whose names match
 
 
 def is_table(name: str) -> bool:

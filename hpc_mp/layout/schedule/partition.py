@@ -7,8 +7,6 @@ from math import lcm
 
 from hpc_mp.base.errors import HpcMpError
 
-AT = "at:"  # followed by a regular expression: stages that begin at the modules whose names match
-
 
 def partition(costs: Sequence[float], stages: int, first: float = 0.0, last: float = 0.0) -> tuple[int, ...]:
     """Return the number of layers of every stage.
