@@ -44,7 +44,7 @@ class ModelShape:
     experts: int = 0
     experts_per_token: int = 0
     expert_intermediate: int = 0
-    dense: frozenset[int] = frozenset()
+    dense: tuple[int, ...] = ()
     windows: tuple[int | None, ...] = ()
 
     def experts_of(self, layer: int) -> int:

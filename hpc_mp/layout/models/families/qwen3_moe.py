@@ -34,7 +34,7 @@ def read(config: Mapping[str, Any]) -> ModelShape:
     if not isinstance(named, list) or not all(isinstance(layer, int) and 0 <= layer < shape.layers for layer in named):
         raise HpcMpError(f"the model's mlp_only_layers = {named!r}", f"must be a list of layers from 0 to {shape.layers - 1}",
                          "name the layers without experts")
-    dense = frozenset(layer for layer in range(shape.layers) if layer in named or (layer + 1) % step)
+    dense = tuple(layer for layer in range(shape.layers) if layer in named or (layer + 1) % step)
     return replace(shape, experts=experts, experts_per_token=chosen, dense=dense,
                    expert_intermediate=c.count("moe_intermediate_size", default=768))
 
