@@ -202,7 +202,7 @@ def rank_units(layout: Layout, shape: ModelShape, spans: Iterable[StageSpan], te
     for span in spans:
         weights |= unit_weights(family, shape, span, experts)
     cut, ends = layout.tensor_cut(tensor), Tie(tuple({0, layout.stages - 1}), any(span.first for span in spans))
-    return flat_units(layout, weights, lambda weight: part_of(family, weight, cut), experts, {TIED: ends})
+    return flat_units(layout, weights, lambda weight: part_of(family, shape, weight, cut), experts, {TIED: ends})
 
 
 def flat_units(layout: Layout, weights: Mapping[str, Sequence[Weight]], part: Callable[[Weight], TensorPart], expert: ExpertCut,

@@ -123,9 +123,9 @@ def _tensor_axis(layout: Layout, shape: ModelShape, spans: list[StageSpan], acti
             path, names = f"{family.blocks}.{layer}", {weight.name for weight in family.layer_weights(shape, layer)}
             entered = sum(cut.cuts(f"{path}.{inner}") or (layout.sequence_parallel and inner == family.attention)
                           for inner in family.enters)
-            left = sum(how == "row" and f"{path}.{inner}.weight" in names and cut.cuts(family.module_of(f"{path}.{inner}.weight"))
-                       for inner, how in family.projections.items())
-            mixed = shape.experts_of(layer) > 0 and cut.cuts(family.module_of(f"{path}.{family.experts}.weight"))
+            left = sum(how == "row" and weight in names and cut.cuts(family.module_of(shape, weight))
+                       for weight, how in ((f"{path}.{inner}.weight", how) for inner, how in family.projections.items()))
+            mixed = shape.experts_of(layer) > 0 and cut.cuts(family.module_of(shape, f"{path}.{family.experts}.weight"))
             left += mixed
             ends += entered + left
             if (together := blocks_together(layout.recompute)) is not None:  # the forward's half of everything
@@ -133,7 +133,7 @@ def _tensor_axis(layout: Layout, shape: ModelShape, spans: list[StageSpan], acti
                 left -= mixed and ends_group  # a sum that no later computation needs is not recomputed
                 again += (entered + left) / 2 if layout.sequence_parallel else left
         ends += span.first and cut.cuts(family.embedding)
-        heads += span.last and cut.cuts(family.embedding if shape.tied else family.head)
+        heads += span.last and cut.cuts(family.head_module(shape))
     loss = LOSS_NUMBERS * layout.samples * layout.sequence // layout.degrees.context * max(
         4, BYTES[layout.precision][1])
     return _ring_all_reduce(cut.size) * layout.microbatches * ((ends + again + heads) * activation + heads * loss)
@@ -187,7 +187,7 @@ def _choices(layout: Layout, shape: ModelShape, spans: list[StageSpan]) -> tuple
 def _sharing_tensor_ranks(layout: Layout, shape: ModelShape, layer: int) -> int:
     """Return the number of tensor ranks that share the tokens of samples at a layer's experts."""
     family = family_of(shape.model_type)
-    whole = not layout.tensor_cut().cuts(family.module_of(f"{family.blocks}.{layer}.{family.experts}.weight"))
+    whole = not layout.tensor_cut().cuts(family.module_of(shape, f"{family.blocks}.{layer}.{family.experts}.weight"))
     return layout.degrees.tensor if layout.sequence_parallel and whole else 1
 
 

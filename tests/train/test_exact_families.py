@@ -27,6 +27,11 @@ def test_a_family_equals_one_process(engine: Engine, reference: Reference, model
     assert engine(model, *AXES[name]).distance(reference(model)) < EXACT
 
 
+def test_the_bias_of_a_tied_head_is_cut_with_the_embedding(engine: Engine, reference: Reference) -> None:
+    alone = engine("gptj, tied", *layout(2, tensor_modules='["transformer.wte"]'))
+    assert alone.distance(reference("gptj, tied")) < EXACT
+
+
 EXPERTS = {"ep2": layout(data=2, expert=2), "ep2 dp4 zero3": layout(data=4, expert=2, zero=3)}
 
 

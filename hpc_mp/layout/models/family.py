@@ -123,15 +123,18 @@ class Family:
         inside = (*self.projections, *([self.experts] if self.experts is not None else []))
         return tuple(dict.fromkeys(inner.partition(".")[0] for inner in inside))
 
-    def module_of(self, name: str) -> str | None:
+    def head_module(self, shape: ModelShape) -> str:
+        """Return the module that the head is cut with: the embedding if it is tied to it."""
+        return self.embedding if shape.tied else self.head
+
+    def module_of(self, shape: ModelShape, name: str) -> str | None:
         """Return the module that a weight is cut with; None for norms and other weights that are never cut."""
-        for module in (self.embedding, self.head):
-            if name.startswith(f"{module}."):
-                return module
-        if not name.startswith(f"{self.blocks}."):
-            return None
-        layer, module, *_ = name.removeprefix(f"{self.blocks}.").split(".")
-        return f"{self.blocks}.{layer}.{module}" if module in self.block_modules else None
+        if name.startswith(f"{self.blocks}."):
+            layer, module, *_ = name.removeprefix(f"{self.blocks}.").split(".")
+            return f"{self.blocks}.{layer}.{module}" if module in self.block_modules else None
+        if name.startswith(f"{self.embedding}."):
+            return self.embedding
+        return self.head_module(shape) if any(name == weight.name for weight in self.head_weights(shape)) else None
 
     def is_row_bias(self, name: str) -> bool:
         """Return True if a weight is the bias of a projection whose inputs are cut."""

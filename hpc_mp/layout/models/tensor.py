@@ -48,9 +48,9 @@ class TensorPart:
     partial: bool
 
 
-def part_of(family: Family, weight: Weight, tensor: TensorCut) -> TensorPart:
+def part_of(family: Family, shape: ModelShape, weight: Weight, tensor: TensorCut) -> TensorPart:
     """Return a tensor rank's part of a weight of a family."""
-    return cut_part(weight, tensor, tensor.cuts(family.module_of(weight.name)))
+    return cut_part(weight, tensor, tensor.cuts(family.module_of(shape, weight.name)))
 
 
 def cut_part(weight: Weight, tensor: TensorCut, cuts: bool) -> TensorPart:
@@ -88,9 +88,9 @@ def left_whole(family: Family, shape: ModelShape, tensor: TensorCut) -> str:
     """Return a short description of what several tensor ranks share, grouped by the reason; empty if there is nothing."""
     groups: dict[str, dict[str, list[int | None]]] = {}  # reason -> name, with a gap for the layer -> layers
     for weight in family.all_weights(shape) if tensor.size > 1 else ():
-        reason = _reason(family, weight, part_of(family, weight, tensor), tensor)
+        reason = _reason(family, shape, weight, tensor)
         if reason is not None:
-            module = family.module_of(weight.name) if reason == NOT_CHOSEN else None
+            module = family.module_of(shape, weight.name) if reason == NOT_CHOSEN else None
             name, layer = family.without_layer(module or (weight.name if reason == ROW_BIAS else weight.name.rpartition(".")[0]))
             layers = groups.setdefault(reason, {}).setdefault(name, [])
             layers += [layer] if layer not in layers else []
@@ -98,9 +98,9 @@ def left_whole(family: Family, shape: ModelShape, tensor: TensorCut) -> str:
                      for reason, names in groups.items())
 
 
-def _reason(family: Family, weight: Weight, part: TensorPart, tensor: TensorCut) -> str | None:
+def _reason(family: Family, shape: ModelShape, weight: Weight, tensor: TensorCut) -> str | None:
     """Return the reason why several tensor ranks hold the same part; None if each has its own."""
-    module = family.module_of(weight.name)
+    module, part = family.module_of(shape, weight.name), part_of(family, shape, weight, tensor)
     if part.cut:
         return f"{weight.most_parts} key-value heads, each on {part.copies} ranks" if part.copies > 1 else None
     if module is not None and not tensor.cuts(module):

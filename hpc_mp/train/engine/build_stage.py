@@ -50,7 +50,8 @@ def build_stage(model: "CausalModel", span: StageSpan, around: Surroundings) -> 
 
 def _tensor_of(model: "CausalModel", path: str, around: Surroundings) -> TensorAxis:
     """The tensor axis as the module that a weight or a module belongs to sees it, which may be whole on every rank."""
-    return around.tensor if around.tensor.cut.cuts(model.family.module_of(f"{path}.weight")) else around.tensor.alone
+    module = model.family.module_of(model.shape, f"{path}.weight")
+    return around.tensor if around.tensor.cut.cuts(module) else around.tensor.alone
 
 
 def _embedding(stage: CausalStage, model: "CausalModel", whole: nn.Module, around: Surroundings) -> None:
@@ -121,8 +122,8 @@ def _head(stage: CausalStage, model: "CausalModel", whole: nn.Module, around: Su
     if not stage.span.last:
         return
     stage.graft(family.norm, whole.get_submodule(family.norm))
-    name = family.embedding if model.shape.tied else family.head
-    bias = next((weight.name for weight in family.head_weights(model.shape) if weight.name == f"{family.head}.bias"), None)
+    name = family.head_module(model.shape)
+    bias = next((weight.name for weight in family.head_weights(model.shape) if len(weight.shape) == 1), None)
     head = Projection(f"{name}.weight", bias, transposed=False, row=False, tensor=_tensor_of(model, name, around))
     if model.loss is not None:
         stage.objective = LogitsObjective(head, model.shape.vocabulary, model.logit_cap, model.loss)
