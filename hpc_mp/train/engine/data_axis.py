@@ -17,6 +17,7 @@ otherwise ranks hold both. The loss is divided by the number of tokens of the gl
 plain sum.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import partial
 
@@ -24,17 +25,20 @@ import torch
 from torch import Tensor, nn
 
 from hpc_mp.layout.flat import FlatLayout, ParameterSlot
+from hpc_mp.layout.layout import Layout
+from hpc_mp.layout.schedule import Schedule
 from hpc_mp.train.engine.collectives import Running, all_gather, all_reduce
 from hpc_mp.train.engine.gradients import Sink, Slabs, UnitGradient
 from hpc_mp.train.engine.groups import Axis, Groups
 from hpc_mp.train.engine.host_parameters import Bus, HostPart
-from hpc_mp.train.engine.precision import Precision
+from hpc_mp.train.engine.precision import PRECISIONS, Precision
 
 
 class Unit:
     """One unit of a stage: its parameters as the modules see them, this rank's masters of them, and their gradient.
 
     Attributes:
+        tied: whether a backward brings several gradients of it.
         parameters: by name, views of ``whole``.
         master: this rank's part, (part,), in the masters' format.
         away: where it lies in host memory; None: on the device.
@@ -43,6 +47,7 @@ class Unit:
     def __init__(self, layout: FlatLayout, shard: Axis, gradient: UnitGradient, precision: Precision, gathers: bool,
                  away: HostPart | None = None) -> None:
         self.layout, self.shard, self.gradient, self.gathers, self.away = layout, shard, gradient, gathers, away
+        self.tied = layout.tied
         device = gradient.held.device
         self.whole = torch.empty(layout.padded, dtype=precision.compute, device=device)
         self._bytes = self.whole.untyped_storage().nbytes()
@@ -122,28 +127,28 @@ class DataAxis:
     """All units of a rank, and the order in which their gradients are summed.
 
     Args:
-        layouts: the rank's units, by name.
-        stages: which units each stage of the rank has.
-        reductions: how many REDUCE actions each stage has in a step.
-        zero: 0 to 3; for a unit without other shards it makes no difference.
-        once: whether the schedule sums gradients once per step rather than after every microbatch.
-        bus: to host memory, where parameters of ZeRO-3 lie, also of units without other shards; None: they lie on the device.
+        units: the rank's units, by name.
+        stages: names of the units of each stage of the rank.
+        layout: for its ZeRO stage, which makes no difference for a unit without other shards; with parameters offloaded, these
+            too lie in host memory.
     """
 
-    def __init__(self, layouts: Mapping[str, FlatLayout], stages: Mapping[int, Iterable[str]], reductions: Mapping[int, int],
-                 groups: Groups, zero: int, once: bool, precision: Precision, device: torch.device,
-                 bus: Bus | None = None) -> None:
+    def __init__(self, units: Mapping[str, FlatLayout], stages: Mapping[int, Iterable[str]], schedule: Schedule, groups: Groups,
+                 layout: Layout, device: torch.device) -> None:
+        precision, zero = PRECISIONS[layout.precision], layout.zero
+        self.reductions = Counter(action.stage for action in schedule.ranks[groups.pipeline] if action.kind == "REDUCE")
+        once = any(count < schedule.microbatches for count in self.reductions.values())  # rather than after every microbatch
+        bus = Bus(device) if "parameters" in layout.offload else None
         self.ties, self.slabs = groups.ties, Slabs(precision.master, device)
         self.units: dict[str, Unit] = {}
-        for name, layout in layouts.items():
-            holders = groups.holders(layout.of_experts)
+        for name, flat in units.items():
+            holders = groups.holders(flat.of_experts)
             alone = holders.shard.size == 1
-            gradient = UnitGradient(layout, groups, alone or once or zero <= 1, self.slabs)
-            away = None if bus is None else HostPart(layout.part, precision, bus)
+            gradient = UnitGradient(flat, groups, alone or once or zero <= 1, self.slabs)
+            away = None if bus is None else HostPart(flat.part, precision, bus)
             gathers = away is not None or (zero == 3 and not alone)
-            self.units[name] = Unit(layout, holders.shard, gradient, precision, gathers, away)
+            self.units[name] = Unit(flat, holders.shard, gradient, precision, gathers, away)
         self.stages = {stage: [self.units[name] for name in names] for stage, names in stages.items()}
-        self.reductions = reductions
         self._waiting: dict[str, int] = {}
 
     def begin(self) -> None:
@@ -157,7 +162,7 @@ class DataAxis:
         """The backward that begins is followed by a REDUCE of this stage. A tied weight gets several gradients in a backward:
         it is complete at the REDUCE alone."""
         for unit in self.stages[stage]:
-            if not unit.layout.tied and (not unit.gradient.kept or self._waiting[unit.layout.unit] == 1):
+            if not unit.tied and (not unit.gradient.kept or self._waiting[unit.layout.unit] == 1):
                 unit.gradient.announce()
 
     def reduce(self, stage: int) -> None:

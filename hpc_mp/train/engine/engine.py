@@ -11,7 +11,6 @@ Its use by a rank::
 ``step`` is the training of a step from top to bottom.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,11 +25,9 @@ from hpc_mp.train.engine.agreement import Agreed, Shares, StepNumbers, unpacked
 from hpc_mp.train.engine.collectives import all_reduce, known_to_all
 from hpc_mp.train.engine.data_axis import DataAxis
 from hpc_mp.train.engine.groups import Groups
-from hpc_mp.train.engine.host_parameters import Bus
 from hpc_mp.train.engine.optimizer import Held, Optimizer
 from hpc_mp.train.engine.passes import Passes
 from hpc_mp.train.engine.pipeline import Passed, Span, Work
-from hpc_mp.train.engine.precision import PRECISIONS
 from hpc_mp.train.engine.readback import Instant, Readback
 from hpc_mp.train.engine.settings import EngineSettings, Microbatches
 from hpc_mp.train.engine.spans import profiled
@@ -80,12 +77,9 @@ class Engine:
         spans = stage_spans(layout.layers)
         mine = {stage: spans[stage] for stage in schedule.stages_of(groups.pipeline)}
         place = groups.tensor.rank, groups.expert.rank
-        layouts = model.units(layout, mine.values(), *place)
+        units = model.units(layout, mine.values(), *place)
         names = {stage: list(model.units(layout, [span], *place)) for stage, span in mine.items()}
-        reductions = Counter(action.stage for action in schedule.ranks[groups.pipeline] if action.kind == "REDUCE")
-        once = any(count < schedule.microbatches for count in reductions.values())
-        bus = Bus(device) if "parameters" in layout.offload else None
-        self.data = DataAxis(layouts, names, reductions, groups, layout.zero, once, PRECISIONS[layout.precision], device, bus)
+        self.data = DataAxis(units, names, schedule, groups, layout, device)
         self.optimizer = Optimizer(self.data.units, settings.optimizer, settings.home)
         self.scale = loss_scale.on_device(loss_scale.first(settings.loss_scale), device)
 

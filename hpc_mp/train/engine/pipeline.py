@@ -24,7 +24,7 @@ from hpc_mp.train.engine.dropout import Moment
 from hpc_mp.train.engine.groups import Groups, Payload
 from hpc_mp.train.engine.projection import WeightGradients
 from hpc_mp.train.engine.spans import profiled
-from hpc_mp.train.engine.stage import Batch, Boundary, Carried, Stage, gradients_of
+from hpc_mp.train.engine.stage import Batch, Boundary, Carried, Stage
 from hpc_mp.train.engine.surroundings import Surroundings
 
 Span = tuple[str, int, int, float, float]  # kind, stage, microbatch, start, end (unix seconds)
@@ -45,7 +45,7 @@ class Work:
 
     batch: Callable[[int, int], Batch]
     moment: Callable[[int], Moment]
-    enter: Callable[[int], None]
+    enter: Callable[[int], None] | None
     loss_gradient: Callable[[], Tensor]
     trace: bool = False
 
@@ -131,7 +131,8 @@ class Pipeline:
 
     Args:
         stages: of this rank, by number.
-        boundaries: the tensors that each stage receives from the one before, for one microbatch.
+        boundaries: the tensors that each stage receives from the one before, for one microbatch; ``returned``: the names of
+            those whose gradients go back.
         around: what these stages share.
     """
 
@@ -145,6 +146,7 @@ class Pipeline:
         self.activations = Activations(self.device)
         self._anchor = torch.empty(0, device=self.device, requires_grad=True)
         self.last = len(schedule.placement) - 1
+        self.returned = [[name for name, tensor in carried.items() if tensor.differentiable] for carried in boundaries]
         self.arrived = arrivals(schedule, self.rank)
         self.reducing = {(action.stage, action.microbatch) for action in self.actions if action.kind == "REDUCE"}
         self.perform: dict[str, Callable[[_Step, Action], None]] = {
@@ -209,13 +211,14 @@ class Pipeline:
     def _forward(self, step: _Step, action: Action) -> None:
         stage, m = chunk = action.stage, action.microbatch
         part = self.stages[stage]
-        step.work.enter(m)
+        if step.work.enter is not None:
+            step.work.enter(m)
         self.clock.set(step.work.moment(m))
         received = self._taken(step, "F", action) if stage > 0 else {}
         if torch.is_grad_enabled():
             found = step.found[chunk] = {}
             received |= {name: _Inlet.apply(self._anchor, received[name], name, found)
-                         for name in gradients_of(self.boundaries[stage])}
+                         for name in self.returned[stage]}
         with part.precision.computing(), self._kept(step, chunk):
             result = part(received, step.work.batch(stage, m))
         if stage == self.last:
@@ -227,7 +230,7 @@ class Pipeline:
         else:
             made = cast(Boundary, result)
             if torch.is_grad_enabled():
-                step.roots[chunk] = {name: get_gradient_edge(made[name]) for name in gradients_of(self.boundaries[stage + 1])}
+                step.roots[chunk] = {name: get_gradient_edge(made[name]) for name in self.returned[stage + 1]}
             if self._is_here(stage + 1):
                 step.local["F", stage + 1, m] = _detached(made)
             else:
@@ -338,7 +341,7 @@ class Pipeline:
     def _carried(self, stage: int, payload: Payload) -> Mapping[str, Carried]:
         """What crosses to this stage, or the gradients that come back from it."""
         carried = self.boundaries[stage]
-        return carried if payload == "F" else {name: carried[name] for name in gradients_of(carried)}
+        return carried if payload == "F" else {name: carried[name] for name in self.returned[stage]}
 
     def _receive(self, stage: int, to: int, payload: Payload) -> _Arrival:
         place = self.schedule.placement[stage]

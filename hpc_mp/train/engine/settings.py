@@ -53,10 +53,10 @@ class Microbatches:
         batch: (stage, microbatch) -> the tensors that the stage needs of it, on the device.
         moment: microbatch -> the step and the global positions of its samples.
         labels: number of its labels that count in the loss; None: the forward counts them.
-        enter: called with the microbatch before each of its forwards.
+        enter: called with the microbatch before each of its forwards; None: nothing is.
     """
 
     batch: Callable[[int, int], Batch]
     moment: Callable[[int], Moment]
     labels: int | None
-    enter: Callable[[int], None] = lambda microbatch: None
+    enter: Callable[[int], None] | None = None

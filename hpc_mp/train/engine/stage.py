@@ -5,7 +5,7 @@ batch. It returns named tensors for the next stage; the last stage returns the s
 owns the parameters of a stage, in units.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -84,8 +84,3 @@ class StagedModel(Protocol):
 
     def build(self, span: StageSpan, around: "Surroundings") -> Stage:
         """Make a stage. Its parameters come with ``adopt``."""
-
-
-def gradients_of(carried: Mapping[str, Carried]) -> Sequence[str]:
-    """Return the names of the tensors whose gradients come back."""
-    return [name for name, tensor in carried.items() if tensor.differentiable]

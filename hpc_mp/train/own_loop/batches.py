@@ -1,6 +1,6 @@
 """The part of a batch that a rank trains: rows of its replica, microbatch by microbatch."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +10,12 @@ from torch import Tensor
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import shown
 from hpc_mp.layout.layout import Layout
+from hpc_mp.train.engine.dropout import Moment
 from hpc_mp.train.engine.readback import to_device
+from hpc_mp.train.engine.settings import Microbatches
 from hpc_mp.train.engine.stage import Batch, Carried
+
+Names = Sequence[tuple[str, str]]  # the stage's name of each tensor, and the batch's
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +32,24 @@ class Rows:
     first: int
     samples: int
 
-    def of(self, microbatch: int) -> slice:
-        return slice(microbatch * self.samples, (microbatch + 1) * self.samples)
+    def share(self, names: Mapping[int, Names], step: int, before: int, labels: int | None, device: torch.device) -> Microbatches:
+        """Return the share of a step.
 
-    def positions(self, microbatch: int, before: int) -> tuple[int, ...]:
-        """Return the positions of a microbatch's samples in the training, given the number of samples before this batch."""
-        rows = self.of(microbatch)
-        return tuple(range(before + self.first + rows.start, before + self.first + rows.stop))
+        Args:
+            names: of the tensors that each stage of the rank needs.
+            step: its number; ``before``: samples of all steps before it.
+            labels: number of labels that count; None: the forward counts them.
+        """
+        def batch(stage: int, microbatch: int) -> Batch:
+            begin = microbatch * self.samples
+            tensors = {new: self.batch[name][begin:begin + self.samples].contiguous() for new, name in names[stage]}
+            return {name: tensor if tensor.device == device else to_device(tensor, device) for name, tensor in tensors.items()}
 
-    def taken(self, microbatch: int, names: Iterable[tuple[str, str]], device: torch.device) -> dict[str, Tensor]:
-        """Return tensors of a microbatch on the device. ``names``: the new name of each, and its name in the batch."""
-        taken = {new: self.batch[name][self.of(microbatch)].contiguous() for new, name in names}
-        return {name: tensor if tensor.device == device else to_device(tensor, device) for name, tensor in taken.items()}
+        def moment(microbatch: int) -> Moment:
+            begin = before + self.first + microbatch * self.samples
+            return Moment(step, tuple(range(begin, begin + self.samples)))
+
+        return Microbatches(batch, moment, labels)
 
     @property
     def shapes(self) -> dict[str, Carried]:

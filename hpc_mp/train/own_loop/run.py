@@ -12,7 +12,6 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.layout import Layout
 from hpc_mp.program.log import log
 from hpc_mp.train.engine.agreement import StepNumbers
-from hpc_mp.train.engine.dropout import Moment
 from hpc_mp.train.engine.engine import Engine, StepResult
 from hpc_mp.train.engine.groups import Axis
 from hpc_mp.train.engine.passes import Passes
@@ -79,8 +78,8 @@ class Run:
         Raises:
             HpcMpError: the batch cannot be divided, or is not one of this model; nothing has changed.
         """
-        rows, tokens, passes = self._prepared(batch)
-        result = self.engine.step(self.progress.step, self._share(rows), passes=passes)
+        rows, tokens, passes, share = self._prepared(batch)
+        result = self.engine.step(self.progress.step, share, passes=passes)
         self._read()  # of the step before: the device has the next one to do meanwhile
         samples = rows.samples * self.layout.microbatches * self.layout.degrees.data
         done = self.progress
@@ -90,8 +89,8 @@ class Run:
 
     def evaluate(self, batch: Mapping[str, Any]) -> float:
         """Return the loss of a global batch with the parameters as they are, without dropout."""
-        rows, _, passes = self._prepared(batch)
-        evaluated = self.engine.evaluate(self._share(rows), passes=passes)
+        _, _, passes, share = self._prepared(batch)
+        evaluated = self.engine.evaluate(share, passes=passes)
         return evaluated.loss / evaluated.labels if evaluated.labels else float("nan")
 
     @property
@@ -136,8 +135,8 @@ class Run:
         self._read()
         saved.write_model(Path(directory), self.engine, self.subject, self.world, dtype)
 
-    def _prepared(self, batch: Mapping[str, Any]) -> tuple[Rows, int, Passes]:
-        """Return this replica's rows of a batch, the tokens of a sample, and passes of its shape."""
+    def _prepared(self, batch: Mapping[str, Any]) -> tuple[Rows, int, Passes, Microbatches]:
+        """Return this replica's rows of a batch, the tokens of a sample, passes of its shape, and the replica's share."""
         layout = self.layout
         replicas = None if self.keywords.replica else layout.degrees.data
         rows = rows_of(batch, layout, replicas, self.engine.groups.data_rank)
@@ -151,13 +150,9 @@ class Run:
                 raise in_words_of_a_loop(error) from None
             model = self.subject.model(job, rows.shapes)
             self._passes[key] = self.engine.passes_of(model, replace(layout, samples=rows.samples, sequence=tokens))
-        return rows, tokens, self._passes[key]
-
-    def _share(self, rows: Rows) -> Microbatches:
-        number, before = self.progress.step, self.progress.samples
-        return Microbatches(
-            lambda stage, microbatch: rows.taken(microbatch, self.subject.needed(rows.batch, self.layout, stage), self.device),
-            lambda microbatch: Moment(number, rows.positions(microbatch, before)), self.subject.labels(rows.batch))
+        names = {stage: list(self.subject.needed(rows.batch, layout, stage)) for stage in self.engine.data.stages}
+        share = rows.share(names, self.progress.step, self.progress.samples, self.subject.labels(rows.batch), self.device)
+        return rows, tokens, self._passes[key], share
 
     def _read(self) -> None:
         """Read the numbers of the last step and record them."""

@@ -281,13 +281,13 @@ class SampleSource(Protocol):
 
 
 def share(spec: JobSpec, source: SampleSource, mine: Sequence[range], step: int, device: torch.device, labels: int,
-          begun: Callable[[int], None] = lambda microbatch: None) -> Microbatches:
+          begun: Callable[[int], None] | None = None) -> Microbatches:
     """Return a replica's samples of a step. Ids and labels are read only for the end stages.
 
     Args:
         mine: the positions of each microbatch.
         labels: the number of labels that count.
-        begun: called with each microbatch that begins.
+        begun: called with each microbatch that begins; None: nothing is.
     """
     stages = spec.stages
 
