@@ -45,7 +45,7 @@ from hpc_mp.base.text import data_size, memory_size
 from hpc_mp.job.resolution import ResolvedKey
 from hpc_mp.layout.flat import EMBEDDING, TIED, FlatLayout, StageSpan, blocks_together, stage_spans
 from hpc_mp.layout.layout import Layout, Reduce
-from hpc_mp.layout.models import ModelShape, expert_capacity, family_of
+from hpc_mp.layout.models import Family, ModelShape, expert_capacity, family_of
 from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.planner.memory import BYTES, state_bytes, units_of
 from hpc_mp.rundir.plan import Traffic
@@ -100,9 +100,9 @@ def rank_traffic(layout: Layout, shape: ModelShape, pipeline: int) -> Traffic:
     back = sum(stage > 0 and placement[stage - 1] != pipeline for stage in held)
     copied = TIED in units and not (first and last)
     same, expert = layout.state_degree // degrees.expert, layout.expert_cut()
-    rank_spans = [spans[stage] for stage in held]
-    dp, replicas = _data_axis(layout, _kind(units, False), layout.state_degree, layout.shard_degree, first, last)
-    expert_dp, expert_replicas = _data_axis(layout, _kind(units, True), same, expert.shards, False, False)
+    rank_spans, family = [spans[stage] for stage in held], family_of(shape.model_type)
+    dp, replicas = _data_axis(layout, family, _kind(units, False), layout.state_degree, layout.shard_degree, first, last)
+    expert_dp, expert_replicas = _data_axis(layout, family, _kind(units, True), same, expert.shards, False, False)
     cp, cp_pairs = _context_axis(layout, shape, rank_spans)
     choices_tp, choices_cp = _choices(layout, shape, rank_spans)
     return Traffic(
@@ -191,7 +191,7 @@ def _sharing_tensor_ranks(layout: Layout, shape: ModelShape, layer: int) -> int:
     return layout.degrees.tensor if layout.sequence_parallel and whole else 1
 
 
-def _data_axis(layout: Layout, units: dict[str, FlatLayout], ranks: int, shards: int, first: bool,
+def _data_axis(layout: Layout, family: Family, units: dict[str, FlatLayout], ranks: int, shards: int, first: bool,
                last: bool) -> tuple[float, float]:
     """Return the bytes of ``dp`` and of ``replicas`` for a rank with a part of these units.
 
@@ -202,7 +202,9 @@ def _data_axis(layout: Layout, units: dict[str, FlatLayout], ranks: int, shards:
     part = sum(unit.part for unit in units.values())
     if shards == 1:
         return _ring_all_reduce(ranks) * part * master, 0.0
-    embedded = sum(units[name].part for name in (EMBEDDING, TIED) if name in units) if first else 0  # only in the forward
+    only_forward = [units[name] for name in (EMBEDDING, TIED) if first and name in units and not any(
+        family.is_behind_embedding(slot.weight.name) for slot in units[name].slots)]
+    embedded = sum(unit.part for unit in only_forward)
     passes = 2 * (part - embedded) + embedded + (2 * units[TIED].part if first and last and TIED in units else 0)
     gathered = {1: part, 2: part, 3: m * passes}[zero]
     scattered = m * part if layout.reduce == "microbatch" else part

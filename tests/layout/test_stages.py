@@ -265,4 +265,4 @@ def test_all_that_ranks_hold_alike_is_listed_with_its_reason() -> None:
         "a vector of hidden size: model.layers.*.input_layernorm, model.layers.*.post_attention_layernorm, model.norm; "
         "6 key-value heads, each on 2 ranks: model.layers.*.self_attn.k_proj, model.layers.*.self_attn.v_proj; "
         "added once, to the sum over the ranks: model.layers.0,2.mlp.down_proj.bias")
-    assert "looked up by position, not by token: transformer.wpe" in left_whole(*model_of("gpt2"), TensorCut(2))
+    assert "looked up by positions, not by tokens: transformer.wpe" in left_whole(*model_of("gpt2"), TensorCut(2))

@@ -5,7 +5,7 @@ their shapes in the engine, and the dimension along which tensor parallelism cut
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from hpc_mp.layout.models.fields import ConfigField
@@ -15,6 +15,7 @@ from hpc_mp.layout.models.shape import ModelShape
 # column projection whose output has q, k and v side by side and is cut inside each of the three.
 Projection = Literal["column", "row", "fused"]
 StoredPart = tuple[tuple[int, ...], str]
+POSITIONS = "positions"  # of a token in its document
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +63,11 @@ class Family:
         modules: the transformers modules that a rank needs (imported before ranks are forked).
         fields: allowed values of each field of its configuration; a field without an entry is refused.
         read: config dictionary -> ModelShape, with Hugging Face's defaults.
-        embedding, position, blocks, norm, head: module names inside the causal-LM class (position may be None).
-        rotary: the module that makes rotary cosines and sines, embedding_dropout: the dropout after the embedding.
+        embedding, blocks, norm, head: module names inside the model's class.
+        lookups: further embeddings, which are added to that of the token: module -> its index of each token, ``POSITIONS`` or
+            a tensor of the batch (zeros if the batch has none).
+        behind_embedding: modules applied to the sum, in this order.
+        rotary: the module that makes rotary cosines and sines.
         attention: the attention module inside a block, attention_dropout: the module inside it that drops attention weights
             (None: the attention function gets a probability).
         projections: name inside a block -> its cut.
@@ -72,7 +76,9 @@ class Family:
         experts: the module of a block's experts, which are cut inside each expert.
         router: the module beside them that chooses experts for tokens.
         since: the first release of transformers whose code of it the engine knows.
-        block_weights, outer_weights: the parameters of a block, given its layer, and of embedding / norm / head, by full name.
+        block_weights: the parameters of a block, given its layer.
+        embedding_weights, norm_weights, head_weights: those around the blocks, by full name; the first are of all embeddings and
+            of what is behind them.
         dropouts: config keys that hold a dropout probability.
         checkpoint_prefixes: prefixes that a checkpoint may leave out (bare GPT-2 checkpoints have no ``transformer.``).
     """
@@ -83,12 +89,10 @@ class Family:
     fields: Mapping[str, ConfigField]
     read: Callable[[Mapping[str, Any]], ModelShape]
     embedding: str
-    position: str | None
     blocks: str
     norm: str
     head: str
     rotary: str | None
-    embedding_dropout: str | None
     attention: str
     attention_dropout: str | None
     projections: Mapping[str, Projection]
@@ -99,6 +103,8 @@ class Family:
     norm_weights: Callable[[ModelShape], tuple[Weight, ...]]
     head_weights: Callable[[ModelShape], tuple[Weight, ...]]
     dropouts: tuple[str, ...]
+    lookups: Mapping[str, str] = field(default_factory=dict)
+    behind_embedding: tuple[str, ...] = ()
     experts: str | None = None
     router: str = "gate"
     since: str = "5.0"
@@ -135,6 +141,10 @@ class Family:
         if name.startswith(f"{self.embedding}."):
             return self.embedding
         return self.head_module(shape) if any(name == weight.name for weight in self.head_weights(shape)) else None
+
+    def is_behind_embedding(self, name: str) -> bool:
+        """Return True for a weight with which the sum of the embeddings is computed on, so that its backward needs it."""
+        return name.startswith(tuple(f"{path}." for path in self.behind_embedding))
 
     def is_row_bias(self, name: str) -> bool:
         """Return True if a weight is the bias of a projection whose inputs are cut."""

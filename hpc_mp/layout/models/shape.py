@@ -25,6 +25,7 @@ class ModelShape:
         dense: layers with one MLP for all tokens in a model with experts.
         windows: number of tokens that a token attends to, including itself, None: all earlier tokens; of the first layers, and of
             all others in turn. Empty: None for all.
+        token_types: kinds of tokens, each with an embedding beside that of the word; 0: none.
     """
 
     model_type: str
@@ -46,6 +47,7 @@ class ModelShape:
     expert_intermediate: int = 0
     dense: tuple[int, ...] = ()
     windows: tuple[int | None, ...] = ()
+    token_types: int = 0
 
     def experts_of(self, layer: int) -> int:
         """Return the number of experts of a layer; 0: one MLP for all tokens."""

@@ -109,7 +109,10 @@ def _reason(family: Family, shape: ModelShape, weight: Weight, tensor: TensorCut
         return ROW_BIAS
     if weight.partial:
         return "a norm of heads" if len(weight.shape) == 1 else "a router, which every rank computes in full"
-    return "a vector of hidden size" if len(weight.shape) == 1 else "looked up by position, not by token"
+    if len(weight.shape) == 1:
+        return "a vector of hidden size"
+    looked_up = family.lookups.get(weight.name.rpartition(".")[0])
+    return f"looked up by {looked_up}, not by tokens" if looked_up else "a layer that every rank computes in full"
 
 
 def _ranges(layers: Sequence[int | None], all_layers: int) -> str:

@@ -1,7 +1,7 @@
 """The making of a stage: what is applied to Hugging Face's modules, in this order.
 
 ============== ===================================================================================================================
-embedding      on the first stage: cut along the vocabulary, with learned positions and the dropout behind
+embedding      on the first stage: cut along the vocabulary, with what is added to it and applied behind it
 blocks         the layers of the stage, without values
 tensor         column and row projections in place of linear ones; gradients of shared inputs are summed
 experts        this rank's experts in place of all, and the losses of routers
@@ -62,9 +62,8 @@ def _embedding(stage: CausalStage, model: "CausalModel", whole: nn.Module, aroun
     stage.graft(family.embedding, VocabularyEmbedding(
         name, model.shape.vocabulary, model.padding.get(name), model.embedding_scale(whole), around.tensor,
         _tensor_of(model, family.embedding, around)))
-    for path in (family.position, family.embedding_dropout):
-        if path is not None:
-            stage.graft(path, whole.get_submodule(path))
+    for path in (*family.lookups, *family.behind_embedding):
+        stage.graft(path, whole.get_submodule(path))
 
 
 def _blocks(stage: CausalStage, model: "CausalModel", whole: nn.Module, around: Surroundings) -> None:
@@ -171,12 +170,8 @@ def _driver(stage: CausalStage, model: "CausalModel", whole: nn.Module, around: 
         group = LayerGroup(stage, number, paths, again)
         for path in paths:
             calls[int(path.rpartition(".")[2])] = LayerCall(group, path, stage.get_submodule(path))
-    replaced: dict[str, nn.Module] = {family.norm: nn.Identity()}  # the stage applies it, with the head's parameters
-    if family.position is not None:
-        replaced[family.position] = Nothing()
-    if family.embedding_dropout is not None:
-        replaced[family.embedding_dropout] = (
-            stage.get_submodule(family.embedding_dropout) if stage.span.first else nn.Identity())
+    replaced: dict[str, nn.Module] = {path: Nothing() for path in family.lookups}
+    replaced |= {path: nn.Identity() for path in (*family.behind_embedding, family.norm)}  # the stage applies them itself
     if family.rotary is not None:
         with around.precision.computing():
             rotary = type(whole.get_submodule(family.rotary))(model.config)

@@ -72,14 +72,15 @@ class CausalModel:
 
         Args:
             layers: called in place of the model's own.
-            replaced: path -> the module that takes its place.
+            replaced: path -> the module that takes its place; outside of the forward there is none to replace.
         """
         path, _, name = self.family.blocks.rpartition(".")
         base = copy.copy(skeleton.get_submodule(path))
         base.config = self.config
         base._modules = {inner: module for inner, module in base._modules.items() if inner != name}
         for whole, module in replaced.items():
-            base._modules[whole.removeprefix(f"{path}.")] = module
+            if whole.startswith(f"{path}."):
+                base._modules[whole.removeprefix(f"{path}.")] = module
         base.__dict__[name] = list(layers)
 
         def drive(hidden: Tensor, positions: Tensor) -> Tensor:

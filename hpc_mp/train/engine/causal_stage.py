@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hpc_mp.layout.flat import EMBEDDING, HEAD, TIED, StageSpan
 from hpc_mp.layout.models import Family, ModelShape
+from hpc_mp.layout.models.family import POSITIONS
 from hpc_mp.train.engine.context import ContextAxis
 from hpc_mp.train.engine.data_axis import Unit
 from hpc_mp.train.engine.experts import ExpertProjection
@@ -95,13 +96,14 @@ class CausalStage(nn.Module):
     def forward(self, received: Boundary, batch: Batch) -> Boundary | tuple[Tensor, Tensor]:
         """Compute a microbatch of whole samples, of which this rank of a context group computes its own tokens.
 
-        batch: ``ids`` on the first and ``labels`` on the last stage, (batch, sequence); labels are shifted already. ``begins`` on
-        all stages, at which place of its sample each token's document begins, (batch, sequence): tokens attend to their own
-        document, in which positions count from 0. Without it every sample is one document.
+        batch: ``ids`` on the first stage, with the indexes of the family's further embeddings, and ``labels`` on the last one,
+        (batch, sequence); labels are shifted already. ``begins`` on all stages, at which place of its sample each token's
+        document begins, (batch, sequence): tokens attend to their own document, in which positions count from 0. Without it
+        every sample is one document.
         """
         begins = batch.get("begins")
         places = self.whole_samples if begins is None else restarted(self.positions, begins)
-        hidden = self._embed(self.context.own(batch["ids"]), places) if self.span.first else received[HIDDEN]
+        hidden = self._embed(batch, places) if self.span.first else received[HIDDEN]
         if self.span.layers:
             self._see(begins, hidden.dtype)
         hidden = self.driver(hidden, places)
@@ -139,16 +141,29 @@ class CausalStage(nn.Module):
         if begins is None:
             self._kept_masks = masks
 
-    def _embed(self, ids: Tensor, places: Tensor) -> Tensor:
+    def _embed(self, batch: Batch, places: Tensor) -> Tensor:
+        def behind(hidden: Tensor) -> tuple[Tensor]:
+            for path in self.family.behind_embedding:
+                hidden = self.get_submodule(path)(hidden)
+            return (hidden,)
+
         units = [self.units[name] for name in (TIED, EMBEDDING) if name in self.units]
+        kept = [unit for unit in units if any(map(self.family.is_behind_embedding, unit.parameters))]
         for unit in units:
             unit.need()
-        hidden: Tensor = self.get_submodule(self.family.embedding)(ids)
-        if self.family.position is not None:
-            hidden = hidden + self.get_submodule(self.family.position)(self.tensor.share(places, 1))
+        hidden: Tensor = self.get_submodule(self.family.embedding)(self.context.own(batch["ids"]))
+        for path, name in self.family.lookups.items():
+            hidden = hidden + self.get_submodule(path)(self.tensor.share(self._index(name, batch, places), 1))
         for unit in units:
-            unit.release()  # its backward needs no parameter
-        return hidden
+            if unit not in kept:
+                unit.release()  # the backward of a lookup needs no parameter
+        return unsharded(kept, Prefetch(), behind, hidden)[0]
+
+    def _index(self, name: str, batch: Batch, places: Tensor) -> Tensor:
+        """Return an index of this rank's tokens, by which an embedding looks up."""
+        if name == POSITIONS:
+            return places
+        return self.context.own(batch[name] if name in batch else torch.zeros_like(batch["ids"]))
 
     def _finish(self, hidden: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         def objective(hidden: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from hpc_mp.layout.models.family import Family, Weight
+from hpc_mp.layout.models.family import POSITIONS, Family, Weight
 from hpc_mp.layout.models.fields import ACTIVATION, COMMON, EPSILON, PROBABILITY, READ, ConfigField, only
 from hpc_mp.layout.models.shape import MOST_LAYERS, ConfigReader, ModelShape
 
@@ -75,12 +75,12 @@ FAMILY = Family(
     fields=FIELDS,
     read=read,
     embedding="transformer.wte",
-    position="transformer.wpe",
     blocks="transformer.h",
     norm="transformer.ln_f",
     head="lm_head",
     rotary=None,
-    embedding_dropout="transformer.drop",
+    lookups={"transformer.wpe": POSITIONS},
+    behind_embedding=("transformer.drop",),
     attention="attn",
     attention_dropout="attn_dropout",
     projections={"attn.c_attn": "fused", "attn.c_proj": "row", "mlp.c_fc": "column", "mlp.c_proj": "row"},
