@@ -69,8 +69,7 @@ def _check_tensor(layout: Layout, family: Family, shape: ModelShape) -> None:
         names = dict.fromkeys(family.without_layer(name)[0].format("*") for name in modules)
         raise HpcMpError(f"parallel.tensor_modules = {shown(list(patterns))}", "matches no module that can be cut" + (
             f" with {shown(idle[0])}" if idle else ""), f"the modules are {', '.join(names)}")
-    attention = [name for name in modules if name.endswith(f".{family.attention}")]
-    if any(matches(name, patterns) for name in attention):
+    if any(matches(family.attention_of(layer), patterns) for layer in range(shape.layers)):
         _check_heads(shape, tensor)
     if layout.sequence_parallel:
         length = layout.sequence // context
@@ -105,7 +104,7 @@ def _check_attention(layout: Layout, family: Family, shape: ModelShape) -> None:
         return
     cut = layout.tensor_cut()
     for layer in range(shape.layers):
-        tensor = cut.size if cut.cuts(f"{family.blocks}.{layer}.{family.attention}") else 1
+        tensor = cut.size if cut.cuts(family.attention_of(layer)) else 1
         heads = shape.heads // tensor
         if heads % context:
             raise HpcMpError(f"parallel.context = {context}",

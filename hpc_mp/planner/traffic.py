@@ -121,8 +121,8 @@ def _tensor_axis(layout: Layout, shape: ModelShape, spans: list[StageSpan], acti
     for span in spans:
         for place, layer in enumerate(span.layers):
             path, names = f"{family.blocks}.{layer}", {weight.name for weight in family.layer_weights(shape, layer)}
-            entered = sum(cut.cuts(f"{path}.{inner}") or (layout.sequence_parallel and inner == family.attention)
-                          for inner in family.enters)
+            entered = sum(cut.cuts(family.module_of(shape, f"{path}.{inner}.weight"))
+                          or (layout.sequence_parallel and inner == family.attention) for inner in family.enters)
             left = sum(how == "row" and weight in names and cut.cuts(family.module_of(shape, weight))
                        for weight, how in ((f"{path}.{inner}.weight", how) for inner, how in family.projections.items()))
             mixed = shape.experts_of(layer) > 0 and cut.cuts(family.module_of(shape, f"{path}.{family.experts}.weight"))
@@ -219,7 +219,7 @@ def _context_axis(layout: Layout, shape: ModelShape, spans: list[StageSpan]) -> 
     passes = 2 if blocks_together(layout.recompute) is None else 3  # forward and backward, or the forward twice
     ring = pairs = 0.0  # for each token
     for layer in (layer for span in spans for layer in span.layers):
-        tensor = cut.size if cut.cuts(f"{family.blocks}.{layer}.{family.attention}") else 1
+        tensor = cut.size if cut.cuts(family.attention_of(layer)) else 1
         heads, kv_heads = shape.heads // tensor, max(1, shape.kv_heads // tensor)
         ring += 2 * kv_heads * shape.head_dim * (passes * (context - 1) * computed + context * max(4, computed))
         pairs += 2 * passes * (heads + math.lcm(kv_heads, context)) * shape.head_dim * computed / context

@@ -73,6 +73,7 @@ class Family:
         projections: name inside a block -> its cut.
         transposed: True if projections store (in, out) as GPT-2's Conv1D does, instead of (out, in).
         enters: modules of a block whose input is shared by the projections cut in them (one gradient all-reduce each).
+        cut_with: modules at the top of a block that are cut together with another one, by whose name: name -> the other.
         experts: the module of a block's experts, which are cut inside each expert.
         router: the module beside them that chooses experts for tokens.
         since: the first release of transformers whose code of it the engine knows.
@@ -105,6 +106,7 @@ class Family:
     dropouts: tuple[str, ...]
     lookups: Mapping[str, str] = field(default_factory=dict)
     behind_embedding: tuple[str, ...] = ()
+    cut_with: Mapping[str, str] = field(default_factory=dict)
     experts: str | None = None
     router: str = "gate"
     since: str = "5.0"
@@ -127,7 +129,16 @@ class Family:
     def block_modules(self) -> tuple[str, ...]:
         """The modules of a block that tensor parallelism cuts, each as a whole."""
         inside = (*self.projections, *([self.experts] if self.experts is not None else []))
-        return tuple(dict.fromkeys(inner.partition(".")[0] for inner in inside))
+        return tuple(dict.fromkeys(map(self.block_module, inside)))
+
+    def block_module(self, inner: str) -> str:
+        """Return the module of a block that something inside it is cut with."""
+        top = inner.partition(".")[0]
+        return self.cut_with.get(top, top)
+
+    def attention_of(self, layer: int) -> str:
+        """Return the module that the attention of a layer is cut with."""
+        return f"{self.blocks}.{layer}.{self.block_module(self.attention)}"
 
     def head_module(self, shape: ModelShape) -> str:
         """Return the module that the head is cut with: the embedding if it is tied to it."""
@@ -136,7 +147,8 @@ class Family:
     def module_of(self, shape: ModelShape, name: str) -> str | None:
         """Return the module that a weight is cut with; None for norms and other weights that are never cut."""
         if name.startswith(f"{self.blocks}."):
-            layer, module, *_ = name.removeprefix(f"{self.blocks}.").split(".")
+            layer, _, inner = name.removeprefix(f"{self.blocks}.").partition(".")
+            module = self.block_module(inner)
             return f"{self.blocks}.{layer}.{module}" if module in self.block_modules else None
         if name.startswith(f"{self.embedding}."):
             return self.embedding

@@ -84,7 +84,8 @@ def _tensor(stage: CausalStage, model: "CausalModel", whole: nn.Module, around: 
             tensor = _tensor_of(model, f"{path}.{inner}", around)
             projection = Projection(f"{path}.{inner}.weight", bias, family.transposed, how == "row", tensor)
             setattr(block.get_submodule(parent), leaf, projection)
-            if how == "row" and parent == family.attention and tensor.size == 1:
+            behind_attention = family.block_module(inner) == family.block_module(family.attention)
+            if how == "row" and behind_attention and tensor.size == 1:
                 projection.register_forward_pre_hook(lambda _, args: around.tensor.share(args[0], 1))  # attention has seen all
         for inner in family.enters:
             if _tensor_of(model, f"{path}.{inner}", around).size > 1:
