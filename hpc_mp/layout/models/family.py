@@ -59,11 +59,12 @@ class Family:
 
     Attributes:
         model_type: Hugging Face's name.
-        architecture: the causal-LM class written into an exported config.
+        architecture: the class of transformers, which makes the model and is written into an exported config.
         modules: the transformers modules that a rank needs (imported before ranks are forked).
         fields: allowed values of each field of its configuration; a field without an entry is refused.
         read: config dictionary -> ModelShape, with Hugging Face's defaults.
-        embedding, blocks, norm, head: module names inside the model's class.
+        embedding, blocks, norm, head: module names inside that class; ``norm`` stands between blocks and head.
+        hidden_argument: under which the forward around the blocks takes hidden states.
         lookups: further embeddings, which are added to that of the token: module -> its index of each token, ``POSITIONS`` or
             a tensor of the batch (zeros if the batch has none).
         behind_embedding: modules applied to the sum, in this order.
@@ -104,6 +105,7 @@ class Family:
     norm_weights: Callable[[ModelShape], tuple[Weight, ...]]
     head_weights: Callable[[ModelShape], tuple[Weight, ...]]
     dropouts: tuple[str, ...]
+    hidden_argument: str = "inputs_embeds"
     lookups: Mapping[str, str] = field(default_factory=dict)
     behind_embedding: tuple[str, ...] = ()
     cut_with: Mapping[str, str] = field(default_factory=dict)

@@ -13,7 +13,7 @@ import torch
 import transformers
 from packaging.version import Version
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoConfig, PreTrainedConfig
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.models import Family, ModelShape, Weight
@@ -48,8 +48,7 @@ class CausalModel:
         """Modules of Hugging Face without values, as of a model of one layer. Stages take what is at its ends, each once."""
         config = copy.copy(self.config)
         config.num_hidden_layers = 1
-        with torch.device("meta"):
-            whole = cast(nn.Module, AutoModelForCausalLM.from_config(config))
+        whole = without_values(self.family, config)
         _check_table(self.family, self.family.all_weights(replace(self.shape, layers=1)), whole)
         return whole
 
@@ -84,7 +83,8 @@ class CausalModel:
         base.__dict__[name] = list(layers)
 
         def drive(hidden: Tensor, positions: Tensor) -> Tensor:
-            return cast(Tensor, base(inputs_embeds=hidden, position_ids=positions, use_cache=False).last_hidden_state)
+            given = {self.family.hidden_argument: hidden}
+            return cast(Tensor, base(**given, position_ids=positions, use_cache=False).last_hidden_state)
 
         return drive
 
@@ -117,6 +117,12 @@ def check_release(family: Family) -> None:
     if Version(transformers.__version__) < Version(family.since):
         raise HpcMpError(f"transformers {transformers.__version__}", f"is too old for {family.model_type} models",
                          f"install transformers>={family.since}")
+
+
+def without_values(family: Family, config: PreTrainedConfig) -> nn.Module:
+    """Return the family's model as transformers makes it, on the meta device."""
+    with torch.device("meta"):
+        return cast(nn.Module, getattr(transformers, family.architecture)(config))
 
 
 def _check_table(family: Family, weights: Iterable[Weight], module: nn.Module) -> None:

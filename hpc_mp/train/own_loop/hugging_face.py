@@ -19,10 +19,10 @@ from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.models import Family, ModelShape, Weight, family_of, kv_copies
 from hpc_mp.layout.models.fields import check_fields
 from hpc_mp.layout.models.weight_files import check_weights
-from hpc_mp.train.checkpoint.export import GENERATION, module_shapes
+from hpc_mp.train.checkpoint.export import GENERATION
 from hpc_mp.train.engine import initial
 from hpc_mp.train.engine.causal_lm import CausalLM
-from hpc_mp.train.engine.causal_model import hugging_face_config
+from hpc_mp.train.engine.causal_model import hugging_face_config, without_values
 from hpc_mp.train.engine.initial import Source
 from hpc_mp.train.engine.logits import LossFunction
 from hpc_mp.train.engine.stage import Batch, Carried
@@ -140,7 +140,8 @@ class HuggingFace:
         return CausalLM(config, self.family, self.shape, self.loss)
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return module_shapes(hugging_face_config(self.config, self.family, dropout=None))
+        module = without_values(self.family, hugging_face_config(self.config, self.family, dropout=None))
+        return {name: parameter.shape for name, parameter in module.named_parameters()}
 
     def saved(self) -> Iterable[SavedTensor]:
         shapes = self.shapes()
