@@ -78,7 +78,7 @@ def test_no_more_than_a_chunk_of_logits_is_there_at_once(monkeypatch: pytest.Mon
     hidden = torch.randn(3, 10, 8, dtype=torch.float64, requires_grad=True)
     labels = torch.randint(0, 50, (3, 10))
     labels[0, :4] = vocabulary.IGNORED
-    loss, count = objective(hidden, labels)
+    loss, count = objective(hidden, {"labels": labels}, lambda tokens: tokens)
     loss.backward(torch.tensor(0.25, dtype=torch.float64))
     assert rows == [8, 8, 8, 6] * 2 and int(count) == 26
 

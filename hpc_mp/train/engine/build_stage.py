@@ -14,7 +14,7 @@ driver         the model's own forward, with the layers of other stages passed t
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from hpc_mp.train.engine.causal_stage import CausalStage
 from hpc_mp.train.engine.compilation import as_it_is, compile_block, compiled
 from hpc_mp.train.engine.dropout import HashDropout
 from hpc_mp.train.engine.experts import Experts
-from hpc_mp.train.engine.layers import LayerCall, LayerGroup, Nothing, RotaryTables, cut_heads, passed
+from hpc_mp.train.engine.layers import LayerCall, LayerGroup, Nothing, RotaryTables, change_before, cut_heads, passed
 from hpc_mp.train.engine.logits import LogitsObjective
 from hpc_mp.train.engine.projection import Projection, TensorAxis
 from hpc_mp.train.engine.recompute import groups_of
@@ -40,8 +40,7 @@ def build_stage(model: "CausalModel", span: StageSpan, around: Surroundings) -> 
     """Make a stage, whose parameters come with ``adopt``."""
     whole = model.skeleton()
     blocks = [f"{model.family.blocks}.{layer}" for layer in span.layers]
-    stage = CausalStage(model.family, model.shape, span, list(groups_of(blocks, around.recompute)), around.tensor, around.context,
-                  around.precision)
+    stage = CausalStage(model.family, model.shape, span, list(groups_of(blocks, around.recompute)), around)
     for apply in (_embedding, _blocks, _tensor, _experts, _head, _dropout, _attention, _compilation, _driver):
         apply(stage, model, whole, around)
     _check_buffers(stage)
@@ -89,9 +88,9 @@ def _tensor(stage: CausalStage, model: "CausalModel", whole: nn.Module, around: 
                 projection.register_forward_pre_hook(lambda _, args: around.tensor.share(args[0], 1))  # attention has seen all
         for inner in family.enters:
             if _tensor_of(model, f"{path}.{inner}", around).size > 1:
-                _before(block.get_submodule(inner), around.tensor.enter)
+                change_before(block.get_submodule(inner), around.tensor.enter)
             elif inner == family.attention:
-                _before(block.get_submodule(inner), around.tensor.all_tokens)
+                change_before(block.get_submodule(inner), around.tensor.all_tokens)
 
 
 def _experts(stage: CausalStage, model: "CausalModel", whole: nn.Module, around: Surroundings) -> None:
@@ -184,16 +183,6 @@ def _driver(stage: CausalStage, model: "CausalModel", whole: nn.Module, around: 
 def stage_blocks(stage: CausalStage) -> list[str]:
     """Return the paths of a stage's layers."""
     return [path for paths in stage.groups for path in paths]
-
-
-def _before(module: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
-    """Have a module compute with changed hidden states."""
-    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if args:
-            return (change(args[0]), *args[1:]), kwargs
-        return args, {**kwargs, "hidden_states": change(kwargs["hidden_states"])}
-
-    module.register_forward_pre_hook(hook, with_kwargs=True)
 
 
 def _check_buffers(stage: CausalStage) -> None:

@@ -18,8 +18,8 @@ from transformers import AutoConfig, PreTrainedConfig
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.models import Family, ModelShape, Weight
 from hpc_mp.train.engine.attention_table import attention_function
-from hpc_mp.train.engine.causal_stage import Driver
 from hpc_mp.train.engine.context import AttentionFunction
+from hpc_mp.train.engine.layers import Driver, driver_of
 from hpc_mp.train.engine.logits import LossFunction
 from hpc_mp.train.engine.recompute import attention_name
 
@@ -81,12 +81,7 @@ class CausalModel:
             if whole.startswith(f"{path}."):
                 base._modules[whole.removeprefix(f"{path}.")] = module
         base.__dict__[name] = list(layers)
-
-        def drive(hidden: Tensor, positions: Tensor) -> Tensor:
-            given = {self.family.hidden_argument: hidden}
-            return cast(Tensor, base(**given, position_ids=positions, use_cache=False).last_hidden_state)
-
-        return drive
+        return driver_of(base, self.family.hidden_argument)
 
     def block(self, skeleton: nn.Module, layer: int) -> nn.Module:
         """A layer's module, without values: a rank makes those of its stages alone."""

@@ -12,20 +12,18 @@ from torch import Tensor, nn
 from hpc_mp.layout.flat import EMBEDDING, HEAD, TIED, StageSpan
 from hpc_mp.layout.models import Family, ModelShape
 from hpc_mp.layout.models.family import POSITIONS
-from hpc_mp.train.engine.context import ContextAxis
 from hpc_mp.train.engine.data_axis import Unit
 from hpc_mp.train.engine.experts import ExpertProjection
-from hpc_mp.train.engine.layers import RotaryTables, Settings, result_of
+from hpc_mp.train.engine.layers import Driver, RotaryTables, Settings, result_of
 from hpc_mp.train.engine.logits import LogitsObjective
 from hpc_mp.train.engine.masks import first_seen, restarted
-from hpc_mp.train.engine.precision import Precision
-from hpc_mp.train.engine.projection import Projection, TensorAxis
+from hpc_mp.train.engine.projection import Projection
 from hpc_mp.train.engine.spans import profiled
 from hpc_mp.train.engine.stage import Batch, Boundary
+from hpc_mp.train.engine.surroundings import Surroundings
 from hpc_mp.train.engine.unshard import Prefetch, unsharded
 from hpc_mp.train.engine.vocabulary import NextToken, VocabularyEmbedding
 
-Driver = Callable[[Tensor, Tensor], Tensor]  # hidden states and positions -> hidden states
 HIDDEN = "hidden"
 
 
@@ -46,15 +44,17 @@ class CausalStage(nn.Module):
     driver: Driver
     objective: NextToken | LogitsObjective
 
-    def __init__(self, family: Family, shape: ModelShape, span: StageSpan, groups: Sequence[Sequence[str]], tensor: TensorAxis,
-                 context: ContextAxis, precision: Precision) -> None:
+    def __init__(self, family: Family, shape: ModelShape, span: StageSpan, groups: Sequence[Sequence[str]],
+                 around: Surroundings) -> None:
         super().__init__()
         self.family, self.shape, self.span, self.groups = family, shape, span, groups
-        self.tensor, self.context, self.precision = tensor, context, precision
-        self.positions = context.positions
+        self.tensor, self.context, self.precision = around.tensor, around.context, around.precision
+        self.positions = self.context.positions
+        self.windows = {f"{family.blocks}.{layer}": shape.window_of(layer) for layer in span.layers}
         self.whole_samples = self.positions.unsqueeze(0)
         self.rotary: list[RotaryTables] = []
         self.units: dict[str, Unit] = {}
+        self.gathered: list[tuple[list[Unit], Prefetch]] = []  # of each group, with those that are requested meanwhile
         self._masks: dict[int | None, Tensor | None] = {}  # by window: of the microbatch that computes
         self._kept_masks: dict[int | None, Tensor | None] = {}  # of samples of one document, in which all are alike
 
@@ -85,6 +85,10 @@ class CausalStage(nn.Module):
         for unit in units.values():
             for name in unit.parameters.keys() - owned:
                 unit.collect(name)
+        several = [[unit for unit in units.values() if unit.layout.block in paths] for paths in self.groups]
+        first = [[unit for unit in units.values() if unit.layout.block in paths[:1]] for paths in self.groups]
+        self.gathered = [(group, Prefetch(behind, before)) for group, before, behind in zip(
+            several, [[], *first], [*first[1:], []], strict=False)]
 
     def tensors(self) -> Iterator[Tensor]:
         """What a stage holds besides activations: its parameters, and what every microbatch gets."""
@@ -117,15 +121,12 @@ class CausalStage(nn.Module):
             return result_of(self.get_submodule(path)(hidden, **settings))
 
     def mask(self, path: str) -> Tensor | None:
-        return self._masks[self.shape.window_of(int(path.rpartition(".")[2]))]
+        return self._masks[self.windows[path]]
 
     def around(self, group: int, compute: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
         """Compute a group of layers. The next group's parameters are requested when this one begins, in the backward those of the
         group before."""
-        before, behind = self.groups[max(0, group - 1):group], self.groups[group + 1:group + 2]
-        prefetch = Prefetch([unit for paths in behind for unit in self._units_of(paths[:1])],
-                            [unit for paths in before for unit in self._units_of(paths[:1])])
-        return unsharded(self._units_of(self.groups[group]), prefetch, lambda hidden: (compute(hidden),), hidden)[0]
+        return unsharded(*self.gathered[group], lambda hidden: (compute(hidden),), hidden)[0]
 
     @torch.no_grad()
     def _see(self, begins: Tensor | None, dtype: torch.dtype) -> None:
@@ -134,7 +135,7 @@ class CausalStage(nn.Module):
             self._masks = self._kept_masks
             return
         masks = {}
-        for window in {self.shape.window_of(layer) for layer in self.span.layers}:
+        for window in set(self.windows.values()):
             first = first_seen(begins, window, self.positions)
             masks[window] = None if first is None else self.context.mask(first, dtype)
         self._masks = masks
@@ -171,7 +172,3 @@ class CausalStage(nn.Module):
 
         loss, count = unsharded([self.units[name] for name in (TIED, HEAD) if name in self.units], Prefetch(), objective, hidden)
         return loss, count
-
-    def _units_of(self, blocks: Sequence[str]) -> list[Unit]:
-        """The units of blocks, with all that comes and goes with them."""
-        return [unit for unit in self.units.values() if unit.layout.block in blocks]

@@ -17,6 +17,15 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from hpc_mp.train.engine.recompute import computed_again
 
 Settings = Mapping[str, Any]  # arguments of a layer besides hidden states
+Driver = Callable[[Tensor, Tensor], Tensor]  # hidden states and positions -> hidden states
+
+
+def driver_of(base: nn.Module, argument: str) -> Driver:
+    """Return a model's forward. ``argument``: its name for hidden states."""
+    def drive(hidden: Tensor, positions: Tensor) -> Tensor:
+        return cast(Tensor, base(**{argument: hidden}, position_ids=positions, use_cache=False).last_hidden_state)
+
+    return drive
 
 
 class LayerHost(Protocol):
@@ -123,6 +132,16 @@ class RotaryTables(nn.Module):
 def behind_the_last(places: Tensor, length: int) -> Tensor:
     """Return positions (samples, tokens) with the last one of a whole sample before them."""
     return torch.cat((places.new_full((len(places), 1), length - 1), places), 1)
+
+
+def change_before(module: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
+    """Have a module compute with changed hidden states."""
+    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if args:
+            return (change(args[0]), *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": change(kwargs["hidden_states"])}
+
+    module.register_forward_pre_hook(hook, with_kwargs=True)
 
 
 def cut_heads(attention: nn.Module, hidden: int, heads: int, kv_heads: int, ranks: int) -> None:

@@ -176,7 +176,7 @@ def _scores(logits: Tensor, places: Tensor, cap: float | None) -> tuple[Tensor, 
     wide = torch.promote_types(logits.dtype, torch.float32)
     if logits.shape[1] == 0:  # a rank that has no word
         return logits.new_full((len(logits),), float("-inf"), dtype=wide), logits.new_zeros(len(logits), dtype=wide)
-    logits = capped(logits, cap)
+    logits = logits if cap is None else capped(logits, cap)
     mine, index = _own(places, logits.shape[1])
     word, log_share = (given.gather(1, index).squeeze(1).to(wide) for given in (logits, logits.log_softmax(1, dtype=wide)))
     return word - log_share, word.masked_fill(~mine, 0.0)
@@ -191,11 +191,12 @@ def _slopes(logits: Tensor, places: Tensor, part: Tensor, weights: Tensor, cap: 
     """
     if logits.shape[1] == 0:
         return logits
-    logits = capped(logits, cap)
+    logits = logits if cap is None else capped(logits, cap)
     mine, index = _own(places, logits.shape[1])
     slopes = logits.softmax(1, dtype=part.dtype) * (part * weights).unsqueeze(1)
     own = slopes.gather(1, index) - (mine * weights).unsqueeze(1)
-    return through_cap(slopes.to(logits.dtype).scatter_(1, index, own.to(logits.dtype)), logits, cap)
+    slopes = slopes.to(logits.dtype).scatter_(1, index, own.to(logits.dtype))
+    return slopes if cap is None else through_cap(slopes, logits, cap)
 
 
 def _own(places: Tensor, words: int) -> tuple[Tensor, Tensor]:
