@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import product
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -20,7 +21,10 @@ from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.layout.schedule.names import STAGES_PER_RANK
 from hpc_mp.layout.schedule_of import schedule_of
+from hpc_mp.rundir import read_json
+from hpc_mp.rundir.layout import COUNTERS
 from hpc_mp.rundir.rank_env import identity
+from hpc_mp.train.checkpoint import checkpoint
 from hpc_mp.train.engine import gloo
 from hpc_mp.train.engine.dropout import DropoutClock, HashDropout, Moment
 from hpc_mp.train.engine.engine import Engine
@@ -58,14 +62,14 @@ class Block(nn.Module):
 
 
 class Join(nn.Module):
-    """The other end of the skip; gives what the second term of the loss needs."""
+    """The other end of the skip; gives what the second term of the loss needs. It has a tensor that is no buffer."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.mix = nn.Linear(2 * WIDTH, WIDTH)
+        self.mix, self.shape = nn.Linear(2 * WIDTH, WIDTH), torch.linspace(0.7, 1.1, WIDTH)
 
     def forward(self, hidden: Tensor, skip: Tensor) -> tuple[Tensor, Tensor]:
-        return self.mix(torch.cat((hidden, skip), -1)), hidden.square().mean(-1)
+        return self.mix(torch.cat((hidden * self.shape, skip), -1)), hidden.square().mean(-1)
 
 
 class Words(nn.Module):
@@ -153,8 +157,14 @@ def share(layout: Layout, replica: int, step: int) -> Microbatches:
 Report = tuple[list[float], list[float], list[tuple[str, Any, Any]]]  # losses, norms, and parts of parameters
 
 
-def trained(layout: Layout, make: Callable[[int], ListedModel] = listed) -> Report:
-    """Train on a rank. Returns losses, norms and its parts of the parameters."""
+def trained(layout: Layout, make: Callable[[int], ListedModel] = listed, numbers: range = range(STEPS), begin: Path | None = None,
+            end: Path | None = None) -> Report:
+    """Train on a rank, and evaluate. Returns losses, norms and its parts of the parameters.
+
+    Args:
+        numbers: of the steps.
+        begin, end: checkpoints that it begins with and ends with.
+    """
     torch.set_num_threads(1)
     who, schedule, device = identity(os.environ), schedule_of(layout), torch.device("cpu")
     gloo.register()
@@ -163,11 +173,19 @@ def trained(layout: Layout, make: Callable[[int], ListedModel] = listed) -> Repo
     groups = build(place(layout.degrees, "DPT", 8), layout.shard_degree, device, "gloo", schedule, None, host,
                    ties=list(model.ties(layout).values()))
     engine = Engine(model, EngineSettings(layout, schedule, SEED, Settings()), groups, device)
-    engine.start(model.first_values())
-    numbers = [engine.step(step, share(layout, groups.data_rank, step)).numbers() for step in range(STEPS)]
+    if begin is None:
+        engine.start(model.first_values())
+    else:
+        checkpoint.load(begin, engine.held(), host)
+        engine.restored(read_json(begin / COUNTERS)["step"])
+    results = [engine.step(step, share(layout, groups.data_rank, step)).numbers() for step in numbers]
+    evaluated = engine.evaluate(share(layout, groups.data_rank, numbers.stop))
+    losses = [*(step.loss for step in results), evaluated.loss / evaluated.labels]
+    if end is not None:
+        checkpoint.write(end, numbers.stop, {"step": numbers.stop}, engine.held(), groups)
     parts = [(held.key, held.box, held.values.numpy().copy()) for held in engine.held() if not held.key.startswith("optimizer.")]
     _leave(host)
-    return [step.loss for step in numbers], [step.norm for step in numbers], parts
+    return losses, [step.norm for step in results], parts
 
 
 Reference = tuple[list[float], list[float], dict[str, Tensor]]
@@ -180,45 +198,45 @@ class Flat(HashDropout):
         return self.dropped(x, torch.arange(x.shape[1:].numel(), dtype=torch.int32).view(x.shape[1:]))
 
 
-def plain(first: Callable[[int], int] = lambda step: 0) -> Reference:
-    """One process of plain torch on the same batches. ``first``: as for ``steps``."""
-    model, clock = listed(SAMPLES), DropoutClock(SEED)
-    modules = {spec.name: model.made(spec).double() for spec in LAYERS}
+def plain(count: int = STEPS, make: Callable[[int], ListedModel] = listed) -> Reference:
+    """One process of plain torch on the same batches."""
+    model, clock = make(SAMPLES), DropoutClock(SEED)
+    modules = nn.ModuleDict({spec.name: model.made(spec) for spec in model.layers}).double()
     for name, module in modules.items():
         if hasattr(module, "drop"):
             module.drop = Flat(module.drop.p, f"{name}.drop", clock, torch.empty(0))
-    weight = modules["words"].weight
-    modules["peek"].weight = modules["head"].weight = weight
-    named = {f"{name}.{inner}": parameter for name, module in modules.items() for inner, parameter in module.named_parameters()}
+    modules["peek"].weight = modules["head"].weight = modules["words"].weight
 
     def forward(there: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        for spec in LAYERS:
+        for spec in model.layers:
             result = modules[spec.name](*(there[name] for name in spec.uses))
             there = {**there, **dict(zip(spec.gives, result if isinstance(result, tuple) else (result,), strict=True))}
         return {name: there[name] for name in ("scores", "extra")}
 
-    return steps(forward, {name: value for name, value in named.items() if value is not weight or name == "words.weight"}, clock,
-                 first)
+    return steps(forward, modules, clock, count)
 
 
-def steps(forward: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]], named: Mapping[str, nn.Parameter],
-          clock: DropoutClock, first: Callable[[int], int] = lambda step: 0) -> Reference:
-    """Train by torch alone. Returns losses, norms and parameters. ``first``: the position of a step's first sample."""
-    settings = Settings()
+def steps(forward: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]], module: nn.Module, clock: DropoutClock,
+          count: int) -> Reference:
+    """Train so many steps by torch alone, and evaluate. Returns losses, norms and parameters."""
+    settings, named = Settings(), dict(module.named_parameters())
     spared = [any(fnmatchcase(name, pattern) for pattern in settings.no_decay) for name in named]
     groups = [{"params": [parameter for parameter, spares in zip(named.values(), spared, strict=True) if spares is kind],
                "weight_decay": 0.0 if kind else settings.weight_decay} for kind in (False, True)]
     optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, betas=settings.betas, eps=settings.eps, foreach=False)
     losses, norms = [], []
-    for step in range(STEPS):
-        clock.set(Moment(step, tuple(range(first(step), first(step) + SAMPLES))))
+    for step in range(count):
+        clock.set(Moment(step, tuple(range(SAMPLES))))
         batch = data(step)
-        loss, count = objective(forward(batch), batch)
-        (loss / count).backward()
-        losses.append(loss.item() / int(count))
+        loss, labels = objective(forward(batch), batch)
+        (loss / labels).backward()
+        losses.append(loss.item() / int(labels))
         norms.append(float(torch.nn.utils.clip_grad_norm_(named.values(), settings.clip)))
         optimizer.step()
         optimizer.zero_grad()
+    module.eval()
+    loss, labels = objective(forward(data(count)), data(count))
+    losses.append(loss.item() / int(labels))
     return losses, norms, {name: parameter.detach() for name, parameter in named.items()}
 
 
@@ -266,15 +284,18 @@ QUICK = ("tp2", "pp4 1f1b", "pp2 zero_bubble_v", "recompute every-2, zero3", "tp
 def distance(layout: Layout, before: Callable[[], None] = lambda: None, make: Callable[[int], ListedModel] = listed,
              reference: Callable[[], Reference] = plain) -> float:
     """Return the largest difference of any loss, norm or parameter from plain torch."""
-    losses, norms, parameters = run_ranks(1, reference)[0]
-
     def rank() -> Report:
         before()
         return trained(layout, make)
 
-    reports = run_ranks(layout.ranks, rank)
+    return apart(run_ranks(layout.ranks, rank), reference)
+
+
+def apart(reports: Sequence[Report], reference: Callable[[], Reference]) -> float:
+    """Return the same of what ranks report of the last steps."""
+    losses, norms, parameters = run_ranks(1, reference)[0]
     differences = [abs(a - b) for report in reports for mine, other in ((report[0], losses), (report[1], norms))
-                   for a, b in zip(mine, other, strict=True)]
+                   for a, b in zip(mine, other[-len(mine):], strict=True)]
     parts = [part for report in reports for part in report[2]]
     assert {key for key, _, _ in parts} == parameters.keys()
     return max(differences + [float((parameters[key][box] - torch.from_numpy(values)).abs().max())
@@ -298,6 +319,7 @@ def no_gradient_of_the_skip() -> None:
     received = ListedModel.received
 
     def fewer(self: ListedModel, *given: Any) -> Any:
-        return {name: replace(tensor, differentiable=name not in SKIPS) for name, tensor in received(self, *given).items()}
+        return {name: replace(tensor, differentiable=tensor.differentiable and name not in SKIPS)
+                for name, tensor in received(self, *given).items()}
 
     setattr(ListedModel, "received", fewer)  # noqa: B010

@@ -1,130 +1,19 @@
 """A module written in one forward with places to cut, and an nn.Sequential, equal themselves as plain torch runs them."""
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from exact import EXACT, WRONG, cases
-from lists import (
-    LENGTH,
-    SAMPLES,
-    SEED,
-    WIDTH,
-    WORDS,
-    Block,
-    Flat,
-    Join,
-    Reference,
-    Split,
-    Words,
-    distance,
-    lay,
-    listed,
-    no_gradient_of_the_skip,
-    no_sum_over_ties,
-    scheduled,
-    steps,
-)
+from lists import LENGTH, SAMPLES, WIDTH, WORDS, lay, listed, no_gradient_of_the_skip, no_sum_over_ties, scheduled
+from modules import off, parts, row, written
 from torch import Tensor, nn
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.layout.layout import Layout
 from hpc_mp.train.engine.cut_points import CutPoint, layers_of
-from hpc_mp.train.engine.dropout import DropoutClock
 from hpc_mp.train.engine.layer_list import LayerSpec
 from hpc_mp.train.engine.listed_stage import ListedModel
-
-
-class Trunk(nn.Module):
-    """Has a marker inside, in a loop, and a parameter of its own between two of them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks, self.cut = nn.ModuleList([Block(), Block()]), CutPoint()
-        self.gain = nn.Parameter(torch.linspace(0.5, 1.5, WIDTH))
-
-    def forward(self, hidden: Tensor, *, weight: Tensor) -> Tensor:
-        for block in self.blocks:
-            hidden = block(self.cut(hidden), weight) * self.gain
-        return hidden
-
-
-class Written(nn.Module):
-    """The same kind of model in one forward. Besides modules, it has parameters, buffers, a constant and sizes of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head, self.words, self.split, self.trunk, self.join = Words(), nn.Embedding(WORDS, WIDTH), Split(), Trunk(), Join()
-        self.words.weight = self.head.weight
-        self.heat = nn.Parameter(torch.tensor(0.7))
-        self.register_buffer("shift", torch.linspace(-0.1, 0.3, WIDTH))
-        self.register_buffer("slope", torch.linspace(0.8, 1.2, WIDTH), persistent=False)
-        self.cut = CutPoint()
-
-    def forward(self, ids: Tensor, weight: Tensor, scale: float = 1.5, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        samples, length = ids.shape
-        hidden, skip = self.split(self.cut(self.words(ids)))
-        if mask is not None:
-            hidden = hidden * mask
-        hidden = self.trunk(hidden + self.shift, weight=weight) * self.slope
-        hidden, extra = self.join(self.cut(hidden.view(samples * length, -1)).view(samples, length, -1), skip)
-        peek = hidden @ self.head.weight.t() * self.heat
-        hidden = self.cut(hidden + scale * peek.softmax(-1) @ self.words.weight)
-        return self.head(hidden * torch.linspace(0.9, 1.1, hidden.shape[-1])) * self.heat, extra
-
-
-def written() -> Written:
-    torch.manual_seed(5)
-    module = Written()
-    nn.init.normal_(module.head.weight)
-    return module
-
-
-class First(nn.Module):
-    """The first of two results."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        first: Tensor = self.inner(hidden)[0]
-        return first
-
-
-def row() -> nn.Sequential:
-    """A module that occurs twice, dropout by itself, and a tie between the ends."""
-    torch.manual_seed(5)
-    mix, words, head = nn.Linear(WIDTH, WIDTH), nn.Embedding(WORDS, WIDTH), Words()
-    head.weight = words.weight
-    return nn.Sequential(words, First(Split()), mix, nn.Dropout(0.2), nn.Tanh(), mix, head)
-
-
-def parts(make: Callable[[], nn.Module], samples: int) -> ListedModel:
-    made, plain = layers_of(make(), cut={"*up": "column", "*down": "row"} if make in (written, row) else {}), listed(samples)
-    return ListedModel(made.layers, plain.objective, SEED, made.outputs, plain.batch)
-
-
-def alone(make: Callable[[], nn.Module]) -> Reference:
-    """The module itself, in one process."""
-    module, clock = make().double(), DropoutClock(SEED)
-    for path, inner in list(module.named_modules()):
-        if isinstance(inner, nn.Dropout):
-            parent, _, leaf = path.rpartition(".")
-            setattr(module.get_submodule(parent), leaf, Flat(inner.p, path, clock, torch.empty(0)))
-
-    def forward(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        outputs = module(batch["ids"], weight=batch["weight"]) if make is written else (module(batch["input"]),)
-        return dict(zip(("scores", "extra"), outputs, strict=False))
-
-    return steps(forward, dict(module.named_parameters()), clock)
-
-
-def off(make: Callable[[], nn.Module], layout: Layout, before: Callable[[], None] = lambda: None) -> float:
-    return distance(layout, before, partial(parts, make), partial(alone, make))
-
 
 LAYOUTS = {
     "one": (written, lay(layers=(6,))),
@@ -253,6 +142,12 @@ class InPlace(Cut):
         return hidden.mul_(2) + 1
 
 
+class Unlearning(Cut):
+    def between(self, hidden: Tensor) -> Tensor:
+        with torch.no_grad():
+            return hidden * 2
+
+
 class NoTensor(Cut):
     def between(self, hidden: Tensor) -> Tensor:
         self.cut(hidden)
@@ -275,6 +170,7 @@ REFUSED = {
     OtherwiseInTraining: "it computes something else in training than in an evaluation",
     Selecting: "hapes must not depend on values",
     InPlace: "changes part0.words in place: which is another layer's",
+    Unlearning: "cannot be cut here: torch.no_grad and torch.autocast are not recorded",
     NoTensor: "returns None",
     Frozen: "mix.bias: requires no gradient",
     lambda: nn.Linear(WIDTH, WIDTH): "has no place at which it can be cut.*self.cut = CutPoint",
@@ -300,7 +196,7 @@ def test_a_batch_with_a_tensor_that_the_forward_leaves_at_its_default_is_refused
     made, plain = layers_of(written()), listed(SAMPLES)
     batch = {**plain.batch, "mask": plain.batch["weight"]}
     with pytest.raises(HpcMpError, match="the batch's mask: is an argument of the forward that keeps its default"):
-        ListedModel(made.layers, plain.objective, SEED, made.outputs, batch, made.defaults).traced  # noqa: B018
+        ListedModel(made.layers, plain.objective, batch, 0, made.outputs, defaults=made.defaults).traced  # noqa: B018
 
 
 def test_a_cut_of_no_module_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from exact import EXACT, WRONG, cases
@@ -13,17 +14,20 @@ from lists import (
     SAMPLES,
     WIDTH,
     Flat,
+    Join,
     distance,
     lay,
     listed,
     no_gradient_of_the_skip,
     no_sum_over_ties,
+    plain,
 )
 from torch import Tensor, nn
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.train.engine import listed_stage
 from hpc_mp.train.engine.layer_list import LayerSpec
+from hpc_mp.train.engine.listed_stage import ListedModel
 
 
 @pytest.mark.parametrize("name", cases(LAYOUTS, QUICK))
@@ -39,6 +43,21 @@ def dropout_as_if_whole() -> None:
     (no_sum_over_ties, "pp2"), (no_gradient_of_the_skip, "pp2"), (dropout_as_if_whole, "tp2")])
 def test_a_broken_list_is_off(broken: Callable[[], None], name: str) -> None:
     assert distance(LAYOUTS[name], broken) > WRONG
+
+
+class Looking(Join):
+    """The skip gets no gradient."""
+
+    def forward(self, hidden: Tensor, skip: Tensor) -> tuple[Tensor, Tensor]:
+        return super().forward(hidden, skip.detach())
+
+
+def looking(samples: int) -> ListedModel:
+    return listed(samples, [replace(spec, make=Looking) if spec.name == "join" else spec for spec in LAYERS])
+
+
+def test_what_crosses_may_get_no_gradient() -> None:
+    assert distance(LAYOUTS["pp4 1f1b"], make=looking, reference=partial(plain, make=looking)) < EXACT
 
 
 class Chosen(nn.Module):

@@ -25,7 +25,7 @@ SIZED = ("size", "dim", "numel")  # the same of methods
 
 
 class CutPoint(nn.Module):
-    """A place at which a stage may begin: ``x = self.cut(x)``. It returns what it gets."""
+    """A place at which a stage may begin: ``x = self.cut(x)``. It returns what it gets, and may be used several times."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x
@@ -75,7 +75,12 @@ class _Tracer(fx.Tracer):
 
     def __init__(self, inputs: Sequence[str]) -> None:
         super().__init__()
-        self.inputs = inputs
+        self.inputs, self.contexts = inputs, _contexts()
+
+    def create_node(self, *given: Any, **named: Any) -> fx.Node:
+        if _contexts() != self.contexts:
+            raise ValueError("torch.no_grad and torch.autocast are not recorded")
+        return super().create_node(*given, **named)
 
     def is_leaf_module(self, module: nn.Module, path: str) -> bool:
         return isinstance(module, CutPoint) or not any(isinstance(inner, CutPoint) for inner in module.modules())
@@ -88,6 +93,11 @@ class _Tracer(fx.Tracer):
             return forward(module, **inputs)
 
         return called, [self.root]
+
+
+def _contexts() -> tuple[bool, bool]:
+    """Return whether gradients are made, and whether torch chooses formats."""
+    return torch.is_grad_enabled(), torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
 
 
 def _parts(module: nn.Module, given: Collection[str], cut: Mapping[str, Cut]) -> Layers:
@@ -118,7 +128,7 @@ def _traced(module: nn.Module, inputs: Sequence[str]) -> tuple[nn.Module, fx.Gra
             graphs.append(_Tracer(inputs).trace(root))
     except (TypeError, ValueError, RuntimeError, NameError) as error:
         raise HpcMpError(f"{what}{_line(error)}", f"cannot be cut here: {error}",
-                         "move what depends on values into a module of its own, between two cut points") from error
+                         "move it into a module of its own, between two cut points") from error
     finally:
         for inner, training in modes.items():
             inner.training = training

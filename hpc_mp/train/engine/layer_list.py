@@ -120,8 +120,10 @@ def traces(layers: Sequence[MetaLayer], batch: Mapping[str, Carried]) -> Iterato
 def _trace(layer: MetaLayer, arguments: Sequence[Tensor]) -> tuple[Trace, dict[str, Tensor]]:
     spec, module, where = layer.spec, layer.module, f"layer {layer.spec.name}"
     dropouts: dict[str, int] = {}
-    hooks = [inner.eval().register_forward_pre_hook(lambda _, args, path=path: dropouts.update({path: args[0].shape[-1]}))
-             for path, inner in module.named_modules() if isinstance(inner, nn.Dropout)]
+    for path, inner in module.named_modules():
+        vars(inner).update({name: value.to("meta") for name, value in vars(inner).items() if isinstance(value, Tensor)})
+        if isinstance(inner, nn.Dropout):
+            inner.eval().register_forward_pre_hook(lambda _, args, path=path: dropouts.update({path: args[0].shape[-1]}))
     kept = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
     given = [(argument, argument._version) for argument in arguments]
     try:
