@@ -4,10 +4,11 @@ They have a skip, two tensors between stages, a tied weight on three stages, a b
 """
 
 import os
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from itertools import product
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,15 +39,17 @@ WORDS, WIDTH, LENGTH, SAMPLES, STEPS, SEED = 23, 12, 5, 8, 2, 3
 
 
 class Split(nn.Module):
-    """Gives two tensors."""
+    """Gives two tensors, and drops twice: what is cut and what is not."""
+
+    drops = 2
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 20), nn.Linear(20, WIDTH)
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 22), nn.Linear(22, WIDTH)
         self.drop = nn.Dropout(0.3)
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        return hidden + self.down(self.drop(self.up(self.norm(hidden)).tanh())), hidden * 2
+        return hidden + self.drop(self.down(self.drop(self.up(self.norm(hidden)).tanh()))), hidden * 2
 
 
 class Block(nn.Module):
@@ -59,6 +62,21 @@ class Block(nn.Module):
 
     def forward(self, hidden: Tensor, weight: Tensor) -> Tensor:
         return hidden + self.drop(self.down(self.up(hidden * self.slope).relu())) * weight.unsqueeze(-1)
+
+
+class Mind(nn.Module):
+    """Attention of four heads, whose weights are dropped: tensor ranks have heads of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.drop = nn.Dropout(0.25)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        query, key, value = (project(hidden).unflatten(-1, (-1, WIDTH // 4)).transpose(1, 2)
+                             for project in (self.query, self.key, self.value))
+        weights = self.drop((query @ key.transpose(2, 3)).softmax(-1))
+        return hidden + self.out((weights @ value).transpose(1, 2).flatten(2))
 
 
 class Join(nn.Module):
@@ -97,7 +115,7 @@ LAYERS = (
     LayerSpec("split", Split, gives=("hidden", "skip"), cut=CUT),
     LayerSpec("block", Block, ("hidden", "weight"), cut=CUT),
     LayerSpec("peek", Peek, tied=TIED),
-    LayerSpec("other", Block, ("hidden", "weight"), cut=CUT),
+    LayerSpec("mind", Mind, cut={"query": "column", "key": "column", "value": "column", "out": "row"}),
     LayerSpec("join", Join, ("hidden", "skip"), ("hidden", "extra")),
     LayerSpec("head", Words, gives=("scores",), tied=TIED),
 )
@@ -192,9 +210,14 @@ Reference = tuple[list[float], list[float], dict[str, Tensor]]
 
 
 class Flat(HashDropout):
-    """Dropout of the reference: elements are numbered as they lie."""
+    """Dropout of the reference: elements are numbered as they lie, and so are calls."""
+
+    def __init__(self, dropout: nn.Dropout, site: str, clock: DropoutClock, calls: int = 1) -> None:
+        super().__init__(dropout.p, site, clock, torch.empty(0))
+        self.sites = cycle([self.site, *(zlib.crc32(f"{site} {call}".encode()) for call in range(1, calls))])
 
     def forward(self, x: Tensor) -> Tensor:
+        self.site = next(self.sites)
         return self.dropped(x, torch.arange(x.shape[1:].numel(), dtype=torch.int32).view(x.shape[1:]))
 
 
@@ -204,7 +227,7 @@ def plain(count: int = STEPS, make: Callable[[int], ListedModel] = listed) -> Re
     modules = nn.ModuleDict({spec.name: model.made(spec) for spec in model.layers}).double()
     for name, module in modules.items():
         if hasattr(module, "drop"):
-            module.drop = Flat(module.drop.p, f"{name}.drop", clock, torch.empty(0))
+            module.drop = Flat(module.drop, f"{name}.drop", clock, getattr(module, "drops", 1))
     modules["peek"].weight = modules["head"].weight = modules["words"].weight
 
     def forward(there: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -263,7 +286,7 @@ def scheduled(three: Sequence[int], four: Sequence[int]) -> dict[str, Layout]:
 LAYOUTS = {
     "one": lay(),
     "tp2": lay(2),
-    "tp3, uneven": lay(3),
+    "tp4, uneven": lay(4),
     "pp2": lay(pipeline=2, layers=(3, 4)),
     "pp4 1f1b": lay(pipeline=4, layers=(1, 2, 2, 2), microbatches=4),
     "pp2 zero_bubble": lay(pipeline=2, layers=(2, 5), schedule="zero_bubble"),

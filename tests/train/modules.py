@@ -103,7 +103,8 @@ def alone(make: Callable[[], nn.Module], count: int = STEPS) -> Reference:
     for path, inner in list(module.named_modules()):
         if isinstance(inner, nn.Dropout):
             parent, _, leaf = path.rpartition(".")
-            setattr(module.get_submodule(parent), leaf, Flat(inner.p, path, clock, torch.empty(0)))
+            holder = module.get_submodule(parent)
+            setattr(holder, leaf, Flat(inner, path, clock, getattr(holder, "drops", 1)))
 
     def forward(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         row = isinstance(module, nn.Sequential)

@@ -1,6 +1,7 @@
 """A model made from a list of layers, and its stages, as the pipeline runs them."""
 
 import hashlib
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -144,21 +145,34 @@ class ListedModel:
 
 
 class WideDropout(HashDropout):
-    """Dropout that is the same on every layout, of any tensor (samples, …), whose last dimension may be cut.
+    """Dropout that is the same on every layout, of any tensors (samples, …), which tensor ranks may cut along any dimension.
 
     Args:
-        width: of the last dimension in the whole model; ``tensor``: along which axis it is cut, if it is.
+        shapes: of what each of its calls in a forward drops in the whole model, without samples.
     """
 
-    def __init__(self, dropout: nn.Dropout, site: str, around: Surroundings, width: int) -> None:
+    def __init__(self, dropout: nn.Dropout, site: str, around: Surroundings, shapes: Sequence[tuple[int, ...]]) -> None:
         super().__init__(dropout.p, site, around.clock, torch.empty(0))
-        self.width, self.tensor = width, around.tensor
+        self.sites = [self.site, *(zlib.crc32(f"{site} {call}".encode()) for call in range(1, len(shapes)))]
+        self.shapes, self.tensor, self.calls = shapes, around.tensor, 0
+        self.cuts: dict[int, dict[int, int]] = {}  # call -> dimension that is cut -> its size in the whole model
 
     def forward(self, x: Tensor) -> Tensor:
-        begin = 0 if x.shape[-1] == self.width else self.tensor.part(self.width)[0]
-        rows = torch.arange(x.shape[1:-1].numel(), device=x.device).unsqueeze(1)
-        index = rows * self.width + begin + torch.arange(x.shape[-1], device=x.device)
-        return self.dropped(x, index.to(torch.int32).view(x.shape[1:]))
+        call = self.calls % len(self.shapes)
+        self.calls, self.site, sizes = self.calls + 1, self.sites[call], x.shape[1:]
+        if call not in self.cuts:
+            whole = self.shapes[call] if self.tensor.size > 1 else sizes
+            self.cuts[call] = {place: size for place, size in enumerate(whole) if size != sizes[place]}
+        index = torch.zeros((), dtype=torch.int32, device=x.device)
+        for place, size in enumerate(sizes):
+            whole_size = self.cuts[call].get(place, size)
+            begin = self.tensor.part(whole_size)[0] if place in self.cuts[call] else 0
+            index = index.unsqueeze(-1) * whole_size + torch.arange(begin, begin + size, dtype=torch.int32, device=x.device)
+        return self.dropped(x, index)
+
+    def restart(self) -> None:
+        """A forward begins."""
+        self.calls = 0
 
 
 class ListedStage(nn.Module):
@@ -181,15 +195,18 @@ class ListedStage(nn.Module):
     def _prepared(self, layer: MetaLayer) -> nn.Module:
         """Make a layer with its buffers; parameters come with ``adopt``."""
         module = self.model.made(layer.spec).to(self.around.context.positions.device, self.precision.compute)
+        dropouts: list[WideDropout] = []
         for path, inner in list(module.named_modules()):
             parent, _, leaf = path.rpartition(".")
             replaced: nn.Module | None = None
             if path in layer.spec.cut:
                 replaced = self._projection(layer, path, inner)
-            elif isinstance(inner, nn.Dropout) and path in self.dropouts[layer.spec.name]:
-                replaced = WideDropout(inner, layer.spec.own(path), self.around, self.dropouts[layer.spec.name][path])
+            elif isinstance(inner, nn.Dropout) and path in layer.dropouts:
+                replaced = WideDropout(inner, layer.spec.own(path), self.around, layer.dropouts[path])
+                dropouts.append(replaced)
             if replaced is not None:
                 module = _put(module, parent, leaf, replaced)
+        module.register_forward_pre_hook(partial(_restarted, dropouts))
         for name, parameter in list(module.named_parameters(remove_duplicate=False)):  # values are the units'
             parent, _, leaf = name.rpartition(".")
             module.get_submodule(parent).register_parameter(leaf, nn.Parameter(parameter.to("meta")))
@@ -283,3 +300,8 @@ def _put(module: nn.Module, parent: str, leaf: str, inner: nn.Module) -> nn.Modu
 
 def _entered(tensor: TensorAxis, _: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tensor.enter(arguments[0]), *arguments[1:]
+
+
+def _restarted(dropouts: Sequence[WideDropout], *_: object) -> None:
+    for dropout in dropouts:
+        dropout.restart()
