@@ -301,7 +301,7 @@ LAYOUTS = {
     "tp2 pp2 dp2 zero2": lay(2, 2, 2, layers=(4, 3), zero=2, reduce="microbatch"),
     **scheduled((2, 3, 2), (1, 2, 2, 2)),
 }
-QUICK = ("tp2", "pp4 1f1b", "pp2 zero_bubble_v", "recompute every-2, zero3", "tp2 pp2 dp2 zero2")
+QUICK = ("pp2 zero_bubble_v", "recompute every-2, zero3", "tp2 pp2 dp2 zero2")
 
 
 def distance(layout: Layout, before: Callable[[], None] = lambda: None, make: Callable[[int], ListedModel] = listed,

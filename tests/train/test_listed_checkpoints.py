@@ -1,7 +1,7 @@
 """Checkpoints of a user's own model: saved on one layout and continued on another, all equals plain torch that never stopped."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,18 @@ CASES = [*((model, model, name) for model in ("list", "module", "sequential") fo
          ("module", "fewer cut points", "pp4 zero3")]
 
 
-def saved(model: str, directory: Path) -> Path:
-    """Train half of the steps, and save."""
-    make, _, count = MODELS[model]
-    layout, path = lay(2, 2, 2, layers=(3, count - 3), zero=1), directory / "half"
-    run_ranks(layout.ranks, trained, layout, make, WHOLE[:STEPS], None, path)
-    return path
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """``saved(model)``: the checkpoint behind half of the steps; computed once."""
+
+    @cache
+    def compute(model: str) -> Path:
+        make, _, count = MODELS[model]
+        layout, path = lay(2, 2, 2, layers=(3, count - 3), zero=1), tmp_path_factory.mktemp("listed") / "half"
+        run_ranks(layout.ranks, trained, layout, make, WHOLE[:STEPS], None, path)
+        return path
+
+    return compute
 
 
 def continued(model: str, name: str, path: Path, before: Callable[[], None] = lambda: None) -> float:
@@ -48,21 +54,21 @@ def continued(model: str, name: str, path: Path, before: Callable[[], None] = la
     return apart(run_ranks(layout.ranks, rank), partial(reference, len(WHOLE)))
 
 
-@pytest.mark.parametrize(("model", "then", "name"), cases(CASES, (CASES[0], CASES[-1])))
-def test_a_checkpoint_continues_on_another_layout(model: str, then: str, name: str, tmp_path: Path) -> None:
-    assert continued(then, name, saved(model, tmp_path)) < EXACT
+@pytest.mark.parametrize(("model", "then", "name"), cases(CASES, (("sequential", "sequential", "one"),)))
+def test_a_checkpoint_continues_on_another_layout(saved: Callable[[str], Path], model: str, then: str, name: str) -> None:
+    assert continued(then, name, saved(model)) < EXACT
 
 
-def test_a_checkpoint_has_the_names_of_the_module_and_is_complete(tmp_path: Path) -> None:
-    path, names = saved("sequential", tmp_path), {name for name, _ in row().named_parameters()}
+def test_a_checkpoint_has_the_names_of_the_module_and_is_complete(saved: Callable[[str], Path]) -> None:
+    path, names = saved("sequential"), {name for name, _ in row().named_parameters()}
     stored = read_indexes(path).tensors.keys()
     assert problem(path) is None and stored == {f"{slot}{name}" for name in names for slot in (
         "", "optimizer.exp_avg.", "optimizer.exp_avg_sq.")}
 
 
-def test_forgotten_updates_would_be_seen(tmp_path: Path) -> None:
+def test_forgotten_updates_would_be_seen(saved: Callable[[str], Path]) -> None:
     @planted(Engine, "restored")
     def from_the_first(restored: Callable[..., None], engine: Engine, updates: int) -> None:
         restored(engine, 0)
 
-    assert continued("list", "one", saved("list", tmp_path), from_the_first) > WRONG
+    assert continued("sequential", "one", saved("sequential"), from_the_first) > WRONG
