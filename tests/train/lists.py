@@ -39,17 +39,17 @@ WORDS, WIDTH, LENGTH, SAMPLES, STEPS, SEED = 23, 12, 5, 8, 2, 3
 
 
 class Split(nn.Module):
-    """Gives two tensors, and drops twice: what is cut and what is not."""
+    """Gives two tensors, and drops twice with one module: what is cut and what is not."""
 
     drops = 2
 
     def __init__(self) -> None:
         super().__init__()
         self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 22), nn.Linear(22, WIDTH)
-        self.drop = nn.Dropout(0.3)
+        self.drop = self.again = nn.Dropout(0.3)
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        return hidden + self.drop(self.down(self.drop(self.up(self.norm(hidden)).tanh()))), hidden * 2
+        return hidden + self.again(self.down(self.drop(self.up(self.norm(hidden)).tanh()))), hidden * 2
 
 
 class Block(nn.Module):
@@ -221,13 +221,21 @@ class Flat(HashDropout):
         return self.dropped(x, torch.arange(x.shape[1:].numel(), dtype=torch.int32).view(x.shape[1:]))
 
 
+def drop_flat(module: nn.Module, clock: DropoutClock) -> None:
+    """Put dropouts of the reference in place of torch's."""
+    made: dict[int, Flat] = {}
+    for path, inner in list(module.named_modules(remove_duplicate=False)):
+        if isinstance(inner, nn.Dropout):
+            parent, _, leaf = path.rpartition(".")
+            holder = module.get_submodule(parent)
+            setattr(holder, leaf, made.setdefault(id(inner), Flat(inner, path, clock, getattr(holder, "drops", 1))))
+
+
 def plain(count: int = STEPS, make: Callable[[int], ListedModel] = listed) -> Reference:
     """One process of plain torch on the same batches."""
     model, clock = make(SAMPLES), DropoutClock(SEED)
     modules = nn.ModuleDict({spec.name: model.made(spec) for spec in model.layers}).double()
-    for name, module in modules.items():
-        if hasattr(module, "drop"):
-            module.drop = Flat(module.drop, f"{name}.drop", clock, getattr(module, "drops", 1))
+    drop_flat(modules, clock)
     modules["peek"].weight = modules["head"].weight = modules["words"].weight
 
     def forward(there: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
-from lists import SEED, STEPS, WIDTH, WORDS, Block, Flat, Join, Reference, Split, Words, distance, listed, steps
+from lists import SEED, STEPS, WIDTH, WORDS, Block, Join, Reference, Split, Words, distance, drop_flat, listed, steps
 from torch import Tensor, nn
 
 from hpc_mp.layout.layout import Layout
@@ -100,11 +100,7 @@ def parts(make: Callable[[], nn.Module], samples: int) -> ListedModel:
 def alone(make: Callable[[], nn.Module], count: int = STEPS) -> Reference:
     """The module itself, in one process."""
     module, clock = make().double(), DropoutClock(SEED)
-    for path, inner in list(module.named_modules()):
-        if isinstance(inner, nn.Dropout):
-            parent, _, leaf = path.rpartition(".")
-            holder = module.get_submodule(parent)
-            setattr(holder, leaf, Flat(inner, path, clock, getattr(holder, "drops", 1)))
+    drop_flat(module, clock)
 
     def forward(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         row = isinstance(module, nn.Sequential)

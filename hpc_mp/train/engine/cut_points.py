@@ -157,15 +157,18 @@ def _line(error: BaseException) -> str:
 
 
 def _places(module: nn.Module, graph: fx.Graph) -> dict[fx.Node, int]:
-    """Remove the markers. Returns the part of each computation; parameters and sizes are taken where they are used."""
-    number, places = 0, dict[fx.Node, int]()
+    """Remove the markers. Returns the part of each computation; parameters, sizes and what is made of sizes alone have none: they
+    are taken where they are used."""
+    number, places, sizes = 0, dict[fx.Node, int](), set[fx.Node]()
     for node in list(graph.nodes):
         inputs = node.all_input_nodes
         if node.op == "call_module" and isinstance(module.get_submodule(node.target), CutPoint):
             number += 1
             node.replace_all_uses_with(inputs[0])
             graph.erase_node(node)
-        elif node.op.startswith("call_") and not _is_size(node):
+        elif _is_size(node) or (node.op in ("call_function", "call_method") and inputs and sizes.issuperset(inputs)):
+            sizes.add(node)
+        elif node.op.startswith("call_"):
             item = node.target is operator.getitem and isinstance(node.args[1], int | str)
             places[node] = places.get(inputs[0], number) if item else number
     order = {at: new for new, at in enumerate(sorted({*places.values()}))}
@@ -173,12 +176,9 @@ def _places(module: nn.Module, graph: fx.Graph) -> dict[fx.Node, int]:
 
 
 def _is_size(node: fx.Node) -> bool:
-    """Tell whether a node is a size, a format or a device, or made of such."""
-    if node.op == "call_function" and node.target is getattr:
-        return node.args[1] in SIZES
-    if node.op == "call_method" and node.target in SIZED:
-        return True
-    return node.op.startswith("call_") and bool(node.all_input_nodes) and all(map(_is_size, node.all_input_nodes))
+    """Tell whether a node is a size, a format or a device of a tensor."""
+    attribute = node.op == "call_function" and node.target is getattr and node.args[1] in SIZES
+    return attribute or (node.op == "call_method" and node.target in SIZED)
 
 
 def _returned(module: nn.Module, returned: Any, names: Mapping[fx.Node, str]) -> tuple[str, ...]:

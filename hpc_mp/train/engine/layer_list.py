@@ -131,7 +131,7 @@ def _traced(spec: LayerSpec, arguments: Sequence[Tensor]) -> tuple[TracedLayer, 
     dropouts: defaultdict[str, list[tuple[int, ...]]] = defaultdict(list)
     for path, inner in module.named_modules():
         vars(inner).update({name: value.to("meta") for name, value in vars(inner).items() if isinstance(value, Tensor)})
-        if isinstance(inner, nn.Dropout):
+        if type(inner) is nn.Dropout:
             inner.eval().register_forward_pre_hook(lambda _, args, path=path: dropouts[path].append(args[0].shape[1:]))
     kept = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
     given = [(argument, argument._version) for argument in arguments]

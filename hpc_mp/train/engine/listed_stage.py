@@ -151,8 +151,8 @@ class WideDropout(HashDropout):
         shapes: of what each of its calls in a forward drops in the whole model, without samples.
     """
 
-    def __init__(self, dropout: nn.Dropout, site: str, around: Surroundings, shapes: Sequence[tuple[int, ...]]) -> None:
-        super().__init__(dropout.p, site, around.clock, torch.empty(0))
+    def __init__(self, p: float, site: str, around: Surroundings, shapes: Sequence[tuple[int, ...]]) -> None:
+        super().__init__(p, site, around.clock, torch.empty(0))
         self.sites = [self.site, *(zlib.crc32(f"{site} {call}".encode()) for call in range(1, len(shapes)))]
         self.shapes, self.tensor, self.calls = shapes, around.tensor, 0
         self.cuts: dict[int, dict[int, int]] = {}  # call -> dimension that is cut -> its size in the whole model
@@ -195,18 +195,19 @@ class ListedStage(nn.Module):
     def _prepared(self, layer: MetaLayer) -> nn.Module:
         """Make a layer with its buffers; parameters come with ``adopt``."""
         module = self.model.made(layer.spec).to(self.around.context.positions.device, self.precision.compute)
-        dropouts: list[WideDropout] = []
-        for path, inner in list(module.named_modules()):
+        dropouts: dict[int, WideDropout] = {}
+        for path, inner in list(module.named_modules(remove_duplicate=False)):
             parent, _, leaf = path.rpartition(".")
             replaced: nn.Module | None = None
             if path in layer.spec.cut:
                 replaced = self._projection(layer, path, inner)
-            elif isinstance(inner, nn.Dropout) and path in layer.dropouts:
-                replaced = WideDropout(inner, layer.spec.own(path), self.around, layer.dropouts[path])
-                dropouts.append(replaced)
+            elif id(inner) in dropouts:
+                replaced = dropouts[id(inner)]
+            elif path in layer.dropouts:
+                replaced = dropouts[id(inner)] = WideDropout(inner.p, layer.spec.own(path), self.around, layer.dropouts[path])
             if replaced is not None:
                 module = _put(module, parent, leaf, replaced)
-        module.register_forward_pre_hook(partial(_restarted, dropouts))
+        module.register_forward_pre_hook(partial(_restarted, tuple(dropouts.values())))
         for name, parameter in list(module.named_parameters(remove_duplicate=False)):  # values are the units'
             parent, _, leaf = name.rpartition(".")
             module.get_submodule(parent).register_parameter(leaf, nn.Parameter(parameter.to("meta")))
