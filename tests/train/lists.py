@@ -231,8 +231,8 @@ def drop_flat(module: nn.Module, clock: DropoutClock) -> None:
             setattr(holder, leaf, made.setdefault(id(inner), Flat(inner, path, clock, getattr(holder, "drops", 1))))
 
 
-def plain(count: int = STEPS, make: Callable[[int], ListedModel] = listed) -> Reference:
-    """One process of plain torch on the same batches."""
+def plain(count: int = STEPS, make: Callable[[int], ListedModel] = listed, apart: int = 0) -> Reference:
+    """One process of plain torch on the same batches. ``apart``: as for ``steps``."""
     model, clock = make(SAMPLES), DropoutClock(SEED)
     modules = nn.ModuleDict({spec.name: model.made(spec) for spec in model.layers}).double()
     drop_flat(modules, clock)
@@ -244,12 +244,16 @@ def plain(count: int = STEPS, make: Callable[[int], ListedModel] = listed) -> Re
             there = {**there, **dict(zip(spec.gives, result if isinstance(result, tuple) else (result,), strict=True))}
         return {name: there[name] for name in ("scores", "extra")}
 
-    return steps(forward, modules, clock, count)
+    return steps(forward, modules, clock, count, apart)
 
 
 def steps(forward: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]], module: nn.Module, clock: DropoutClock,
-          count: int) -> Reference:
-    """Train so many steps by torch alone, and evaluate. Returns losses, norms and parameters."""
+          count: int, apart: int = 0) -> Reference:
+    """Train so many steps by torch alone, and evaluate. Returns losses, norms and parameters.
+
+    Args:
+        apart: distance of the positions at which two steps begin.
+    """
     settings, named = Settings(), dict(module.named_parameters())
     spared = [any(fnmatchcase(name, pattern) for pattern in settings.no_decay) for name in named]
     groups = [{"params": [parameter for parameter, spares in zip(named.values(), spared, strict=True) if spares is kind],
@@ -257,7 +261,7 @@ def steps(forward: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]], modul
     optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, betas=settings.betas, eps=settings.eps, foreach=False)
     losses, norms = [], []
     for step in range(count):
-        clock.set(Moment(step, tuple(range(SAMPLES))))
+        clock.set(Moment(step, tuple(range(step * apart, step * apart + SAMPLES))))
         batch = data(step)
         loss, labels = objective(forward(batch), batch)
         (loss / labels).backward()

@@ -94,11 +94,11 @@ def parts(make: Callable[[], nn.Module], samples: int) -> ListedModel:
     """A module as a model of the engine."""
     module, plain = make(), listed(samples)
     made = layers_of(module, cut=CUT if isinstance(module, Written | nn.Sequential) else {})
-    return ListedModel(made.layers, plain.objective, plain.batch, SEED, made.outputs)
+    return ListedModel(made.layers, plain.objective, SEED, made.outputs, plain.batch)
 
 
-def alone(make: Callable[[], nn.Module], count: int = STEPS) -> Reference:
-    """The module itself, in one process."""
+def alone(make: Callable[[], nn.Module], count: int = STEPS, apart: int = 0) -> Reference:
+    """The module itself, in one process. ``apart``: as for ``steps``."""
     module, clock = make().double(), DropoutClock(SEED)
     drop_flat(module, clock)
 
@@ -107,7 +107,7 @@ def alone(make: Callable[[], nn.Module], count: int = STEPS) -> Reference:
         outputs = (module(batch["input"]),) if row else module(batch["ids"], weight=batch["weight"])
         return dict(zip(("scores", "extra"), outputs, strict=False))
 
-    return steps(forward, module, clock, count)
+    return steps(forward, module, clock, count, apart)
 
 
 def off(make: Callable[[], nn.Module], layout: Layout, before: Callable[[], None] = lambda: None) -> float:

@@ -199,7 +199,7 @@ def test_a_batch_with_a_tensor_that_the_forward_leaves_at_its_default_is_refused
     made, plain = layers_of(written()), listed(SAMPLES)
     batch = {**plain.batch, "mask": plain.batch["weight"]}
     with pytest.raises(HpcMpError, match="the batch's mask: is an argument of the forward that keeps its default"):
-        ListedModel(made.layers, plain.objective, batch, 0, made.outputs, defaults=made.defaults).traced  # noqa: B018
+        ListedModel(made.layers, plain.objective, 0, made.outputs, batch, made.defaults).traced  # noqa: B018
 
 
 def test_a_cut_of_no_module_is_refused() -> None:

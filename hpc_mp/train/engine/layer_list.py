@@ -5,7 +5,7 @@ tensors come from one computation without values (torch's meta device).
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -56,15 +56,11 @@ class MetaLayer:
     Attributes:
         module: on torch's meta device.
         weights: its own parameters, without those that are another layer's.
-        carried: what it gives for a microbatch.
-        dropouts: path of each dropout inside -> the shapes, without samples, of what its calls drop.
     """
 
     spec: LayerSpec
     module: nn.Module
     weights: tuple[Weight, ...]
-    carried: Mapping[str, Carried]
-    dropouts: Mapping[str, Sequence[tuple[int, ...]]]
 
     def full_name(self, parameter: str) -> str:
         """Return the name of the parameter in the model."""
@@ -77,11 +73,11 @@ class Trace:
 
     Attributes:
         carried: the tensors that it gives for a microbatch.
-        dropouts: path of each dropout inside -> the last dimension of its input.
+        dropouts: path of each dropout inside -> the shapes, without samples, of the inputs of its calls.
     """
 
     carried: Mapping[str, Carried]
-    dropouts: Mapping[str, int]
+    dropouts: Mapping[str, Sequence[tuple[int, ...]]]
 
 
 def meta_layers(layers: Sequence[LayerSpec]) -> Iterator[MetaLayer]:
@@ -96,6 +92,8 @@ def meta_layers(layers: Sequence[LayerSpec]) -> Iterator[MetaLayer]:
             module = spec.make()
         spec = replace(spec, tied={**_inner_ties(spec, module), **spec.tied})
         module.to("meta")
+        for inner in module.modules():  # tensors that are neither parameters nor buffers
+            vars(inner).update({name: value.to("meta") for name, value in vars(inner).items() if isinstance(value, Tensor)})
         yield MetaLayer(spec, module, tuple(_weights(spec, module)))
 
 
@@ -122,17 +120,11 @@ def traces(layers: Sequence[MetaLayer], batch: Mapping[str, Carried]) -> Iterato
         yield trace
 
 
-def _traced(spec: LayerSpec, arguments: Sequence[Tensor]) -> tuple[TracedLayer, dict[str, Tensor]]:
-    where = f"layer {spec.name}"
-    with torch.device("meta"):
-        module = spec.make()
-    spec = replace(spec, tied={**_inner_ties(spec, module), **spec.tied})
-    module.to("meta")
+def _trace(layer: MetaLayer, arguments: Sequence[Tensor]) -> tuple[Trace, dict[str, Tensor]]:
+    spec, module, where = layer.spec, layer.module, f"layer {layer.spec.name}"
     dropouts: defaultdict[str, list[tuple[int, ...]]] = defaultdict(list)
-    for path, inner in module.named_modules():
-        vars(inner).update({name: value.to("meta") for name, value in vars(inner).items() if isinstance(value, Tensor)})
-        if type(inner) is nn.Dropout:
-            inner.eval().register_forward_pre_hook(lambda _, args, path=path: dropouts[path].append(args[0].shape[1:]))
+    hooks = [inner.eval().register_forward_pre_hook(lambda _, args, path=path: dropouts[path].append(args[0].shape[1:]))
+             for path, inner in module.named_modules() if type(inner) is nn.Dropout]
     kept = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
     given = [(argument, argument._version) for argument in arguments]
     try:

@@ -196,6 +196,7 @@ class ListedStage(nn.Module):
         """Make a layer with its buffers; parameters come with ``adopt``."""
         module = self.model.made(layer.spec).to(self.around.context.positions.device, self.precision.compute)
         dropouts: dict[int, WideDropout] = {}
+        shapes = self.dropouts[layer.spec.name]
         for path, inner in list(module.named_modules(remove_duplicate=False)):
             parent, _, leaf = path.rpartition(".")
             replaced: nn.Module | None = None
@@ -203,8 +204,8 @@ class ListedStage(nn.Module):
                 replaced = self._projection(layer, path, inner)
             elif id(inner) in dropouts:
                 replaced = dropouts[id(inner)]
-            elif path in layer.dropouts:
-                replaced = dropouts[id(inner)] = WideDropout(inner.p, layer.spec.own(path), self.around, layer.dropouts[path])
+            elif path in shapes:
+                replaced = dropouts[id(inner)] = WideDropout(inner.p, layer.spec.own(path), self.around, shapes[path])
             if replaced is not None:
                 module = _put(module, parent, leaf, replaced)
         module.register_forward_pre_hook(partial(_restarted, tuple(dropouts.values())))

@@ -32,7 +32,7 @@ OPTIMIZER: Mapping[str, str] = {  # key of the keyword ``optimizer`` -> key of t
     "warmup_steps": "train.warmup_steps", "betas": "train.betas", "eps": "train.eps", "momentum": "train.momentum",
     "weight_decay": "train.weight_decay", "no_decay": "train.no_decay",
 }
-OWN = ("optimizer", "loss_fn", "outputs", "batches", "example")
+OWN = ("optimizer", "loss_fn", "outputs", "inputs", "cut", "batches", "example")
 DEFAULTS: Mapping[str, Any] = {"microbatches": 1}
 WORDS: Mapping[str, str] = {  # what else messages about a job file name -> the name in a loop
     "data.sequence_length": "tokens of a sample", "sequence_length": "tokens of a sample",
@@ -52,6 +52,8 @@ class Keywords:
         rate: the learning rate of each step, from 0; None: the optimizer's settings determine it.
         loss_fn: (outputs, batch) -> (sum, count); None: the model's own loss.
         outputs: names of the tensors that loss_fn gets of a list of layers; empty: those of the last one.
+        inputs: arguments of a module's forward with default values that the batch has.
+        cut: pattern of the names of linear modules -> "column" or "row".
         replica: True if a batch is the part of this rank's replica, and not the global batch.
         example: a batch whose shapes are checked at once; None: the first batch is.
     """
@@ -60,6 +62,8 @@ class Keywords:
     rate: Rate | None
     loss_fn: Callable[..., Any] | None
     outputs: tuple[str, ...]
+    inputs: tuple[str, ...]
+    cut: Mapping[str, Any]
     replica: bool
     example: Mapping[str, Any] | None
 
@@ -89,8 +93,14 @@ def read_keywords(given: Mapping[str, Any]) -> Keywords:
     loss_fn, outputs = given.get("loss_fn"), given.get("outputs", ())
     if loss_fn is not None and not callable(loss_fn):
         raise HpcMpError(f"loss_fn = {shown(loss_fn)}", "must be a function", "pass (outputs, batch) -> (sum, count)")
-    if isinstance(outputs, str) or not all(isinstance(name, str) for name in outputs):
-        raise HpcMpError(f"outputs = {shown(outputs)}", "must be names", 'write for example outputs=("scores", "extra")')
+    for name in ("outputs", "inputs"):
+        names = given.get(name, ())
+        if isinstance(names, str) or not all(isinstance(each, str) for each in names):
+            raise HpcMpError(f"{name} = {shown(names)}", "must be names", f'write for example {name}=("scores", "extra")')
+    cut = given.get("cut", {})
+    if not isinstance(cut, Mapping) or not {*cut.values()} <= {"column", "row"}:
+        raise HpcMpError(f"cut = {shown(cut)}", "must say column or row for patterns of names",
+                         'write for example cut={"*.up": "column", "*.down": "row"}')
     rate = optimizer.get("lr") if callable(optimizer.get("lr")) else None
     values = {KEYS[name]: value for name, value in {**DEFAULTS, **given}.items() if name in KEYS and value is not None}
     values |= {OPTIMIZER[name]: value for name, value in optimizer.items() if not (name == "lr" and rate)}
@@ -98,7 +108,8 @@ def read_keywords(given: Mapping[str, Any]) -> Keywords:
     for key, value in values.items():
         table, _, name = key.partition(".")
         settings[table][name] = value
-    return Keywords(settings, rate, loss_fn, tuple(outputs), batches == "replica", given.get("example"))
+    return Keywords(settings, rate, loss_fn, tuple(outputs), tuple(given.get("inputs", ())), cut, batches == "replica",
+                    given.get("example"))
 
 
 def job_of(keywords: Keywords, model: Mapping[str, Any], world: int, samples: int, sequence: int) -> JobSpec:

@@ -13,7 +13,7 @@ from hpc_mp.base.text import shown
 from hpc_mp.job import JobSpec
 from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.models.shape import config_of
-from hpc_mp.train.engine.cut_points import layers_of
+from hpc_mp.train.engine.cut_points import Layers, layers_of
 from hpc_mp.train.engine.initial import Source
 from hpc_mp.train.engine.layer_list import LayerSpec
 from hpc_mp.train.engine.listed_stage import ListedModel
@@ -98,8 +98,9 @@ def subject_of(model: Any, keywords: Keywords) -> Subject:
         raise HpcMpError("loss_fn", f"is required: a model of type {type(model).__name__} has no loss of its own",
                          "pass a function (outputs, batch) -> (sum, count)")
     if isinstance(model, nn.Module):
-        parts = layers_of(model)
-        return Listed(ListedModel(parts.layers, _returned(loss), 0, parts.outputs), fingerprint_of(model.state_dict()))
+        parts = layers_of(model, keywords.inputs, keywords.cut)
+        listed_model = ListedModel(parts.layers, _returned(loss, parts), 0, parts.outputs, defaults=parts.defaults)
+        return Listed(listed_model, fingerprint_of(model.state_dict()))
     return Listed(ListedModel(tuple(model), loss, 0, keywords.outputs))
 
 
@@ -109,11 +110,10 @@ def _fields(config: PreTrainedConfig) -> dict[str, Any]:
         key: value for key, value in config.to_diff_dict().items() if key != "transformers_version"}
 
 
-def _returned(loss: LossFunction) -> LossFunction:
-    """Return a loss that is called with the result of a module's forward: a tensor, or a tuple of several."""
+def _returned(loss: LossFunction, parts: Layers) -> LossFunction:
+    """Return a loss that is called with the result of a module's forward."""
 
     def objective(outputs: Mapping[str, Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
-        values = tuple(outputs.values())
-        return loss(values[0] if len(values) == 1 else values, batch)
+        return loss(parts.returned(outputs), batch)
 
     return objective
