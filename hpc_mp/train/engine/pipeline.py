@@ -289,8 +289,10 @@ class Pipeline:
             outputs, gradients = list(made.values()), [wanted[name] for name in made]
         with self.stages[stage].precision.computing():
             torch.autograd.backward(outputs, gradients)
-        found = step.found.pop(chunk)
+        found, carried = step.found.pop(chunk), self.boundaries[stage]
         if stage > 0:
+            found |= {name: torch.zeros(carried[name].shape, dtype=carried[name].dtype, device=self.device)
+                      for name in gradients_of(carried) if name not in found}  # of what was used without gradients
             if self._is_here(stage - 1):
                 step.local["B", stage - 1, m] = found
             else:
