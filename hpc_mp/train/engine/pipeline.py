@@ -292,7 +292,7 @@ class Pipeline:
         found, carried = step.found.pop(chunk), self.boundaries[stage]
         if stage > 0:
             found |= {name: torch.zeros(carried[name].shape, dtype=carried[name].dtype, device=self.device)
-                      for name in gradients_of(carried) if name not in found}  # of what was used without gradients
+                      for name in self.returned[stage] if name not in found}  # of what was used without gradients
             if self._is_here(stage - 1):
                 step.local["B", stage - 1, m] = found
             else:
