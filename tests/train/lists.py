@@ -34,6 +34,7 @@ from hpc_mp.train.engine.layer_list import LayerSpec
 from hpc_mp.train.engine.listed_stage import ListedModel
 from hpc_mp.train.engine.settings import EngineSettings, Microbatches
 from hpc_mp.train.engine.stage import Carried
+from hpc_mp.train.rank.assemble import home_of
 
 WORDS, WIDTH, LENGTH, SAMPLES, STEPS, SEED = 23, 12, 5, 8, 2, 3
 
@@ -87,7 +88,7 @@ class Join(nn.Module):
         self.mix, self.shape = nn.Linear(2 * WIDTH, WIDTH), torch.linspace(0.7, 1.1, WIDTH)
 
     def forward(self, hidden: Tensor, skip: Tensor) -> tuple[Tensor, Tensor]:
-        return self.mix(torch.cat((hidden * self.shape, skip), -1)), hidden.square().mean(-1)
+        return self.mix(torch.cat((hidden * self.shape.to(hidden.dtype), skip), -1)), hidden.square().mean(-1)
 
 
 class Words(nn.Module):
@@ -190,7 +191,7 @@ def trained(layout: Layout, make: Callable[[int], ListedModel] = listed, numbers
     host, model = everyone(), make(layout.samples)
     groups = build(place(layout.degrees, "DPT", 8), layout.shard_degree, device, "gloo", schedule, None, host,
                    ties=list(model.ties(layout).values()))
-    engine = Engine(model, EngineSettings(layout, schedule, SEED, Settings()), groups, device)
+    engine = Engine(model, EngineSettings(layout, schedule, SEED, Settings(), home=home_of(layout)), groups, device)
     if begin is None:
         engine.start(model.first_values())
     else:
@@ -280,8 +281,8 @@ def lay(tensor: int = 1, pipeline: int = 1, data: int = 1, microbatches: int = 2
     degrees = Degrees(tensor=tensor, pipeline=pipeline, data=data)
     zero = more.get("zero", 0)
     return Layout(degrees=degrees, samples=SAMPLES // data // microbatches, sequence=LENGTH, microbatches=microbatches,
-                  layers=tuple(layers) or (len(LAYERS),), ranks_per_node=8, precision="fp64",
-                  **({"zero": 0, "shard_degree": data if zero else 1} | more))
+                  layers=tuple(layers) or (len(LAYERS),), ranks_per_node=8,
+                  **({"zero": 0, "shard_degree": data if zero else 1, "precision": "fp64"} | more))
 
 
 def scheduled(three: Sequence[int], four: Sequence[int]) -> dict[str, Layout]:
@@ -311,6 +312,8 @@ LAYOUTS = {
     "recompute": lay(pipeline=2, layers=(3, 4), recompute="full"),
     "recompute every-2, zero3": lay(data=2, zero=3, recompute="every-2"),
     "tp2 pp2 dp2 zero2": lay(2, 2, 2, layers=(4, 3), zero=2, reduce="microbatch"),
+    "activations away": lay(pipeline=4, layers=(1, 2, 2, 2), microbatches=4, offload=("activations",), offload_horizon=1),
+    "parameters and optimizer away": lay(data=2, zero=3, offload=("parameters", "optimizer")),
     **scheduled((2, 3, 2), (1, 2, 2, 2)),
 }
 QUICK = ("pp2 zero_bubble_v", "recompute every-2, zero3", "tp2 pp2 dp2 zero2")

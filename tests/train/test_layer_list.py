@@ -51,6 +51,11 @@ def test_a_broken_list_is_off(broken: Callable[[], None], name: str) -> None:
     assert distance(LAYOUTS[name], broken) > WRONG
 
 
+def joined(make: type[Join], samples: int) -> ListedModel:
+    """The list with another join."""
+    return listed(samples, [replace(spec, make=make) if spec.name == "join" else spec for spec in LAYERS])
+
+
 class Looking(Join):
     """The skip gets no gradient."""
 
@@ -58,12 +63,24 @@ class Looking(Join):
         return super().forward(hidden, skip.detach())
 
 
-def looking(samples: int) -> ListedModel:
-    return listed(samples, [replace(spec, make=Looking) if spec.name == "join" else spec for spec in LAYERS])
-
-
 def test_what_crosses_may_get_no_gradient() -> None:
+    looking = partial(joined, Looking)
     assert distance(LAYOUTS["pp4 1f1b"], make=looking, reference=partial(plain, make=looking)) < EXACT
+
+
+class Wide(Join):
+    """Gives fp32, whatever computes."""
+
+    def forward(self, hidden: Tensor, skip: Tensor) -> tuple[Tensor, Tensor]:
+        mixed, extra = super().forward(hidden, skip)
+        return mixed.float(), extra.float()
+
+
+@pytest.mark.parametrize(("precision", "rounding"), cases(
+    [("fp32", 1e-5), ("bf16", 0.1), ("fp16", 0.02)], [("bf16", 0.1)]))
+def test_what_crosses_has_the_format_that_computes(precision: str, rounding: float) -> None:
+    layout = lay(pipeline=3, layers=(2, 4, 1), microbatches=4, precision=precision)
+    assert 0.0 < distance(layout, make=partial(joined, Wide)) < rounding
 
 
 class Chosen(nn.Module):

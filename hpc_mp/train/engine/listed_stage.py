@@ -252,15 +252,18 @@ class ListedStage(nn.Module):
         yield from self.buffers()
 
     def forward(self, received: Boundary, batch: Batch) -> Boundary | tuple[Tensor, Tensor]:
-        compute = self.precision.compute
-        batch = {name: tensor.to(compute) if tensor.is_floating_point() else tensor for name, tensor in batch.items()}
-        there = dict(received)
+        batch, there = self._converted(batch), dict(received)
         for number in range(len(self.groups)):
             there |= self._group(number, there, batch)
         if not self.span.last:
-            return {name: there[name] for name in self.model.crossing[self.span.layers.stop]}
+            return self._converted({name: there[name] for name in self.model.crossing[self.span.layers.stop]})
         known = {**batch, **there}
         return self.model.objective({name: known[name] for name in self.model.given}, batch)
+
+    def _converted(self, tensors: Batch) -> Boundary:
+        """Return floating-point tensors in the format that computes."""
+        return {name: tensor.to(self.precision.compute) if tensor.is_floating_point() else tensor
+                for name, tensor in tensors.items()}
 
     def _group(self, number: int, there: Boundary, batch: Batch) -> Boundary:
         """Compute layers that are recomputed together. Returns what they give."""
