@@ -14,6 +14,7 @@ from planting import frequencies_of_own_positions, planted, wrapped
 
 from hpc_mp.layout import schedule_of
 from hpc_mp.train.engine import (
+    causal_stage,
     collectives,
     context,
     data_axis,
@@ -26,7 +27,6 @@ from hpc_mp.train.engine import (
     pipeline,
     projection,
     ring_attention,
-    stage,
 )
 from hpc_mp.train.engine.engine import _LabelCount
 
@@ -47,8 +47,8 @@ expert_of_another = wrapped(experts, "dispatch", lambda dispatch: lambda index, 
     torch.where(index < 2, 1 - index, index), *more))
 forgotten_choice = wrapped(experts.Dispatch, "tokens", lambda tokens: lambda self, rows, weights: tokens(
     self, rows, weights.mean(1, keepdim=True).expand_as(weights)))
-unseen_window = wrapped(stage, "first_seen", lambda seen: lambda begins, window, positions: begins)
-window_off_by_one = wrapped(stage, "first_seen", lambda seen: lambda begins, window, positions: seen(
+unseen_window = wrapped(causal_stage, "first_seen", lambda seen: lambda begins, window, positions: begins)
+window_off_by_one = wrapped(causal_stage, "first_seen", lambda seen: lambda begins, window, positions: seen(
     begins, window + 1, positions))
 # Every tensor rank drops attention weights as if its heads were the first ones.
 cut_heads_all_alike = wrapped(dropout.HashDropout, "__init__", lambda init: lambda self, p, site, clock, rows: init(
@@ -85,7 +85,8 @@ labels_counted_by_all = wrapped(engine._LabelCount, "__init__", lambda init: lam
 
 def positions_from_zero() -> None:
     """Take the tokens of every context rank for the first ones of their sample."""
-    stage.Stage.positions = property(lambda self: torch.arange(len(self.context.positions)), lambda self, value: None)
+    first = property(lambda self: torch.arange(len(self.context.positions)), lambda self, value: None)
+    causal_stage.CausalStage.positions = first
 
 
 @planted(data_axis.DataAxis, "finish")
