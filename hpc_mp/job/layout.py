@@ -75,8 +75,11 @@ def stage_cut(spec: JobSpec, shape: ModelShape) -> StageCut:
 
 
 def check_job(spec: JobSpec, shape: ModelShape) -> None:
-    """Raise HpcMpError, with the arithmetic, if the model cannot be divided, or has no use for a setting of its experts. The
-    measured profile is not read."""
+    """Raise HpcMpError, with the arithmetic, if the model cannot be divided, learns something else than the next token, or has no
+    use for a setting of its experts. The measured profile is not read."""
+    if shape.bidirectional:
+        raise HpcMpError(f"model_type = {shape.model_type!r}", f"{shape.model_type} models are trained on masked tokens, but "
+                         "a job file prepares text for the next token", "use the Python engine")
     check_layout(undivided(spec), shape, Partition(spec.parallel.partition))
     for key in ("router_balance", "router_z", "expert_capacity"):
         value = getattr(spec.train, key)

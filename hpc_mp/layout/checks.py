@@ -101,6 +101,10 @@ def _check_attention(layout: Layout, family: Family, shape: ModelShape) -> None:
                          f"data.sequence_length({layout.sequence})", "set parallel.context = 1, or use a sequence_length of at "
                          f"most {window}")
     if layout.context_method != "ulysses":
+        if shape.bidirectional:
+            raise HpcMpError(f"parallel.context_method = {shown(layout.context_method)}",
+                             f"is causal attention, but tokens of a {shape.model_type} model attend to later ones too",
+                             'use context_method = "ulysses"')
         return
     cut = layout.tensor_cut()
     for layer in range(shape.layers):

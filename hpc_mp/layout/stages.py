@@ -62,9 +62,9 @@ class LayerCosts:
 def layer_costs(shape: ModelShape, sequence_length: int) -> LayerCosts:
     """Return forward floating-point operations per token.
 
-    They are two per weight of every matrix product and token, plus the attention products with the visible tokens (causal: half
-    the sequence), as in the appendix of "Training Compute-Optimal Large Language Models" (arXiv:2203.15556). Only the experts
-    that a token uses count. The embedding is a look-up and costs nothing by that count.
+    They are two per weight of every matrix product and token, plus the attention products with the visible tokens (half the
+    sequence if attention is causal), as in the appendix of "Training Compute-Optimal Large Language Models" (arXiv:2203.15556).
+    Only the experts that a token uses count. The embedding is a look-up and costs nothing by that count.
     """
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     attention = shape.hidden * (q + 2 * kv) + q * shape.hidden
@@ -75,7 +75,8 @@ def layer_costs(shape: ModelShape, sequence_length: int) -> LayerCosts:
         if experts := shape.experts_of(layer):
             mlp = shape.experts_per_token * matrix * shape.expert_intermediate + shape.hidden * experts
         window = min(sequence_length, shape.window_of(layer) or sequence_length)
-        return 2.0 * (attention + mlp) + 2 * 2 * q * window * (1 - window / (2 * sequence_length))
+        seen = window if shape.bidirectional else window * (1 - window / (2 * sequence_length))
+        return 2.0 * (attention + mlp) + 2 * 2 * q * seen
 
     return LayerCosts(0.0, tuple(map(block, range(shape.layers))), 2.0 * shape.hidden * shape.vocabulary)
 

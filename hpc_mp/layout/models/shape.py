@@ -17,7 +17,7 @@ MOST_LAYERS = 2**16
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Sizes of a decoder-only transformer (counts, not bytes).
+    """Sizes of a transformer that is a stack of blocks (counts, not bytes).
 
     Attributes:
         experts, experts_per_token: MLPs of a block, and number of them that each token uses; 0: one MLP for all tokens.
@@ -25,6 +25,7 @@ class ModelShape:
         dense: layers with one MLP for all tokens in a model with experts.
         windows: number of tokens that a token attends to, including itself, None: all earlier tokens; of the first layers, and of
             all others in turn. Empty: None for all.
+        bidirectional: True if tokens attend to later ones too; such a model learns masked tokens, not the next one.
         token_types: kinds of tokens, each with an embedding beside that of the word; 0: none.
     """
 
@@ -47,6 +48,7 @@ class ModelShape:
     expert_intermediate: int = 0
     dense: tuple[int, ...] = ()
     windows: tuple[int | None, ...] = ()
+    bidirectional: bool = False
     token_types: int = 0
 
     def experts_of(self, layer: int) -> int:

@@ -16,7 +16,7 @@ from hpc_mp.train.engine.data_axis import Unit
 from hpc_mp.train.engine.experts import ExpertProjection
 from hpc_mp.train.engine.layers import Driver, RotaryTables, Settings, result_of
 from hpc_mp.train.engine.logits import LogitsObjective
-from hpc_mp.train.engine.masks import first_seen, restarted
+from hpc_mp.train.engine.masks import document_mask, first_seen, restarted
 from hpc_mp.train.engine.projection import Projection
 from hpc_mp.train.engine.spans import profiled
 from hpc_mp.train.engine.stage import Batch, Boundary
@@ -130,14 +130,14 @@ class CausalStage(nn.Module):
 
     @torch.no_grad()
     def _see(self, begins: Tensor | None, dtype: torch.dtype) -> None:
-        """Make the masks of the layers. Attention is causal by itself when it gets none."""
+        """Make the masks of the layers. Attention that gets none is causal or bidirectional by itself."""
         if begins is None and self._kept_masks:
             self._masks = self._kept_masks
             return
-        masks = {}
+        masks, make = {}, document_mask if self.shape.bidirectional else self.context.mask
         for window in set(self.windows.values()):
             first = first_seen(begins, window, self.positions)
-            masks[window] = None if first is None else self.context.mask(first, dtype)
+            masks[window] = None if first is None else make(first, dtype)
         self._masks = masks
         if begins is None:
             self._kept_masks = masks

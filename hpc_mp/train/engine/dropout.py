@@ -79,7 +79,7 @@ class HashDropout(nn.Module):
 def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, scaling: float,
               dropout: float = 0.0, softcap: float | None = None, **kwargs: Any) -> tuple[Tensor, Tensor]:
     """Attention by plain products with layout-independent dropout on the weights: ``attention_mask`` is added to scores; without
-    one it is causal. ``softcap``: see ``soft_cap``.
+    one it is causal if the module is, as with torch's fused attention. ``softcap``: see ``soft_cap``.
 
     query: (batch, this rank's heads, sequence, head_dim); key, value: the same with key-value heads. The module carries its
     HashDropout as ``attention_site``, see ``section``.
@@ -88,11 +88,11 @@ def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, atte
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     length = query.shape[2]
     scores = capped(query @ key.transpose(2, 3) * scaling, softcap)
-    if attention_mask is None:
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    elif module.is_causal:
         seen = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
         scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
-    else:
-        scores = scores + attention_mask
     weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(query.dtype)
     weights = cast(HashDropout, module.attention_site)(weights)
     return (weights @ value).transpose(1, 2).contiguous(), weights

@@ -38,7 +38,7 @@ class LayerHost(Protocol):
         """Compute a group of layers with their parameters on the device."""
 
     def mask(self, path: str) -> Tensor | None:
-        """Return the mask that attention adds to scores in a layer, or None if attention is causal by itself."""
+        """Return the mask that attention adds to scores in a layer, or None if it needs none."""
 
 
 class LayerGroup:
