@@ -30,10 +30,11 @@ from hpc_mp.train.engine import gloo
 from hpc_mp.train.engine.dropout import DropoutClock, HashDropout, Moment
 from hpc_mp.train.engine.engine import Engine
 from hpc_mp.train.engine.groups import build, everyone
+from hpc_mp.train.engine.initial import Source
 from hpc_mp.train.engine.layer_list import LayerSpec
 from hpc_mp.train.engine.listed_stage import ListedModel
 from hpc_mp.train.engine.settings import EngineSettings, Microbatches
-from hpc_mp.train.engine.stage import Carried
+from hpc_mp.train.engine.stage import Carried, StagedModel
 from hpc_mp.train.rank.assemble import home_of
 
 WORDS, WIDTH, LENGTH, SAMPLES, STEPS, SEED = 23, 12, 5, 8, 2, 3
@@ -146,7 +147,7 @@ class Settings:
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 0.1
     weight_decay: float = 0.1
-    no_decay: tuple[str, ...] = ("*.bias", "*norm.weight")
+    no_decay: tuple[str, ...] = ("*.bias", "*[nN]orm.weight")
     momentum: float = 0.0
     clip: float = 0.5
     steps: int = STEPS
@@ -162,8 +163,8 @@ def listed(samples: int, layers: Sequence[LayerSpec] = LAYERS) -> ListedModel:
     return ListedModel(tuple(layers), objective, SEED, ("scores", "extra"), batch)
 
 
-def share(layout: Layout, replica: int, step: int) -> Microbatches:
-    batch, own = data(step), SAMPLES // layout.degrees.data
+def share(layout: Layout, replica: int, step: int, batch: Mapping[str, Tensor]) -> Microbatches:
+    own = SAMPLES // layout.degrees.data
     mine = range(own * replica, own * (replica + 1))
 
     def rows(microbatch: int) -> range:
@@ -184,27 +185,50 @@ def trained(layout: Layout, make: Callable[[int], ListedModel] = listed, numbers
         numbers: of the steps.
         begin, end: checkpoints that it begins with and ends with.
     """
+    model = make(layout.samples)
+    engine = engine_of(layout, model, list(model.ties(layout).values()))
+    if begin is None:
+        engine.start(model.first_values())
+    else:
+        checkpoint.load(begin, engine.held(), engine.groups.host)
+        engine.restored(read_json(begin / COUNTERS)["step"])
+    losses, norms = stepped(engine, {step: data(step) for step in numbers})
+    evaluated = engine.evaluate(share(layout, engine.groups.data_rank, numbers.stop, data(numbers.stop)))
+    if end is not None:
+        checkpoint.write(end, numbers.stop, {"step": numbers.stop}, engine.held(), engine.groups)
+    return [*losses, evaluated.loss / evaluated.labels], norms, parts_at_end(engine)
+
+
+def on_rank(layout: Layout, model: StagedModel, values: Source, batches: Sequence[Mapping[str, Tensor]]) -> Report:
+    """Train any model on a rank. ``batches``: the global one of each step."""
+    engine = engine_of(layout, model)
+    engine.start(values)
+    losses, norms = stepped(engine, dict(enumerate(batches)))
+    return losses, norms, parts_at_end(engine)
+
+
+def engine_of(layout: Layout, model: StagedModel, ties: list[tuple[int, ...]] | None = None) -> Engine:
+    """Meet the other ranks. ``ties``: as for ``groups.build``."""
     torch.set_num_threads(1)
     who, schedule, device = identity(os.environ), schedule_of(layout), torch.device("cpu")
     gloo.register()
     dist.init_process_group("gloo", store=dist.PrefixStore("list", _store()), rank=who.rank, world_size=who.world)
-    host, model = everyone(), make(layout.samples)
-    groups = build(place(layout.degrees, "DPT", 8), layout.shard_degree, device, "gloo", schedule, None, host,
-                   ties=list(model.ties(layout).values()))
-    engine = Engine(model, EngineSettings(layout, schedule, SEED, Settings(), home=home_of(layout)), groups, device)
-    if begin is None:
-        engine.start(model.first_values())
-    else:
-        checkpoint.load(begin, engine.held(), host)
-        engine.restored(read_json(begin / COUNTERS)["step"])
-    results = [engine.step(step, share(layout, groups.data_rank, step)).numbers() for step in numbers]
-    evaluated = engine.evaluate(share(layout, groups.data_rank, numbers.stop))
-    losses = [*(step.loss for step in results), evaluated.loss / evaluated.labels]
-    if end is not None:
-        checkpoint.write(end, numbers.stop, {"step": numbers.stop}, engine.held(), groups)
+    groups = build(place(layout.degrees, "DPT", 8), layout.shard_degree, device, "gloo", schedule, None, everyone(), ties=ties)
+    return Engine(model, EngineSettings(layout, schedule, SEED, Settings(), home=home_of(layout)), groups, device)
+
+
+def stepped(engine: Engine, batches: Mapping[int, Mapping[str, Tensor]]) -> tuple[list[float], list[float]]:
+    """Train steps by number. Returns losses and norms."""
+    results = [engine.step(step, share(engine.settings.layout, engine.groups.data_rank, step, batch)).numbers()
+               for step, batch in batches.items()]
+    return [step.loss for step in results], [step.norm for step in results]
+
+
+def parts_at_end(engine: Engine) -> list[tuple[str, Any, Any]]:
+    """Leave the other ranks. Returns this one's parts of the parameters."""
     parts = [(held.key, held.box, held.values.numpy().copy()) for held in engine.held() if not held.key.startswith("optimizer.")]
-    _leave(host)
-    return losses, [step.norm for step in results], parts
+    _leave(engine.groups.host)
+    return parts
 
 
 Reference = tuple[list[float], list[float], dict[str, Tensor]]
@@ -255,24 +279,30 @@ def steps(forward: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]], modul
     Args:
         apart: distance of the positions at which two steps begin.
     """
-    settings, named = Settings(), dict(module.named_parameters())
+    losses, norms, parameters = by_torch(lambda batch: objective(forward(batch), batch), dict(module.named_parameters()), clock,
+                                         [data(step) for step in range(count)], apart)
+    module.eval()
+    loss, labels = objective(forward(data(count)), data(count))
+    return [*losses, loss.item() / int(labels)], norms, parameters
+
+
+def by_torch(loss_of: Callable[[Mapping[str, Tensor]], tuple[Tensor, Tensor]], named: Mapping[str, nn.Parameter],
+             clock: DropoutClock, batches: Sequence[Mapping[str, Tensor]], apart: int = 0) -> Reference:
+    """Train by torch alone, given the summed loss of a batch and its number of labels. ``apart``: as for ``steps``."""
+    settings = Settings()
     spared = [any(fnmatchcase(name, pattern) for pattern in settings.no_decay) for name in named]
     groups = [{"params": [parameter for parameter, spares in zip(named.values(), spared, strict=True) if spares is kind],
                "weight_decay": 0.0 if kind else settings.weight_decay} for kind in (False, True)]
     optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, betas=settings.betas, eps=settings.eps, foreach=False)
     losses, norms = [], []
-    for step in range(count):
+    for step, batch in enumerate(batches):
         clock.set(Moment(step, tuple(range(step * apart, step * apart + SAMPLES))))
-        batch = data(step)
-        loss, labels = objective(forward(batch), batch)
+        loss, labels = loss_of(batch)
         (loss / labels).backward()
         losses.append(loss.item() / int(labels))
         norms.append(float(torch.nn.utils.clip_grad_norm_(named.values(), settings.clip)))
         optimizer.step()
         optimizer.zero_grad()
-    module.eval()
-    loss, labels = objective(forward(data(count)), data(count))
-    losses.append(loss.item() / int(labels))
     return losses, norms, {name: parameter.detach() for name, parameter in named.items()}
 
 
