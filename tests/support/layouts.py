@@ -34,6 +34,7 @@ def varied(model: str, swaps: Sequence[str], more: str) -> str:
 VARIANTS = {name: varied(*row) for name, row in table(__file__, "layouts.toml", "variants").items()}
 
 FAMILIES: dict[str, str] = table(__file__, "layouts.toml", "families")
+MASKED: dict[str, str] = table(__file__, "layouts.toml", "masked")
 
 DEVICE = os.environ.get("TEST_DEVICE", "cpu")  # the device of the engine; plain transformers always uses the CPU
 JOB = table(__file__, "layouts.toml", "job").replace("{device}", DEVICE)
