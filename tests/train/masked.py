@@ -3,12 +3,13 @@
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 import transformers
 from layouts import MASKED
-from lists import SAMPLES, SEED, Flat, Reference, Trained, apart, by_torch, on_rank
+from lists import SAMPLES, SEED, Flat, Reference, Report, apart, by_torch, on_rank
 from ranks import run_ranks
 from torch import Tensor, nn
 from transformers.models.bert import modeling_bert
@@ -16,7 +17,8 @@ from transformers.models.bert import modeling_bert
 from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.models import Family, family_of
 from hpc_mp.train.engine import initial
-from hpc_mp.train.engine.causal_model import CausalModel, hugging_face_config
+from hpc_mp.train.engine.causal_lm import CausalLM
+from hpc_mp.train.engine.causal_model import hugging_face_config
 from hpc_mp.train.engine.dropout import DropoutClock
 from hpc_mp.train.engine.initial import Source
 from hpc_mp.train.engine.vocabulary import IGNORED
@@ -39,10 +41,10 @@ class Training:
     family: Callable[[Family], Family] = lambda family: family
     without: frozenset[str] = frozenset()
 
-    def model(self, recompute: str = "none") -> CausalModel:
+    def model(self, recompute: str = "none") -> CausalLM:
         config = tomllib.loads(f"config = {{ {MASKED['bert']} }}")["config"] | self.config
         family = self.family(family_of(config["model_type"]))
-        return CausalModel(hugging_face_config(config, family, None, recompute), family, family.read(config))
+        return CausalLM(hugging_face_config(config, family, None, recompute), family, family.read(config))
 
     def batches(self) -> list[Batch]:
         """The global batch of every step."""
@@ -61,7 +63,7 @@ def _batch(step: int, words: int) -> Batch:
     return {"ids": ids, "labels": labels, "token_types": torch.randint(3, size, generator=generator), "begins": begins}
 
 
-def values(model: CausalModel) -> Source:
+def values(model: CausalLM) -> Source:
     row = {f"{model.family.embedding}.weight": PADDING}
     return initial.drawn(SEED, model.shape.layers, model.shape.initializer_range, row)
 
@@ -86,7 +88,7 @@ def plain(training: Training) -> Reference:
             parent, leaf = path.rsplit(".", 1)
             layer = path.removeprefix("bert.encoder.layer.").removesuffix(".attention.self.dropout")
             site = f"attention.{layer}" if layer.isdigit() else path
-            setattr(whole.get_submodule(parent), leaf, Flat(module.p, site, clock, torch.empty(0)))
+            setattr(whole.get_submodule(parent), leaf, Flat(module, site, clock))
     if drops:
         modeling_bert.eager_attention_forward = attention
     weights, source, named = model.family.all_weights(model.shape), values(model), dict(whole.named_parameters())
@@ -112,9 +114,8 @@ def plain(training: Training) -> Reference:
 
 def distance(layout: Layout, training: Training, reference: Training | None = None) -> float:
     """Return the largest difference of any loss, norm or parameter between the engine and plain transformers."""
-    def rank() -> Trained:
+    def rank() -> Report:
         model = training.model(layout.recompute)
         return on_rank(replace(layout, sequence=LENGTH), model, values(model), training.batches())
 
-    (right,) = run_ranks(1, plain, reference or training)
-    return apart(run_ranks(layout.ranks, rank), right)
+    return apart(run_ranks(layout.ranks, rank), partial(plain, reference or training))
