@@ -152,7 +152,7 @@ def _share(layout: Layout, documents: str) -> Microbatches:
 
     def batch(stage: int, microbatch: int) -> Batch:
         needed = {"ids": stage == 0, "labels": stage == last, "begins": separate}
-        return {name: torch.zeros(size, dtype=torch.int64) for name, wanted in needed.items() if wanted}
+        return {name: torch.zeros(size, dtype=torch.int64) for name, needs in needed.items() if needs}
 
     def moment(microbatch: int) -> Moment:
         return Moment(0, tuple(range(microbatch * layout.samples, (microbatch + 1) * layout.samples)))
