@@ -46,8 +46,9 @@ def _print(profile: ModelProfile, spec: JobSpec, shape: ModelShape) -> None:
                   f"{spec.data.sequence_length:,} tokens in {spec.train.precision}, recompute {spec.parallel.recompute}; "
                   f"median of {profile.repetitions}", markup=False)
     table = number_table("unit", "number", "forward + backward", "activations", "parameters")
-    for name, number, unit in (("embedding", 1, profile.embedding), ("block", shape.layers, profile.block),
-                               ("norm and head", 1, profile.head)):
+    blocks = [("block" if len(profile.blocks) == 1 else f"block {shape.kinds.index(kind)}", shape.kinds.count(kind), unit)
+              for kind, unit in enumerate(profile.blocks)]
+    for name, number, unit in (("embedding", 1, profile.embedding), *blocks, ("norm and head", 1, profile.head)):
         table.add_row(name, f"{number}", f"{unit.seconds * 1e3:.3f} ms", memory_size(unit.activations),
                       memory_size(unit.parameters))
     console.print()

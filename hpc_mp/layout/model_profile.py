@@ -1,11 +1,11 @@
 """A measured profile of a model's units: a file that ``hpc-mp train JOB --profile`` writes and a partition reads.
 
-It contains seconds and bytes of the embedding, of one block, and of the last norm with the head, for one microbatch on a whole
-device (with neither tensor nor context ranks), and the settings of the job that they depend on. A profile of anything else is
-refused.
+It contains seconds and bytes of the embedding, a block of each kind, and the last norm with the head, for one microbatch on a
+whole device (with neither tensor nor context ranks), and the settings of the job that they depend on. A profile of anything else
+is refused.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ class ModelProfile:
         device: its model, or "cpu".
         repetitions: number of repetitions; the seconds are medians over them.
         measured: settings that the measurement depends on, by name.
+        blocks: a block of each of the model's ``kinds``.
         memory: bytes that the device has for a rank; None if unknown (a file of an earlier release).
     """
 
@@ -54,13 +55,13 @@ class ModelProfile:
     repetitions: int
     measured: dict[str, Any]
     embedding: UnitProfile
-    block: UnitProfile
+    blocks: tuple[UnitProfile, ...]
     head: UnitProfile
     memory: int | None = None
 
 
 def conditions(layout: Layout, shape: ModelShape, documents: str, dropout: float | None) -> dict[str, Any]:
-    """Return the settings that measured seconds and bytes depend on, without the number of layers: one layer is measured."""
+    """Return the settings that measured seconds and bytes depend on, without the number of layers."""
     sizes = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(shape).items()}  # as in JSON
     sizes["dense"] = sorted(shape.dense)
     del sizes["layers"], sizes["initializer_range"]
@@ -86,10 +87,11 @@ def read_profile(path: Path, current: Mapping[str, Any]) -> ModelProfile:
     except (ValueError, RecursionError) as error:
         raise HpcMpError(value, f"is not JSON ({error})", REMEDY) from None
     try:
-        embedding, block, head = (_unit(tree[name]) for name in ("embedding", "block", "head"))
+        embedding, head = _unit(tree["embedding"]), _unit(tree["head"])
+        blocks = tuple(map(_unit, tree["blocks"]))
         memory = None if tree.get("memory") is None else int(tree["memory"])
-        profile = ModelProfile(str(tree["device"]), int(tree["repetitions"]), dict(tree["measured"]), embedding, block, head,
-                             memory)
+        profile = ModelProfile(str(tree["device"]), int(tree["repetitions"]), dict(tree["measured"]), embedding, blocks,
+                               head, memory)
     except (KeyError, TypeError, ValueError) as error:
         raise HpcMpError(value, f"is not what --profile writes ({type(error).__name__}: {error})", REMEDY) from None
     for name in sorted(current.keys() | profile.measured.keys()):
@@ -105,12 +107,11 @@ def _unit(tree: dict[str, Any]) -> UnitProfile:
     return unit
 
 
-def shares(profile: ModelProfile, layers: int, memory_weight: float) -> tuple[float, float, float]:
-    """Return the weights of embedding, a block and head: ``memory_weight`` times their share of the model's bytes, plus the
-    rest of 1 times their share of its seconds, as SageMaker's ``memory_weight`` weighs them."""
-    units = (profile.embedding, profile.block, profile.head)
-    times = (1, layers, 1)
-    seconds = sum(unit.seconds * number for unit, number in zip(units, times, strict=True)) or 1.0
-    size = sum(unit.bytes * number for unit, number in zip(units, times, strict=True)) or 1
-    embedding, block, head = (memory_weight * unit.bytes / size + (1 - memory_weight) * unit.seconds / seconds for unit in units)
-    return embedding, block, head
+def shares(profile: ModelProfile, kinds: Sequence[int], memory_weight: float) -> tuple[float, tuple[float, ...], float]:
+    """Return the weights of embedding, blocks and head: ``memory_weight`` times their share of the model's bytes, plus the rest
+    of 1 times their share of its seconds, as SageMaker's ``memory_weight`` weighs them. ``kinds``: of the blocks."""
+    units = (profile.embedding, *(profile.blocks[kind] for kind in kinds), profile.head)
+    seconds, size = sum(unit.seconds for unit in units) or 1.0, sum(unit.bytes for unit in units) or 1
+    embedding, *blocks, head = (memory_weight * unit.bytes / size + (1 - memory_weight) * unit.seconds / seconds
+                                for unit in units)
+    return embedding, tuple(blocks), head

@@ -94,8 +94,7 @@ def _count(weights: Iterable[Weight]) -> float:
 
 def _profile(shape: ModelShape, partition: Partition) -> LayerCosts:
     assert partition.profile is not None
-    embedding, block, head = shares(partition.profile, shape.layers, partition.memory_weight)
-    return LayerCosts(embedding, (block,) * shape.layers, head)
+    return LayerCosts(*shares(partition.profile, shape.kinds, partition.memory_weight))
 
 
 # name of the balanced quantity, and its measure
@@ -129,7 +128,7 @@ def cut_stages(layout: Layout, shape: ModelShape, requested: Partition) -> Stage
 
 def _noise(profile: ModelProfile) -> str:
     """Return the spread of the measured seconds, which limits the accuracy of the stated balance."""
-    spread = max(unit.spread for unit in (profile.embedding, profile.block, profile.head))
+    spread = max(unit.spread for unit in (profile.embedding, *profile.blocks, profile.head))
     return f"; the seconds of a unit vary by {100 * spread:.0f} %" if spread else ""
 
 

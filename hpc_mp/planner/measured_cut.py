@@ -39,7 +39,8 @@ def measured_cut(layout: Layout, shape: ModelShape, profile: ModelProfile) -> St
 
 def fullest(layout: Layout, shape: ModelShape, profile: ModelProfile) -> int:
     """Return the bytes of the rank that holds most: state and activations."""
-    sizes = [profile.embedding.activations * span.first + profile.block.activations * len(span.layers)
+    kinds = shape.kinds
+    sizes = [profile.embedding.activations * span.first + sum(profile.blocks[kinds[layer]].activations for layer in span.layers)
             + profile.head.activations * span.last for span in stage_spans(layout.layers)]
     degrees = layout.degrees
     state, placement = state_bytes(layout, shape), schedule_of(layout).placement

@@ -210,8 +210,8 @@ def test_a_script_is_rendered_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_every_way_to_cut_reaches_the_plan_and_the_ranks(tmp_path: Path, partition: object, layers: list[int], why: str) -> None:
     more = '\nprofile = "p.json"\nmemory_weight = 0' if partition == "profile" else ""
     given = spec_of(tmp_path, 2, 2, f"[parallel]\npipeline = 2\npartition = {json.dumps(partition)}{more}\n")
-    units = [UnitProfile(seconds, 1, 1) for seconds in (0.0, 1.0, 4.0)]
-    write_profile(tmp_path / "p.json", ModelProfile("cpu", 1, measured_with(given, read_shape(given)), *units))
+    first, block, last = (UnitProfile(seconds, 1, 1) for seconds in (0.0, 1.0, 4.0))
+    write_profile(tmp_path / "p.json", ModelProfile("cpu", 1, measured_with(given, read_shape(given)), first, (block,), last))
     plan = planned(given)
     assert plan.record.layers == (cut := tuple(layers)) and plan.resolution.layers.why.startswith(why), plan.resolution.layers
     assert f"stages    {layers[0]}+{layers[1]} layers ({why}" in describe(plan, "here")

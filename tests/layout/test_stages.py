@@ -117,15 +117,15 @@ def measured(tmp_path: Path, embedding: tuple[float, int], block: tuple[float, i
              stages: int = 3, **more: Any) -> JobSpec:
     """A job with a profile of (seconds, bytes) of its units."""
     spec = spec_of(stages, base=tmp_path, partition="profile", **more)
-    units = [UnitProfile(seconds, size // 2, size - size // 2) for seconds, size in (embedding, block, head)]
-    write_profile(spec.profile, ModelProfile("cpu", 3, measured_with(spec, read_shape(spec)), *units))
+    first, middle, last = (UnitProfile(seconds, size // 2, size - size // 2) for seconds, size in (embedding, block, head))
+    write_profile(spec.profile, ModelProfile("cpu", 3, measured_with(spec, read_shape(spec)), first, (middle,), last))
     return spec
 
 
 def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
     spec = measured(tmp_path, (0.25, 10), (0.5, 20), (1.5, 33), profile="here/p.json")
     assert spec.profile == tmp_path / "here/p.json"
-    assert asdict(profile_of(spec, read_shape(spec))) == json.loads(spec.profile.read_text())
+    assert json.dumps(asdict(profile_of(spec, read_shape(spec))), indent=1) == spec.profile.read_text().strip()
     assert profile_of(spec, read_shape(spec)).head == UnitProfile(1.5, 16, 17)
     assert spec_of(3, base=tmp_path, partition="profile").profile == tmp_path / "runs/.cache/profile-job.json"
 
@@ -148,14 +148,24 @@ def test_memory_weight_moves_layers_from_balanced_time_to_balanced_memory(tmp_pa
 def test_the_reason_tells_how_noisy_a_profile_was(tmp_path: Path, spread: tuple[float, ...], words: str) -> None:
     spec = measured(tmp_path, (0.0, 600), (1.0, 100), (4.0, 0))
     tree = json.loads(spec.profile.read_text())
-    for unit, value in zip(("embedding", "block", "head"), spread, strict=True):
-        tree[unit]["spread"] = value
+    units = tree["embedding"], tree["blocks"][0], tree["head"]
+    for unit, value in zip(units, spread, strict=True):
+        unit["spread"] = value
     spec.profile.write_text(json.dumps(tree))
     assert stage_cut(spec, read_shape(spec)).why.endswith(words)
-    for unit in ("embedding", "block", "head"):  # a file of an earlier release
-        del tree[unit]["spread"]
+    for unit in units:  # a file of an earlier release
+        del unit["spread"]
     spec.profile.write_text(json.dumps(tree))
     assert stage_cut(spec, read_shape(spec)).why.endswith("of the mean")
+
+
+def test_layers_of_each_kind_count_as_measured(tmp_path: Path) -> None:
+    """In the first six layers a sliding window saves half of the time."""
+    kinds = ["sliding_attention"] * 6 + ["full_attention"] * 6
+    spec = spec_of(3, "gemma2", tmp_path, {"layer_types": kinds, "head_dim": 16}, partition="profile")
+    units = UnitProfile(0.0, 1, 1), (UnitProfile(1.0, 1, 1), UnitProfile(2.0, 1, 1)), UnitProfile(0.0, 1, 1)
+    write_profile(spec.profile, ModelProfile("cpu", 3, measured_with(spec, read_shape(spec)), *units))
+    assert layout_of(spec, read_shape(spec)).layers == (6, 3, 3)
 
 
 @given(st.tuples(*[st.tuples(st.floats(0, 10), st.integers(0, 10**6))] * 3), st.floats(0, 1), st.integers(1, 5))
@@ -177,9 +187,9 @@ SPOILED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "another width": (lambda tree: tree["measured"].update(hidden=65), "was measured with hidden = 65, but the job has 64"),
     "another precision": (lambda tree: tree["measured"].update(precision="bf16"), "precision = bf16, but the job has fp32"),
     "a unit less": (lambda tree: tree.pop("head"), "is not what --profile writes"),
-    "no number": (lambda tree: tree["block"].update(seconds="fast"), "is not what --profile writes"),
-    "less than no time": (lambda tree: tree["block"].update(seconds=-1.0), "is not what --profile writes"),
-    "no time at all": (lambda tree: tree["block"].update(seconds=float("nan")), "is not what --profile writes"),
+    "no number": (lambda tree: tree["blocks"][0].update(seconds="fast"), "is not what --profile writes"),
+    "less than no time": (lambda tree: tree["blocks"][0].update(seconds=-1.0), "is not what --profile writes"),
+    "no time at all": (lambda tree: tree["blocks"][0].update(seconds=float("nan")), "is not what --profile writes"),
 }
 
 

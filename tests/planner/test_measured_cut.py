@@ -15,7 +15,7 @@ from hpc_mp.planner.measured_cut import fullest
 
 MIB = 1 << 20
 # The head takes the time of four blocks, the embedding the activations of six.
-UNITS = (UnitProfile(0.0, 600 * MIB, 0), UnitProfile(1.0, 100 * MIB, 0), UnitProfile(4.0, 0, 0))
+UNITS = (UnitProfile(0.0, 600 * MIB, 0), (UnitProfile(1.0, 100 * MIB, 0),), UnitProfile(4.0, 0, 0))
 
 
 def measured(base: Path, memory: int | None, **more: Any) -> JobSpec:

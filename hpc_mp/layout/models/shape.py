@@ -59,6 +59,13 @@ class ModelShape:
         """Return the window of a layer; None: its tokens attend to all earlier ones."""
         return self.windows[layer % len(self.windows)] if self.windows else None
 
+    @property
+    def kinds(self) -> tuple[int, ...]:
+        """Kind of every layer, counted from 0: layers of a kind have the same window and number of experts."""
+        kinds: dict[tuple[int | None, int], int] = {}
+        facts = ((self.window_of(layer), self.experts_of(layer)) for layer in range(self.layers))
+        return tuple(kinds.setdefault(fact, len(kinds)) for fact in facts)
+
     def narrowest(self, sequence: int) -> int | None:
         """Return the narrowest window that hides tokens of a sample of this length; None if there is none."""
         return min((window for window in self.windows if window is not None and window < sequence), default=None)

@@ -1,12 +1,12 @@
-"""Measurement of the embedding, one block, and the last norm with the head on a device, for ``partition = "profile"``.
+"""Measurement of the embedding, a block of each kind, and the last norm with the head on a device, for ``partition = "profile"``.
 
-The job's own engine runs on this single process: the model with one block, as three stages of one rank, one for each kind of
-unit. A step passes one microbatch of the job's shape, with its precision, dropout and recomputation, through their forwards and
+The job's own engine runs on this single process: the model with one block of each kind, as stages of one rank, one for each unit.
+A step passes one microbatch of the job's shape, with its precision, dropout and recomputation, through their forwards and
 backwards. The pipeline notes their times and kept bytes. Parameters have arbitrary values, which take the same time.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median, quantiles
 from typing import Any
@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from hpc_mp.job import JobSpec
 from hpc_mp.job.layout import measured_with, undivided
+from hpc_mp.layout.flat import FlatLayout, StageSpan
 from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.model_profile import ModelProfile, UnitProfile
 from hpc_mp.layout.models import ModelShape
@@ -25,61 +26,87 @@ from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.rundir.rank_env import RankEnv, node_name
 from hpc_mp.train.engine import groups
 from hpc_mp.train.engine.causal_lm import CausalLM
+from hpc_mp.train.engine.causal_stage import CausalStage
 from hpc_mp.train.engine.dropout import Moment
 from hpc_mp.train.engine.engine import Engine
 from hpc_mp.train.engine.pipeline import Pipeline, Span
 from hpc_mp.train.engine.settings import Microbatches
 from hpc_mp.train.engine.stage import Batch
+from hpc_mp.train.engine.surroundings import Surroundings
 from hpc_mp.train.rank.assemble import model_of, settings_of
 from hpc_mp.train.rank.devices import choose_device, device_memory, device_name
 from hpc_mp.train.rank.rendezvous import process_group
 
-STAGES = (0, 1, 0)  # layers: only the embedding, a block, only the head
 WARM_UP = 2  # steps that are not counted: libraries choose algorithms and allocate workspaces
 VALUES = 0.02  # standard deviation of the parameters
+
+
+@dataclass(frozen=True, slots=True)
+class OneOfEachKind(CausalLM):
+    """A model without its layers, except for one of each kind.
+
+    Attributes:
+        chosen: their numbers in the whole model.
+    """
+
+    chosen: tuple[int, ...] = ()
+
+    def units(self, layout: Layout, spans: Iterable[StageSpan], tensor: int, expert: int) -> Mapping[str, FlatLayout]:
+        return CausalLM.units(self, layout, map(self._chosen, spans), tensor, expert)
+
+    def build(self, span: StageSpan, around: Surroundings) -> CausalStage:
+        return CausalLM.build(self, self._chosen(span), around)
+
+    def _chosen(self, span: StageSpan) -> StageSpan:
+        """Return a stage of at most one layer with the layer's own number."""
+        numbers = [self.chosen[layer] for layer in span.layers]
+        return replace(span, layers=range(numbers[0], numbers[0] + 1) if numbers else range(0))
 
 
 def measure(spec: JobSpec, shape: ModelShape, repetitions: int) -> ModelProfile:
     """Measure on the local device that ``job.device`` chooses. Raises HpcMpError if it requires a GPU and none exists."""
     device, backend = choose_device(spec.job.device, RankEnv(0, 1, 0, node_name(), "no launcher"), 1)
-    layout = alone(undivided(spec))
+    chosen = tuple(map(shape.kinds.index, sorted({*shape.kinds})))
+    layout = alone(undivided(spec), len(chosen))
+    stages = range(layout.stages)
     with process_group(backend, rank=0, world_size=1, store=dist.HashStore()):
         only = groups.build(place(layout.degrees, "DPT", 1), 1, device, backend, schedule_of(layout), None, groups.everyone())
-        engine = _engine(spec, shape, layout, only, device)
-        activation_bytes = [0] * len(STAGES)
+        engine = _engine(spec, shape, chosen, layout, only, device)
+        activation_bytes = [0] * layout.stages
         pipeline = engine.passes.pipeline
         pipeline.perform["F"] = partial(_noted, pipeline, activation_bytes, pipeline.perform["F"])
-        work = _microbatch(spec, shape, device)
+        work = _microbatch(spec, shape, layout.stages - 1, device)
         steps = [engine.step(number, work, trace=True) for number in range(WARM_UP + repetitions)]
-        seconds = [[_seconds(step.spans, stage) for step in steps[WARM_UP:]] for stage in range(len(STAGES))]
-        sizes = [sum(unit.whole.nbytes for unit in pipeline.stages[stage].units.values()) for stage in range(len(STAGES))]
-    embedding, block, head = (UnitProfile(median(took), activations, parameters, _spread(took))
-                              for took, activations, parameters in zip(seconds, activation_bytes, sizes, strict=True))
-    return ModelProfile(device_name(device), repetitions, measured_with(spec, shape), embedding, block, head,
+        seconds = [[_seconds(step.spans, stage) for step in steps[WARM_UP:]] for stage in stages]
+        sizes = [sum(unit.whole.nbytes for unit in pipeline.stages[stage].units.values()) for stage in stages]
+    embedding, *blocks, head = (UnitProfile(median(took), activations, parameters, _spread(took))
+                                for took, activations, parameters in zip(seconds, activation_bytes, sizes, strict=True))
+    return ModelProfile(device_name(device), repetitions, measured_with(spec, shape), embedding, tuple(blocks), head,
                         device_memory(device, spec.job.ranks_per_node))
 
 
-def alone(layout: Layout) -> Layout:
-    """Return the layout of one microbatch on this process, with a stage for each kind of unit."""
-    return Layout(samples=layout.samples, sequence=layout.sequence, schedule="breadth_first", virtual_stages=len(STAGES),
-                  layers=STAGES, zero=0, recompute=layout.recompute, precision=layout.precision,
+def alone(layout: Layout, blocks: int) -> Layout:
+    """Return the layout of one microbatch on this process, with a stage for each unit."""
+    layers = (0, *[1] * blocks, 0)
+    return Layout(samples=layout.samples, sequence=layout.sequence, schedule="breadth_first", virtual_stages=len(layers),
+                  layers=layers, zero=0, recompute=layout.recompute, precision=layout.precision,
                   optimizer_slots=layout.optimizer_slots, expert_capacity=layout.expert_capacity)
 
 
-def _engine(spec: JobSpec, shape: ModelShape, layout: Layout, only: groups.Groups, device: torch.device) -> Engine:
+def _engine(spec: JobSpec, shape: ModelShape, chosen: tuple[int, ...], layout: Layout, only: groups.Groups,
+            device: torch.device) -> Engine:
     whole = model_of(spec, shape)
-    whole.config.num_hidden_layers = 1
     settings = settings_of(spec, layout, schedule_of(layout))
-    engine = Engine(CausalLM(whole.config, whole.family, replace(shape, layers=1)), settings, only, device)
+    engine = Engine(OneOfEachKind(whole.config, whole.family, shape, chosen), settings, only, device)
     for unit in engine.data.units.values():
         unit.master.normal_(0.0, VALUES)
     engine.data.publish()
     return engine
 
 
-def _microbatch(spec: JobSpec, shape: ModelShape, device: torch.device) -> Microbatches:
+def _microbatch(spec: JobSpec, shape: ModelShape, last: int, device: torch.device) -> Microbatches:
     """Return one microbatch of the job's shape, with samples of one document. Its tokens are spread over the vocabulary."""
-    size, last = (spec.microbatch_size, spec.data.sequence_length), len(STAGES) - 1
+    size = spec.microbatch_size, spec.data.sequence_length
     tokens = torch.randint(shape.vocabulary, size, generator=torch.Generator().manual_seed(0)).to(device)
 
     begins = torch.zeros(size, dtype=torch.int64, device=device) if spec.data.documents == "separate" else None
