@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 from exact import EXACT, WRONG, cases
 from lists import (
+    CUT,
     LAYERS,
     LAYOUTS,
     LENGTH,
     QUICK,
     SAMPLES,
     WIDTH,
+    Block,
     Join,
     distance,
     lay,
@@ -90,6 +92,13 @@ class Chosen(nn.Module):
         return hidden[hidden.sum((1, 2)) > 0]
 
 
+class Twice(Block):
+    """Calls a linear module two times."""
+
+    def forward(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        return super().forward(super().forward(hidden, weight), weight)
+
+
 HEAD = LAYERS[-1]
 REFUSED = {
     "its forward changes the buffers": LayerSpec("norm", lambda: nn.BatchNorm1d(LENGTH)),
@@ -100,6 +109,8 @@ REFUSED = {
     "must be a word without a full stop": LayerSpec("a.b", nn.Identity),
     "are several of one name": LayerSpec("split", nn.Identity),
     "is no nn.Linear": LayerSpec("cut", nn.Identity, cut={"": "row"}),
+    "cut = side: is no nn.Linear": LayerSpec("cut", Block, ("hidden", "weight"), cut={"side": "row"}),
+    "cut = up, down: is called several times": LayerSpec("twice", Twice, ("hidden", "weight"), cut=CUT),
     "is no parameter of it": LayerSpec("other", nn.Identity, tied={"weight": "words.weight"}),
     "is no parameter of a layer": replace(HEAD, tied={"weight": "wrong.weight"}),
     "a tied parameter is whole on every rank": LayerSpec("tie", lambda: nn.Linear(WIDTH, WIDTH, bias=False), cut={"": "column"},

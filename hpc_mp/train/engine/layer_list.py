@@ -4,7 +4,7 @@ Any stage may begin before any layer: what earlier layers have given and later o
 tensors come from one computation without values (torch's meta device).
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -125,6 +125,8 @@ def _trace(layer: MetaLayer, arguments: Sequence[Tensor]) -> tuple[Trace, dict[s
     dropouts: defaultdict[str, list[tuple[int, ...]]] = defaultdict(list)
     hooks = [inner.eval().register_forward_pre_hook(lambda _, args, path=path: dropouts[path].append(args[0].shape[1:]))
              for path, inner in module.named_modules() if type(inner) is nn.Dropout]
+    calls = Counter[str]()
+    hooks += [module.get_submodule(path).register_forward_pre_hook(lambda *_, path=path: calls.update([path])) for path in spec.cut]
     kept = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
     given = [(argument, argument._version) for argument in arguments]
     try:
@@ -144,6 +146,8 @@ def _trace(layer: MetaLayer, arguments: Sequence[Tensor]) -> tuple[Trace, dict[s
     if changed := [name for name, (argument, version) in zip(spec.uses, given, strict=True) if argument._version != version]:
         raise HpcMpError(f"{where}: its forward changes {', '.join(changed)} in place", "which is another layer's or the batch's",
                          "compute a new tensor, in modules such as nn.ReLU without inplace")
+    if several := [path for path, count in calls.items() if count > 1]:
+        raise HpcMpError(f"{where}: cut = {', '.join(several)}", "is called several times in a forward", "leave it out of cut")
     results = returned if isinstance(returned, tuple) else (returned,)
     if len(results) != len(spec.gives) or not all(isinstance(result, Tensor) for result in results):
         raise HpcMpError(f"{where}: gives = {', '.join(spec.gives)}",
@@ -203,8 +207,9 @@ def _inner_ties(spec: LayerSpec, module: nn.Module) -> dict[str, str]:
 def _weights(spec: LayerSpec, module: nn.Module) -> Iterator[Weight]:
     cuts = {inside(path, "weight"): 0 if how == "column" else 1 for path, how in spec.cut.items()}
     cuts |= {inside(path, "bias"): 0 for path, how in spec.cut.items() if how == "column"}
+    modules = dict(module.named_modules())
     for path in spec.cut:
-        if not isinstance(module.get_submodule(path), nn.Linear):
+        if not isinstance(modules.get(path), nn.Linear):
             raise HpcMpError(f"layer {spec.name}: cut = {path}", "is no nn.Linear", "name linear modules only")
     names = dict(module.named_parameters(remove_duplicate=False))
     if both := sorted(cuts.keys() & spec.tied.keys()):

@@ -97,7 +97,7 @@ def _engine(spec: JobSpec, shape: ModelShape, chosen: tuple[int, ...], layout: L
             device: torch.device) -> Engine:
     whole = model_of(spec, shape)
     settings = settings_of(spec, layout, schedule_of(layout))
-    engine = Engine(OneOfEachKind(whole.config, whole.family, shape, chosen), settings, only, device)
+    engine = Engine(OneOfEachKind(whole.config, whole.family, shape, chosen=chosen), settings, only, device)
     for unit in engine.data.units.values():
         unit.master.normal_(0.0, VALUES)
     engine.data.publish()
