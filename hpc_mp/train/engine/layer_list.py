@@ -126,7 +126,8 @@ def _trace(layer: MetaLayer, arguments: Sequence[Tensor]) -> tuple[Trace, dict[s
     hooks = [inner.eval().register_forward_pre_hook(lambda _, args, path=path: dropouts[path].append(args[0].shape[1:]))
              for path, inner in module.named_modules() if type(inner) is nn.Dropout]
     calls = Counter[str]()
-    hooks += [module.get_submodule(path).register_forward_pre_hook(lambda *_, path=path: calls.update([path])) for path in spec.cut]
+    hooks += [module.get_submodule(path).register_forward_pre_hook(lambda *_, path=path: calls.update([path]))
+              for path in spec.cut]
     kept = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
     given = [(argument, argument._version) for argument in arguments]
     try:
