@@ -64,8 +64,8 @@ A code never changes its meaning. An error is wrong on any cluster; what depends
 For [a training loop of your own](../user/own-loop.md). Most are keys of a [job file](job-file.md) under a name that loops know,
 with the same values, checks and defaults (`microbatches` is 1). Besides these, `loss_fn` is a loss of your own, `optimizer` has
 the optimizer's settings (below), `batches` is `"global"` or `"replica"`, and `example` a batch whose shapes are checked at once.
-Of layers that you have written, `outputs` names the tensors of a list that `loss_fn` gets, `inputs` the arguments with defaults that
-a batch has, and `cut` the linear modules that tensor ranks cut.""",
+Of layers that you have written, `outputs` names the tensors of a list that `loss_fn` gets, `inputs` the arguments with defaults
+that a batch has, and `cut` the linear modules that tensor ranks cut.""",
     "queue-reasons": """Why Slurm lets a job wait
 
 `hpc-mp status` and `launch --wait` show these words beside Slurm's reason. Names are as `squeue --format=%r` prints them.""",

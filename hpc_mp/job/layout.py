@@ -75,11 +75,16 @@ def stage_cut(spec: JobSpec, shape: ModelShape) -> StageCut:
 
 
 def check_job(spec: JobSpec, shape: ModelShape) -> None:
-    """Raise HpcMpError, with the arithmetic, if the model cannot be divided, learns something else than the next token, or has no
-    use for a setting of its experts. The measured profile is not read."""
+    """Raise HpcMpError as ``check_division``, or if the model learns something else than the next token."""
     if shape.bidirectional:
         raise HpcMpError(f"model_type = {shape.model_type!r}", f"{shape.model_type} models are trained on masked tokens, but "
-                         "a job file prepares text for the next token", "use the Python engine")
+                         "a job file prepares text for the next token", "train it in a loop of your own, with hpc_mp.parallel")
+    check_division(spec, shape)
+
+
+def check_division(spec: JobSpec, shape: ModelShape) -> None:
+    """Raise HpcMpError, with the arithmetic, if the model cannot be divided, or has no use for a setting of its experts. The
+    measured profile is not read."""
     check_layout(undivided(spec), shape, Partition(spec.parallel.partition))
     for key in ("router_balance", "router_z", "expert_capacity"):
         value = getattr(spec.train, key)

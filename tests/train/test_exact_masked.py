@@ -84,7 +84,7 @@ def spec_of(**more: object) -> JobSpec:
 
 
 def test_a_job_file_does_not_train_masked_tokens() -> None:
-    with pytest.raises(HpcMpError, match=r"trained on masked tokens, but a job file prepares text for the next token\. Use the"):
+    with pytest.raises(HpcMpError, match=r"masked tokens, but a job file prepares text for the next token\. Train it in a"):
         check_job(spec_of(), read_shape(spec_of()))
     with pytest.raises(HpcMpError, match="tie_word_embeddings = false: is not supported yet"):
         read_shape(spec_of(tie_word_embeddings=False))

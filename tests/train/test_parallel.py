@@ -13,7 +13,7 @@ import torch
 from exact import EXACT, cases
 from ranks import run_ranks
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, BertConfig, BertForMaskedLM, LlamaConfig
 
 import hpc_mp
 from hpc_mp.base.errors import HpcMpError
@@ -171,6 +171,37 @@ def test_a_list_of_layers_equals_one_process(name: str) -> None:
     expected = Trained(losses[:-1], losses[-1], {name: values.numpy() for name, values in parameters.items()})
     assert first.distance(expected) < EXACT
     assert first.state.keys() == parameters.keys()
+
+
+BERT = {"num_hidden_layers": 3, "hidden_size": 32, "intermediate_size": 40, "num_attention_heads": 4, "vocab_size": 61,
+        "max_position_embeddings": 32, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
+def masked_batch() -> dict[str, Tensor]:
+    """Two kinds of tokens; samples end with padding."""
+    generator = torch.Generator().manual_seed(1)
+    ids, labels = (torch.randint(61, (4, 10), generator=generator) for _ in range(2))
+    mask = (torch.arange(10) < torch.tensor([[10], [7], [9], [4]])).long()
+    return {"input_ids": ids, "labels": labels.masked_fill((torch.rand(4, 10, generator=generator) < 0.6) | (mask == 0), -100),
+            "attention_mask": mask, "token_type_ids": torch.randint(2, (4, 10), generator=generator)}
+
+
+def masked(keywords: Mapping[str, Any] | None) -> float:
+    """The loss of a model in memory, under ``hpc_mp.parallel`` or by itself."""
+    torch.manual_seed(0)
+    model, batch = BertForMaskedLM(BertConfig(**BERT)).double().eval(), masked_batch()
+    if keywords is None:
+        with StaysDouble():
+            return float(model(**batch).loss)
+    run = hpc_mp.parallel(model, precision="fp64", **keywords)
+    losses = run.evaluate(batch), float(run.step(batch))
+    run.close()
+    assert losses[0] == losses[1]
+    return losses[1]
+
+
+def test_a_model_in_memory_learns_masked_tokens() -> None:
+    assert abs(run_ranks(4, masked, {"tp_size": 2, "pp_size": 2, "microbatches": 2})[0] - run_ranks(1, masked, None)[0]) < EXACT
 
 
 def scores_of(outputs: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:

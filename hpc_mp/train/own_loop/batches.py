@@ -15,8 +15,6 @@ from hpc_mp.train.engine.readback import to_device
 from hpc_mp.train.engine.settings import Microbatches
 from hpc_mp.train.engine.stage import Batch, Carried
 
-Names = Sequence[tuple[str, str]]  # the stage's name of each tensor, and the batch's
-
 
 @dataclass(frozen=True, slots=True)
 class Rows:
@@ -32,7 +30,8 @@ class Rows:
     first: int
     samples: int
 
-    def share(self, names: Mapping[int, Names], step: int, before: int, labels: int | None, device: torch.device) -> Microbatches:
+    def share(self, names: Mapping[int, Sequence[str]], step: int, before: int, labels: int | None,
+              device: torch.device) -> Microbatches:
         """Return the share of a step.
 
         Args:
@@ -42,7 +41,8 @@ class Rows:
         """
         def batch(stage: int, microbatch: int) -> Batch:
             begin = microbatch * self.samples
-            tensors = {new: self.batch[name][begin:begin + self.samples].contiguous() for new, name in names[stage]}
+            rows = slice(begin, begin + self.samples)
+            tensors = {name: self.batch[name][rows].contiguous() for name in names[stage]}
             return {name: tensor if tensor.device == device else to_device(tensor, device) for name, tensor in tensors.items()}
 
         def moment(microbatch: int) -> Moment:

@@ -1,7 +1,7 @@
 """A Hugging Face model as the subject of a loop."""
 
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from transformers import GenerationConfig
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import shown
 from hpc_mp.job import JobSpec
-from hpc_mp.job.layout import check_job, stage_cut
+from hpc_mp.job.layout import check_division, stage_cut
 from hpc_mp.layout.flat import Box
 from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.models import Family, ModelShape, Weight, family_of, kv_copies
@@ -30,12 +30,13 @@ from hpc_mp.train.engine.vocabulary import IGNORED
 from hpc_mp.train.own_loop.saved_tensor import SavedTensor, fingerprint_of
 
 NOMINAL = 4096  # tokens: attention's share of a layer's work, by which stages are balanced, grows with them
+NAMES = {"token_type_ids": "token_types"}  # of Hugging Face -> of an embedding's index
 INPUT, LABELS, MASK = "input_ids", "labels", "attention_mask"
 
 
 @dataclass(frozen=True)
 class HuggingFace:
-    """A causal language model.
+    """A model of a family that the engine knows.
 
     Attributes:
         directory: of its checkpoint; None: values are drawn, or those of ``state``.
@@ -81,7 +82,8 @@ class HuggingFace:
         if missing := [name for name in required if name not in batch]:
             raise HpcMpError(f"a batch of {', '.join(batch)}", f"has no {' and no '.join(missing)}",
                              "pass input_ids and labels: those of each position, shifted already, -100 where none counts")
-        extra = [name for name in batch if name not in (INPUT, LABELS, MASK)]
+        known = {INPUT, LABELS, MASK, *(name for name, index in NAMES.items() if index in self.family.lookups.values())}
+        extra = [name for name in batch if name not in known]
         if extra and self.loss is None:
             raise HpcMpError(f"a batch with {', '.join(extra)}", f"has tensors that {self.family.model_type} does not use",
                              "leave them out")
@@ -99,27 +101,35 @@ class HuggingFace:
         return ids.shape[1]
 
     def _check_mask(self, batch: Batch) -> None:
-        """Check that a mask hides nothing that counts: causal attention never sees what follows."""
+        """Check that a mask hides the end of samples alone, and nothing that counts."""
         if (mask := batch.get(MASK)) is None:
             return
         visible = mask.bool()
         if bool((visible[:, 1:] & ~visible[:, :-1]).any()):
             raise HpcMpError("attention_mask", "hides tokens before others that it shows",
-                             "pad on the right (tokenizer.padding_side = \"right\"): tokens do not see what follows them")
+                             "pad on the right (tokenizer.padding_side = \"right\")")
         if self.loss is None and bool(((batch[LABELS] != IGNORED) & ~visible).any()):
             raise HpcMpError("labels", "count at positions that attention_mask hides", "set them to -100 there")
 
     def labels(self, batch: Batch) -> int | None:
         return None if self.loss else int((batch[LABELS] != IGNORED).sum())
 
-    def needed(self, batch: Batch, layout: Layout, stage: int) -> Iterable[tuple[str, str]]:
-        if stage == 0:
-            yield "ids", INPUT
-        if stage == layout.stages - 1:
-            yield from ((name, name) for name in batch) if self.loss else [(LABELS, LABELS)]
+    def adapted(self, batch: Batch) -> Batch:
+        """A mask matters where attention sees what follows: the end of a sample is a document of its own there."""
+        adapted = {NAMES.get(name, name): tensor for name, tensor in batch.items()} | {"ids": batch[INPUT]}
+        if self.shape.bidirectional and MASK in batch:
+            visible = batch[MASK].bool()
+            adapted["begins"] = torch.where(visible, 0, visible.sum(1, keepdim=True))
+        return adapted
+
+    def needed(self, batch: Batch, layout: Layout, stage: int) -> Sequence[str]:
+        first = ["ids", *self.family.lookups.values()] if stage == 0 else []
+        last = [*batch] if self.loss else [LABELS]
+        wanted = {*first, *(last if stage == layout.stages - 1 else []), "begins"}
+        return [name for name in batch if name in wanted]
 
     def check(self, job: JobSpec) -> None:
-        check_job(job, self.shape)
+        check_division(job, self.shape)
         if self.loss is not None and job.parallel.context > 1:
             raise HpcMpError(f"parallel.context = {job.parallel.context}", "gives each rank only some of the tokens for loss_fn",
                              "set parallel.context = 1, or leave loss_fn out")

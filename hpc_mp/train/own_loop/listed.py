@@ -1,6 +1,6 @@
 """A list of layers as the subject of a loop."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -45,10 +45,13 @@ class Listed:
     def labels(self, batch: Batch) -> None:
         return None
 
-    def needed(self, batch: Batch, layout: Layout, stage: int) -> Iterable[tuple[str, str]]:
+    def adapted(self, batch: Batch) -> Batch:
+        return batch
+
+    def needed(self, batch: Batch, layout: Layout, stage: int) -> Sequence[str]:
         begin = sum(layout.layers[:stage])
         used = {name for layer in self.listed.layers[begin:begin + layout.layers[stage]] for name in layer.uses}
-        return ((name, name) for name in batch if stage == layout.stages - 1 or name in used)
+        return [name for name in batch if stage == layout.stages - 1 or name in used]
 
     def check(self, job: JobSpec) -> None:
         for key, idle in UNUSED.items():

@@ -141,6 +141,7 @@ class Run:
         replicas = None if self.keywords.replica else layout.degrees.data
         rows = rows_of(batch, layout, replicas, self.engine.groups.data_rank)
         tokens = self.subject.tokens(rows.batch)
+        rows = replace(rows, batch=self.subject.adapted(rows.batch))
         key = tuple(sorted(rows.shapes.items()))
         if key not in self._passes:
             try:
@@ -150,7 +151,7 @@ class Run:
                 raise in_words_of_a_loop(error) from None
             model = self.subject.model(job, rows.shapes)
             self._passes[key] = self.engine.passes_of(model, replace(layout, samples=rows.samples, sequence=tokens))
-        names = {stage: list(self.subject.needed(rows.batch, layout, stage)) for stage in self.engine.data.stages}
+        names = {stage: self.subject.needed(rows.batch, layout, stage) for stage in self.engine.data.stages}
         share = rows.share(names, self.progress.step, self.progress.samples, self.subject.labels(rows.batch), self.device)
         return rows, tokens, self._passes[key], share
 

@@ -43,11 +43,14 @@ class Subject(Protocol):
     def tokens(self, batch: Batch) -> int:
         """Return the tokens of a sample. Raises HpcMpError if the batch is not one of this model."""
 
-    def labels(self, batch: Batch) -> int | None:
-        """Return the number of labels that count; None: the forward counts them."""
+    def adapted(self, batch: Batch) -> Batch:
+        """Return a batch under the names of the engine's stages."""
 
-    def needed(self, batch: Batch, layout: Layout, stage: int) -> Iterable[tuple[str, str]]:
-        """Return the tensors of a batch that a stage needs: the stage's name of each, and the batch's."""
+    def labels(self, batch: Batch) -> int | None:
+        """Return the number of labels of an adapted batch that count; None: the forward counts them."""
+
+    def needed(self, batch: Batch, layout: Layout, stage: int) -> Sequence[str]:
+        """Return the tensors of an adapted batch that a stage needs."""
 
     def check(self, job: JobSpec) -> None:
         """Raise HpcMpError if the model cannot be divided as a job requires."""
