@@ -73,26 +73,27 @@ class Optimizer:
     """torch's AdamW or SGD over this rank's part of every unit. Parameters that ``no_decay`` names have no weight decay.
 
     Args:
+        dtype, device: of masters and gradients.
         home: makes the place where state lies between two steps.
 
     Attributes:
         slots: names of the numbers of state that each parameter has.
     """
 
-    def __init__(self, units: Mapping[str, Unit], settings: OptimizerSettings, home: HomeMaker = OnDevice) -> None:
+    def __init__(self, units: Mapping[str, Unit], settings: OptimizerSettings, dtype: torch.dtype, device: torch.device,
+                 home: HomeMaker = OnDevice) -> None:
         self.slots = SLOTS[settings.optimizer] if settings.optimizer == "adamw" or settings.momentum > 0 else ()
         self.units, self.settings = units, settings
         # The fused optimizers know a scale of 32 bits only.
-        first = next(iter(units.values())).gradient.part
-        self.wide = first.dtype == torch.float64
+        self.wide = dtype == torch.float64
         self.gradients = [(unit.gradient.part[begin:end], float(counts and unit.gradient.replicate.rank == 0))
                           for unit in units.values() for begin, end, counts in _stretches(unit, lambda piece: piece.slot.counts)]
-        self.weights = torch.tensor([weight for _, weight in self.gradients], dtype=torch.float64, device=first.device)
+        self.weights = torch.tensor([weight for _, weight in self.gradients], dtype=torch.float64, device=device)
         stretches = [Stretch(name, begin, end, spared) for name, unit in units.items() for begin, end, spared in _stretches(
             unit, lambda piece: _matches(piece.slot.weight.name, settings.no_decay))]
-        shape = StateShape({name: unit.layout.part for name, unit in units.items()}, self.slots, first.dtype)
+        shape = StateShape({name: unit.layout.part for name, unit in units.items()}, self.slots, dtype)
         masters = {name: unit.away for name, unit in units.items() if unit.away is not None}
-        self.home = home(shape, stretches, first.device, masters=masters)
+        self.home = home(shape, stretches, device, masters=masters)
         self.turns = [self._torch(turn) for turn in self.home.turns]
 
     def _torch(self, turn: Turn) -> torch.optim.Optimizer:

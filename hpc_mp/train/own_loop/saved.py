@@ -46,7 +46,7 @@ def write_model(output: Path, engine: Engine, subject: Subject, world: World, dt
     if dtype not in ("keep", *DTYPES):
         raise HpcMpError(f"dtype = {dtype!r}", f"is not one of keep, {', '.join(DTYPES)}", "choose one of these")
     tensors = {saved.name: saved for saved in subject.saved()}
-    kept = next(iter(engine.data.units.values())).master.dtype
+    kept = engine.data.slabs.dtype
     number_format = DTYPES.get(dtype, kept)
     split = split_torch_state_dict_into_shards(
         {name: torch.empty(saved.shape, dtype=number_format, device="meta") for name, saved in tensors.items()},
@@ -140,7 +140,7 @@ class Gathering:
     def __init__(self, engine: Engine, world: World) -> None:
         links = {rank: new_group([0, rank], backend=gloo.GLOO) for rank in range(1, world.who.world)}
         self.links = links
-        self.world, self.dtype = world, next(iter(engine.data.units.values())).master.dtype
+        self.world, self.dtype = world, engine.data.slabs.dtype
         self.parts = [part for part in parts_to_write(engine.held()) if not part.name.startswith("optimizer.")]
         self.everyone = facts.gather([_described(part) for part in self.parts], world.host)
 
