@@ -21,6 +21,7 @@ from hpc_mp.layout.flat import rank_units, stage_spans, unit_weights
 from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.model_profile import ModelProfile, UnitProfile, write_profile
 from hpc_mp.layout.models import FAMILIES, TensorCut, left_whole
+from hpc_mp.layout.models.tensor import part_of
 from hpc_mp.layout.placement import Degrees
 
 LLAMAS = ("num_key_value_heads", "intermediate_size")
@@ -245,6 +246,15 @@ def test_first_replicas_hold_every_element_once(model: str, tensor: int, modules
                 held[slot.weight.name] = held.get(slot.weight.name, 0) + slot.size * slot.counts
                 assert slot.copies == tensor if not slot.cut else tensor % slot.copies == 0
     assert held == {weight.name: prod(weight.shape) for weight in family.all_weights(shape)}
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_tied_head_is_cut_with_the_embedding(tied: bool) -> None:
+    family = models.family_of("gptj")
+    shape = family.read({"n_embd": 24, "n_head": 3, "n_layer": 1, "vocab_size": 5, "rotary_dim": 4, "tie_word_embeddings": tied})
+    bias = next(weight for weight in family.head_weights(shape) if weight.name == "lm_head.bias")
+    cuts = [part_of(family, shape, bias, TensorCut(2, 0, (module,))).cut for module in ("transformer.wte", "lm_head")]
+    assert cuts == [tied, not tied]
 
 
 def test_neighbours_share_a_key_value_head() -> None:

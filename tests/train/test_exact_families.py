@@ -30,8 +30,8 @@ AXES = {
     "selective": [*layout(2), 'parallel.recompute="selective"'],
     "attention whole": layout(2, sequence="true", tensor_modules='["*mlp*"]'),
 }
-QUICK = {("gpt_neox", "tp2"), ("gpt_neox", "tp2 pp2 dp2"), ("gpt_neox one after the other", "pp2"), ("gemma2", "sequence"),
-         ("gemma2", "tp2 pp2 dp2"), ("gemma2", "recompute full"), ("qwen3_moe", "tp8"), ("qwen3_moe", "tp2 pp2 dp2")}
+QUICK = {("gpt_neox", "tp2"), ("gpt_neox one after the other", "pp2"), ("gemma2", "sequence"), ("gemma2", "recompute full"),
+         ("qwen3_moe", "tp2 pp2 dp2")}
 
 
 @pytest.mark.parametrize(("model", "name"), cases([(model, name) for model in FAMILIES for name in AXES], QUICK))
@@ -39,6 +39,7 @@ def test_a_family_equals_one_process(engine: Engine, reference: Reference, model
     assert engine(model, *AXES[name]).distance(reference(model)) < EXACT
 
 
+@pytest.mark.prove
 def test_the_bias_of_a_tied_head_is_cut_with_the_embedding(engine: Engine, reference: Reference) -> None:
     alone = engine("gptj, tied", *layout(2, tensor_modules='["transformer.wte"]'))
     assert alone.distance(reference("gptj, tied")) < EXACT
@@ -84,7 +85,7 @@ CONTROLS: dict[str, tuple[str, str, Sequence[str], Callable[[], None]]] = {
     "q, k and v side by side": ("gpt_neox", "tp2", [], parts_side_by_side),
     "attention and MLP side by side": ("gpt_neox one after the other", "pp2", ["use_parallel_residual=true"], nothing),
 }
-QUICK_CONTROLS = {"scores have no cap", "the embedding is not scaled", "norms of heads are not summed", "q, k and v side by side"}
+QUICK_CONTROLS = {"the embedding is not scaled", "norms of heads are not summed", "q, k and v side by side"}
 
 
 @pytest.mark.parametrize("control", cases(CONTROLS, QUICK_CONTROLS))

@@ -44,7 +44,7 @@ TRAININGS = {
     "ids alone": Training(without=ALONE),
     "dropout": Training({"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.3}),
 }
-QUICK = {("types and padding", name) for name in ("tp2", "zero3", "sequence", "tp2 pp2 dp2")} | {
+QUICK = {("types and padding", name) for name in ("zero3", "sequence", "tp2 pp2 dp2")} | {
     ("ids alone", "pp2 layers 1+4"), ("dropout", "recompute full")}
 
 
