@@ -83,6 +83,8 @@ class Family:
             of what is behind them.
         dropouts: config keys that hold a dropout probability.
         checkpoint_prefixes: prefixes that a checkpoint may leave out (bare GPT-2 checkpoints have no ``transformer.``).
+        older_endings: ends of names -> the same in older checkpoints, which transformers still reads.
+        beside: name patterns of a checkpoint's weights that other models of the family use.
     """
 
     model_type: str
@@ -113,6 +115,8 @@ class Family:
     router: str = "gate"
     since: str = "5.0"
     checkpoint_prefixes: tuple[str, ...] = ()
+    older_endings: Mapping[str, str] = field(default_factory=dict)
+    beside: tuple[str, ...] = ()
 
     def layer_weights(self, shape: ModelShape, layer: int) -> tuple[Weight, ...]:
         """Return the parameters of a block under their Hugging Face names."""

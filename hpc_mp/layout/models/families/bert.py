@@ -102,4 +102,6 @@ FAMILY = Family(
     ),
     dropouts=DROPOUTS,
     since="5.24",
+    older_endings={"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"},
+    beside=("bert.pooler.*", "cls.seq_relationship.*", f"{HEAD}.decoder.bias", "bert.embeddings.position_ids"),
 )
