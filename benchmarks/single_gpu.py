@@ -165,13 +165,13 @@ def ours(case: Case, device: Any, compiled: bool) -> Step:
     from hpc_mp.layout.models import FAMILIES
     from hpc_mp.layout.placement import place
     from hpc_mp.layout.schedule_of import schedule_of
-    from hpc_mp.train.engine.causal_lm import CausalLM
-    from hpc_mp.train.engine.causal_model import hugging_face_config
-    from hpc_mp.train.engine.dropout import Moment
-    from hpc_mp.train.engine.engine import Engine
-    from hpc_mp.train.engine.groups import build, everyone
-    from hpc_mp.train.engine.settings import EngineSettings, Microbatches
-    from hpc_mp.train.engine.stage import Batch
+    from hpc_mp.train.model.causal_lm import CausalLM
+    from hpc_mp.train.model.causal_model import hugging_face_config
+    from hpc_mp.train.parallel.dropout import Moment
+    from hpc_mp.train.parallel.groups import build, everyone
+    from hpc_mp.train.pipeline.stage import Batch
+    from hpc_mp.train.step.engine import Engine
+    from hpc_mp.train.step.settings import EngineSettings, Microbatches
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     family = FAMILIES[case.config["model_type"]]

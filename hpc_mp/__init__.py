@@ -8,8 +8,8 @@ __all__ = ["CutPoint", "HpcMpError", "LayerSpec", "RunFailed", "__version__", "l
 
 # Imported when they are first asked for, so that ``import hpc_mp`` costs nothing.
 LAZY = {"log": "hpc_mp.program.log", "run_job": "hpc_mp.launch.launch", "submit": "hpc_mp.launch.submit.api",
-        "parallel": "hpc_mp.train.own_loop.parallel", "CutPoint": "hpc_mp.train.engine.cut_points",
-        "LayerSpec": "hpc_mp.train.engine.layer_list", "HpcMpError": "hpc_mp.base.errors", "RunFailed": "hpc_mp.base.errors"}
+        "parallel": "hpc_mp.train.own_loop.parallel", "CutPoint": "hpc_mp.train.model.cut_points",
+        "LayerSpec": "hpc_mp.train.model.layer_list", "HpcMpError": "hpc_mp.base.errors", "RunFailed": "hpc_mp.base.errors"}
 
 
 def __getattr__(name: str) -> Any:

@@ -16,7 +16,7 @@ from tables import table
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.models import family_of
 from hpc_mp.layout.models.weight_files import INDEX, SINGLE, check_weights, weight_files
-from hpc_mp.train.engine.initial import read
+from hpc_mp.train.model.initial import read
 
 Arrays = dict[str, np.ndarray]
 CONFIGS: dict[str, dict[str, Any]] = table(__file__, "weight_files.toml", "configs")

@@ -17,8 +17,8 @@ from hpc_mp.job.layout import layout_of, read_shape, undivided
 from hpc_mp.planner.memory import BYTES
 from hpc_mp.planner.traffic import rank_traffic, traffic_of
 from hpc_mp.rundir.plan import Traffic
-from hpc_mp.train.engine import collectives
-from hpc_mp.train.engine.engine import Engine
+from hpc_mp.train.parallel import collectives
+from hpc_mp.train.step.engine import Engine
 
 COUNTED = 1  # the step whose bytes are counted: the first one also connects and allocates
 

@@ -23,17 +23,18 @@ from hpc_mp.layout.models import kv_copies
 from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.rundir.rank_env import identity
 from hpc_mp.train.data import HeldOut, Samples, TokenSet, load_tokens, positions, prepare_held_out, prepare_job
-from hpc_mp.train.engine import gloo, initial
-from hpc_mp.train.engine.agreement import StepNumbers
-from hpc_mp.train.engine.engine import Engine, StepResult
-from hpc_mp.train.engine.groups import Tree, build, everyone
-from hpc_mp.train.engine.memory import state_bytes
+from hpc_mp.train.model import initial
+from hpc_mp.train.parallel import gloo
+from hpc_mp.train.parallel.groups import Tree, build, everyone
 from hpc_mp.train.rank import evaluation, facts
 from hpc_mp.train.rank.assemble import assemble, model_of
 from hpc_mp.train.rank.bootstrap import lay_out
 from hpc_mp.train.rank.devices import choose_device
 from hpc_mp.train.rank.rendezvous import DEFAULT, rendezvous
 from hpc_mp.train.rank.trainer import TRACED_STEP, evaluation_is_due, share
+from hpc_mp.train.step.agreement import StepNumbers
+from hpc_mp.train.step.engine import Engine, StepResult
+from hpc_mp.train.step.memory import state_bytes
 
 TIMEOUT = 600.0
 MOST = 8 if DEVICE == "cuda" else 16  # idle ranks of all crews; each on a GPU has a context there

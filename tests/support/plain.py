@@ -18,8 +18,8 @@ from hpc_mp.job.inputs import find_files
 from hpc_mp.job.layout import read_config, read_shape
 from hpc_mp.layout.models import family_of
 from hpc_mp.train.data import IGNORE, Samples, TokenSet, prepare_held_out, prepare_job
-from hpc_mp.train.engine import initial
-from hpc_mp.train.engine.precision import StaysDouble
+from hpc_mp.train.device.precision import StaysDouble
+from hpc_mp.train.model import initial
 from hpc_mp.train.rank.trainer import evaluation_is_due
 
 

@@ -14,7 +14,7 @@ OPENERS = frozenset({"What", "Whether", "Of", "That", "Those", "Who", "Whose", "
 VAGUE = frozenset({"found", "each", "said", "known", "given", "seen", "asked", "told", "made", "wanted", "kept", "most", "here",
                    "there", "this", "those", "whose", "it", "put", "got"})
 # Rewritten with their code.
-LATER = (ROOT / "hpc_mp/train/engine",)
+LATER = tuple(ROOT / "hpc_mp/train" / folder for folder in ("device", "model", "optimizer", "parallel", "pipeline", "step"))
 # Fields of files that others write.
 FIELDS = {("environment/profiles.py", "given"), ("planner/fabrics.py", "most"), ("rundir/plan.py", "here")}
 

@@ -26,16 +26,16 @@ from hpc_mp.rundir import read_json
 from hpc_mp.rundir.layout import COUNTERS
 from hpc_mp.rundir.rank_env import identity
 from hpc_mp.train.checkpoint import checkpoint
-from hpc_mp.train.engine import gloo
-from hpc_mp.train.engine.dropout import DropoutClock, HashDropout, Moment
-from hpc_mp.train.engine.engine import Engine
-from hpc_mp.train.engine.groups import build, everyone
-from hpc_mp.train.engine.initial import Source
-from hpc_mp.train.engine.layer_list import LayerSpec
-from hpc_mp.train.engine.listed_stage import ListedModel
-from hpc_mp.train.engine.settings import EngineSettings, Microbatches
-from hpc_mp.train.engine.stage import Carried, StagedModel
+from hpc_mp.train.model.layer_list import LayerSpec
+from hpc_mp.train.model.listed_stage import ListedModel
+from hpc_mp.train.parallel import gloo
+from hpc_mp.train.parallel.dropout import DropoutClock, HashDropout, Moment
+from hpc_mp.train.parallel.fill import Source
+from hpc_mp.train.parallel.groups import build, everyone
+from hpc_mp.train.pipeline.stage import Carried, StagedModel
 from hpc_mp.train.rank.assemble import home_of
+from hpc_mp.train.step.engine import Engine
+from hpc_mp.train.step.settings import EngineSettings, Microbatches
 
 WORDS, WIDTH, LENGTH, SAMPLES, STEPS, SEED = 23, 12, 5, 8, 2, 3
 

@@ -16,12 +16,12 @@ from transformers.models.bert import modeling_bert
 
 from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.models import Family, family_of
-from hpc_mp.train.engine import initial
-from hpc_mp.train.engine.causal_lm import CausalLM
-from hpc_mp.train.engine.causal_model import hugging_face_config
-from hpc_mp.train.engine.dropout import DropoutClock
-from hpc_mp.train.engine.initial import Source
-from hpc_mp.train.engine.vocabulary import IGNORED
+from hpc_mp.train.model import initial
+from hpc_mp.train.model.causal_lm import CausalLM
+from hpc_mp.train.model.causal_model import hugging_face_config
+from hpc_mp.train.model.vocabulary import IGNORED
+from hpc_mp.train.parallel.dropout import DropoutClock
+from hpc_mp.train.parallel.fill import Source
 
 LENGTH, STEPS, PADDING = 14, 3, 3
 Batch = dict[str, Tensor]

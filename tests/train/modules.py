@@ -8,10 +8,10 @@ from lists import SEED, STEPS, WIDTH, WORDS, Block, Join, Reference, Split, Word
 from torch import Tensor, nn
 
 from hpc_mp.layout.layout import Layout
-from hpc_mp.train.engine.cut_points import CutPoint, layers_of
-from hpc_mp.train.engine.dropout import DropoutClock
-from hpc_mp.train.engine.layer_list import Cut
-from hpc_mp.train.engine.listed_stage import ListedModel
+from hpc_mp.train.model.cut_points import CutPoint, layers_of
+from hpc_mp.train.model.layer_list import Cut
+from hpc_mp.train.model.listed_stage import ListedModel
+from hpc_mp.train.parallel.dropout import DropoutClock
 
 CUT: Mapping[str, Cut] = {"*up": "column", "*down": "row"}
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from hpc_mp.train.engine import layers, optimizer_state
-from hpc_mp.train.engine.optimizer import Optimizer
+from hpc_mp.train.model import layers
+from hpc_mp.train.optimizer import optimizer_state
+from hpc_mp.train.optimizer.optimizer import Optimizer
 from hpc_mp.train.rank.trainer import Trainer
 
 

@@ -11,9 +11,9 @@ from modules import off, parts, row, written
 from torch import Tensor, nn
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.train.engine.cut_points import CutPoint, layers_of
-from hpc_mp.train.engine.layer_list import LayerSpec
-from hpc_mp.train.engine.listed_stage import ListedModel
+from hpc_mp.train.model.cut_points import CutPoint, layers_of
+from hpc_mp.train.model.layer_list import LayerSpec
+from hpc_mp.train.model.listed_stage import ListedModel
 
 LAYOUTS = {
     "one": (written, lay(layers=(6,))),

@@ -26,8 +26,9 @@ from hpc_mp.job import JobSpec
 from hpc_mp.rundir import read_lines
 from hpc_mp.train.data import IGNORE, Samples, prepare_job
 from hpc_mp.train.data.rows import TokenRows
-from hpc_mp.train.engine import causal_stage, context, ring_attention
-from hpc_mp.train.engine.precision import StaysDouble
+from hpc_mp.train.device.precision import StaysDouble
+from hpc_mp.train.model import causal_stage
+from hpc_mp.train.parallel import context, ring_attention
 
 SEPARATE = ('data.documents="separate"', 'data.tokenizer="words"')
 LENGTH = 24

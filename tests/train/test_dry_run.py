@@ -33,8 +33,8 @@ from hpc_mp.rundir.rank_env import identity
 from hpc_mp.train.checkpoint import checkpoint
 from hpc_mp.train.checkpoint.shard_file import write_shard
 from hpc_mp.train.dry_run.dry_run import DryRun, DryStep, dry_run, stepped
-from hpc_mp.train.engine.data_axis import DataAxis
-from hpc_mp.train.engine.groups import build
+from hpc_mp.train.parallel.data_axis import DataAxis
+from hpc_mp.train.parallel.groups import build
 from hpc_mp.train.rank import facts
 from hpc_mp.train.rank.bootstrap import lay_out
 from hpc_mp.train.rank.rendezvous import connect, meet, rendezvous
@@ -162,7 +162,7 @@ def test_a_rank_holds_no_more_with_more_microbatches(tmp_path: Path, monkeypatch
         return dry_run(spec, read_shape(spec), lay_out(spec), 1).step.peak.bytes
 
     assert middle_stage(4) == middle_stage(6)
-    monkeypatch.setattr("hpc_mp.train.engine.pipeline.arrivals", lambda schedule, rank: {})
+    monkeypatch.setattr("hpc_mp.train.pipeline.pipeline.arrivals", lambda schedule, rank: {})
     assert middle_stage(4) < middle_stage(6)
 
 

@@ -23,8 +23,8 @@ from hpc_mp.rundir import newest_complete, read_lines, retention
 from hpc_mp.rundir.checkpoints import complete_steps, step_of
 from hpc_mp.rundir.history import complete
 from hpc_mp.train.data import IGNORE, HeldOut, TokenSet, passes, prepare_held_out, prepare_job
-from hpc_mp.train.engine.causal_stage import CausalStage
-from hpc_mp.train.engine.pipeline import Pipeline
+from hpc_mp.train.model.causal_stage import CausalStage
+from hpc_mp.train.pipeline.pipeline import Pipeline
 from hpc_mp.train.rank import evaluation
 from hpc_mp.train.rank.signals import EXIT_STOPPED
 

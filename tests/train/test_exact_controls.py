@@ -13,22 +13,12 @@ from layouts import job
 from planting import frequencies_of_own_positions, planted, wrapped
 
 from hpc_mp.layout import schedule_of
-from hpc_mp.train.engine import (
-    causal_stage,
-    collectives,
-    context,
-    data_axis,
-    dropout,
-    engine,
-    experts,
-    gradients,
-    groups,
-    optimizer,
-    pipeline,
-    projection,
-    ring_attention,
-)
-from hpc_mp.train.engine.engine import _LabelCount
+from hpc_mp.train.model import causal_stage
+from hpc_mp.train.optimizer import optimizer
+from hpc_mp.train.parallel import collectives, context, data_axis, dropout, experts, gradients, groups, projection, ring_attention
+from hpc_mp.train.pipeline import pipeline
+from hpc_mp.train.step import engine
+from hpc_mp.train.step.engine import _LabelCount
 
 
 def nothing_sent(*_: object) -> collectives.Running:

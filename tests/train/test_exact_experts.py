@@ -26,8 +26,8 @@ from hpc_mp.job.layout import check_job, read_shape, undivided
 from hpc_mp.layout.models import expert_capacity
 from hpc_mp.planner.memory import units_of
 from hpc_mp.rundir.rank_env import identity
-from hpc_mp.train.engine import capacity, expert_axis, gradients, groups, router_loss
-from hpc_mp.train.engine.collectives import Running
+from hpc_mp.train.parallel import capacity, expert_axis, gradients, groups, router_loss
+from hpc_mp.train.parallel.collectives import Running
 from hpc_mp.train.rank.rendezvous import connect, meet, rendezvous
 
 MANY = "mixtral with one choice of many experts"

@@ -12,9 +12,9 @@ from planting import planted, wrapped
 from torch import Tensor
 
 from hpc_mp.layout import models
-from hpc_mp.train.engine import groups
-from hpc_mp.train.engine.causal_model import CausalModel
-from hpc_mp.train.engine.projection import Projection
+from hpc_mp.train.model.causal_model import CausalModel
+from hpc_mp.train.parallel import groups
+from hpc_mp.train.parallel.projection import Projection
 
 AXES = {
     "tp2": LAYOUTS["tp2"],

@@ -30,7 +30,7 @@ from hpc_mp.job.layout import read_shape
 from hpc_mp.rundir import RunDirectory, newest_complete, read_lines
 from hpc_mp.train.checkpoint.export import export
 from hpc_mp.train.data import IGNORE, Samples, bpe, prepare
-from hpc_mp.train.engine.precision import StaysDouble
+from hpc_mp.train.device.precision import StaysDouble
 
 TP2_PP2 = ["job.ranks_per_node=4", "parallel.tensor=2", "parallel.pipeline=2", "parallel.microbatches=3"]
 FIRST = ("gpt2", "llama", "llama-tied", "mixtral")  # whose exports `make test` computes with; the others are proofs

@@ -27,9 +27,9 @@ from lists import (
 from torch import Tensor, nn
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.train.engine import listed_stage
-from hpc_mp.train.engine.layer_list import LayerSpec
-from hpc_mp.train.engine.listed_stage import ListedModel
+from hpc_mp.train.model import listed_stage
+from hpc_mp.train.model.layer_list import LayerSpec
+from hpc_mp.train.model.listed_stage import ListedModel
 
 
 @pytest.mark.parametrize("name", cases(LAYOUTS, QUICK))

@@ -14,7 +14,7 @@ from ranks import run_ranks
 
 from hpc_mp.rundir import problem
 from hpc_mp.rundir.checkpoint_index import read_indexes
-from hpc_mp.train.engine.engine import Engine
+from hpc_mp.train.step.engine import Engine
 
 MODELS: dict[str, tuple[Callable[..., Any], Callable[..., Reference], int]] = {
     "list": (listed, plain, 7),

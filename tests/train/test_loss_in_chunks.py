@@ -14,7 +14,7 @@ from ranks import run_ranks, train
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.rundir import read_lines
-from hpc_mp.train.engine import vocabulary
+from hpc_mp.train.model import vocabulary
 from hpc_mp.train.rank.assemble import check_compiler
 
 eleven_rows = wrapped(vocabulary, "CHUNK", lambda chunk: 307 * 11)  # of 307 words; two ranks take twice as many

@@ -25,10 +25,10 @@ from hpc_mp.planner.device import Device, check_offload
 from hpc_mp.rundir import checkpoint_index, read_json
 from hpc_mp.train.checkpoint import shard_file
 from hpc_mp.train.checkpoint.shard_file import LocalPart
-from hpc_mp.train.engine import optimizer_state
-from hpc_mp.train.engine.memory import peak_bytes
-from hpc_mp.train.engine.optimizer_state import Chunk, OnDevice, StateHome, StateShape, Streamed, Stretch, chunks
-from hpc_mp.train.engine.state_stores import FileStore, HostStore
+from hpc_mp.train.optimizer import optimizer_state
+from hpc_mp.train.optimizer.optimizer_state import Chunk, OnDevice, StateHome, StateShape, Streamed, Stretch, chunks
+from hpc_mp.train.optimizer.state_stores import FileStore, HostStore
+from hpc_mp.train.step.memory import peak_bytes
 
 CPU = torch.device("cpu")
 

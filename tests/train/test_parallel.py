@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, BertConfig, BertForMaskedLM, Llam
 
 import hpc_mp
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.train.engine.precision import StaysDouble
+from hpc_mp.train.device.precision import StaysDouble
 
 WRONG = 1e-6
 CONFIG = {"num_hidden_layers": 4, "hidden_size": 32, "intermediate_size": 40, "num_attention_heads": 4, "num_key_value_heads": 2,

@@ -18,12 +18,12 @@ from hpc_mp.layout.offload import CHUNK, GRAIN
 from hpc_mp.planner.device import Device, check_offload
 from hpc_mp.planner.memory import state_bytes
 from hpc_mp.rundir.plan import StateBytes
+from hpc_mp.train.device.precision import PRECISIONS
 from hpc_mp.train.dry_run.dry_run import dry_run
-from hpc_mp.train.engine import host_parameters
-from hpc_mp.train.engine.collectives import Running
-from hpc_mp.train.engine.host_parameters import Bus, HostPart
-from hpc_mp.train.engine.optimizer_state import OnDevice, StateShape, Stretch
-from hpc_mp.train.engine.precision import PRECISIONS
+from hpc_mp.train.optimizer.optimizer_state import OnDevice, StateShape, Stretch
+from hpc_mp.train.parallel import host_parameters
+from hpc_mp.train.parallel.collectives import Running
+from hpc_mp.train.parallel.host_parameters import Bus, HostPart
 from hpc_mp.train.rank.bootstrap import lay_out
 
 CPU = torch.device("cpu")

@@ -21,8 +21,8 @@ from hpc_mp.layout.schedule import peak_in_flight
 from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.planner.activations import chunk_counts, kept_inputs
 from hpc_mp.rundir import read_json
-from hpc_mp.train.engine import activations, pipeline
-from hpc_mp.train.engine.data_axis import Unit
+from hpc_mp.train.parallel.data_axis import Unit
+from hpc_mp.train.pipeline import activations, pipeline
 
 RECOMPUTE = ("full", "selective", "every-2")
 SCHEDULES = ("1f1b", "gpipe", "zero_bubble", "interleaved_1f1b", "breadth_first", "zero_bubble_v")

@@ -21,8 +21,8 @@ from hpc_mp.job import JobSpec, dump_job
 from hpc_mp.job.spec import LossScale
 from hpc_mp.rundir import RunDirectory, read_json, read_lines
 from hpc_mp.train.data import IGNORE, Samples
-from hpc_mp.train.engine.loss_scale import ScaleState, Unscaled, advanced, first, on_device
-from hpc_mp.train.engine.optimizer import Optimizer
+from hpc_mp.train.optimizer.optimizer import Optimizer
+from hpc_mp.train.step.loss_scale import ScaleState, Unscaled, advanced, first, on_device
 
 
 @pytest.mark.parametrize(("name", "model", "rank", "value"), [

@@ -17,7 +17,7 @@ from hpc_mp.job.layout import layout_of, profile_of, read_shape
 from hpc_mp.layout.flat import StageSpan, unit_weights
 from hpc_mp.layout.model_profile import ModelProfile, UnitProfile
 from hpc_mp.layout.models import family_of
-from hpc_mp.train.engine.causal_stage import CausalStage
+from hpc_mp.train.model.causal_stage import CausalStage
 from hpc_mp.train.rank.unit_profile import measure
 
 # The layers of each model whose blocks are measured.

@@ -21,8 +21,8 @@ from hpc_mp.rundir.layout import COUNTERS
 from hpc_mp.rundir.origin import Counters, counters_document
 from hpc_mp.rundir.retention import prune
 from hpc_mp.train.checkpoint.shard_file import Damaged, LocalPart, ShardReader, write_shard
-from hpc_mp.train.engine.groups import Axis, Groups, Tree, tree_of
-from hpc_mp.train.engine.optimizer import Held
+from hpc_mp.train.optimizer.optimizer import Held
+from hpc_mp.train.parallel.groups import Axis, Groups, Tree, tree_of
 from hpc_mp.train.rank import facts
 from hpc_mp.train.rank.fencing import Fence, FencedOut
 

@@ -27,15 +27,15 @@ from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.rundir.plan import StateBytes
 from hpc_mp.train.dry_run.host import Loading, OpenSockets, Saving, loading, open_sockets, saving
 from hpc_mp.train.dry_run.recorder import Peak, Recorder, SentMessages
-from hpc_mp.train.engine.data_axis import DataAxis
-from hpc_mp.train.engine.dropout import Moment
-from hpc_mp.train.engine.engine import Engine
-from hpc_mp.train.engine.groups import Groups, build, everyone
-from hpc_mp.train.engine.memory import state_bytes
-from hpc_mp.train.engine.settings import Microbatches
-from hpc_mp.train.engine.stage import Batch
+from hpc_mp.train.parallel.data_axis import DataAxis
+from hpc_mp.train.parallel.dropout import Moment
+from hpc_mp.train.parallel.groups import Groups, build, everyone
+from hpc_mp.train.pipeline.stage import Batch
 from hpc_mp.train.rank.assemble import assemble
 from hpc_mp.train.rank.rendezvous import process_group
+from hpc_mp.train.step.engine import Engine
+from hpc_mp.train.step.memory import state_bytes
+from hpc_mp.train.step.settings import Microbatches
 
 CPU = torch.device("cpu")
 

@@ -14,10 +14,10 @@ from hpc_mp.layout.placement import Placement
 from hpc_mp.rundir.checkpoint_index import BLOCK, INDEX
 from hpc_mp.train.checkpoint.checkpoint import SHARD, lists_stage, parts_to_write
 from hpc_mp.train.checkpoint.shard_file import PIECE, shard_bytes
-from hpc_mp.train.engine.data_axis import Unit
-from hpc_mp.train.engine.engine import Engine
-from hpc_mp.train.engine.groups import Groups
-from hpc_mp.train.engine.initial import CHUNK
+from hpc_mp.train.parallel.data_axis import Unit
+from hpc_mp.train.parallel.fill import CHUNK
+from hpc_mp.train.parallel.groups import Groups
+from hpc_mp.train.step.engine import Engine
 
 DEVICE = 4  # descriptors of a gloo device: a listening socket, both ends of a pipe, and an epoll
 

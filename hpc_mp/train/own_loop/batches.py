@@ -10,10 +10,10 @@ from torch import Tensor
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import shown
 from hpc_mp.layout.layout import Layout
-from hpc_mp.train.engine.dropout import Moment
-from hpc_mp.train.engine.readback import to_device
-from hpc_mp.train.engine.settings import Microbatches
-from hpc_mp.train.engine.stage import Batch, Carried
+from hpc_mp.train.device.readback import to_device
+from hpc_mp.train.parallel.dropout import Moment
+from hpc_mp.train.pipeline.stage import Batch, Carried
+from hpc_mp.train.step.settings import Microbatches
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,14 +20,14 @@ from hpc_mp.layout.models import Family, ModelShape, Weight, family_of, kv_copie
 from hpc_mp.layout.models.fields import check_fields
 from hpc_mp.layout.models.weight_files import check_weights
 from hpc_mp.train.checkpoint.export import GENERATION
-from hpc_mp.train.engine import initial
-from hpc_mp.train.engine.causal_lm import CausalLM
-from hpc_mp.train.engine.causal_model import hugging_face_config, without_values
-from hpc_mp.train.engine.initial import Source
-from hpc_mp.train.engine.logits import LossFunction
-from hpc_mp.train.engine.stage import Batch, Carried
-from hpc_mp.train.engine.vocabulary import IGNORED
+from hpc_mp.train.model import initial
+from hpc_mp.train.model.causal_lm import CausalLM
+from hpc_mp.train.model.causal_model import hugging_face_config, without_values
+from hpc_mp.train.model.logits import LossFunction
+from hpc_mp.train.model.vocabulary import IGNORED
 from hpc_mp.train.own_loop.saved_tensor import SavedTensor, fingerprint_of
+from hpc_mp.train.parallel.fill import Source
+from hpc_mp.train.pipeline.stage import Batch, Carried
 
 NOMINAL = 4096  # tokens: attention's share of a layer's work, by which stages are balanced, grows with them
 NAMES = {"token_type_ids": "token_types"}  # of Hugging Face -> of an embedding's index

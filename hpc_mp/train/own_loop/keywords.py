@@ -13,7 +13,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import did_you_mean, shown
 from hpc_mp.job import JobSpec
 from hpc_mp.job.load import resolve
-from hpc_mp.train.engine.settings import Rate
+from hpc_mp.train.step.settings import Rate
 
 KEYS: Mapping[str, str] = {  # keyword -> key of the job file
     "tp_size": "parallel.tensor", "pp_size": "parallel.pipeline", "cp_size": "parallel.context", "ep_size": "parallel.expert",

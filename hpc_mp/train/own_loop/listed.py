@@ -14,10 +14,10 @@ from hpc_mp.job.layout import undivided
 from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.schedule import partition
 from hpc_mp.layout.schedule_of import check_schedule
-from hpc_mp.train.engine.initial import Source
-from hpc_mp.train.engine.listed_stage import ListedModel
-from hpc_mp.train.engine.stage import Batch, Carried
+from hpc_mp.train.model.listed_stage import ListedModel
 from hpc_mp.train.own_loop.saved_tensor import SavedTensor
+from hpc_mp.train.parallel.fill import Source
+from hpc_mp.train.pipeline.stage import Batch, Carried
 
 # key of the job file, its value without effect: a list of layers has no use for others
 UNUSED = {"parallel.context": 1, "parallel.expert": 1, "parallel.sequence": False, "train.dropout": None, "train.compile": False,

@@ -14,14 +14,14 @@ from hpc_mp.job.layout import undivided
 from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.placement import Placement
 from hpc_mp.layout.schedule_of import schedule_of
-from hpc_mp.train.engine.engine import Engine
-from hpc_mp.train.engine.groups import Groups, axis_of, build
 from hpc_mp.train.own_loop.keywords import Keywords, in_words_of_a_loop, job_of, read_keywords
 from hpc_mp.train.own_loop.run import Axes, Run
 from hpc_mp.train.own_loop.subject import Subject, subject_of
 from hpc_mp.train.own_loop.world import World, join, ranks
+from hpc_mp.train.parallel.groups import Groups, axis_of, build
 from hpc_mp.train.rank import facts
 from hpc_mp.train.rank.assemble import check_compiler, settings_of
+from hpc_mp.train.step.engine import Engine
 
 
 def parallel(model: Any, **keywords: Any) -> Run:

@@ -8,21 +8,21 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
+import hpc_mp
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.layout import Layout
-from hpc_mp.program.log import log
-from hpc_mp.train.engine.agreement import StepNumbers
-from hpc_mp.train.engine.engine import Engine, StepResult
-from hpc_mp.train.engine.groups import Axis
-from hpc_mp.train.engine.passes import Passes
-from hpc_mp.train.engine.settings import Microbatches
-from hpc_mp.train.engine.stage import Carried
 from hpc_mp.train.own_loop import saved
 from hpc_mp.train.own_loop.batches import Rows, rows_of
 from hpc_mp.train.own_loop.keywords import Keywords, in_words_of_a_loop, job_of
 from hpc_mp.train.own_loop.subject import Subject
 from hpc_mp.train.own_loop.world import World
+from hpc_mp.train.parallel.groups import Axis
+from hpc_mp.train.pipeline.stage import Carried
 from hpc_mp.train.rank import facts
+from hpc_mp.train.step.agreement import StepNumbers
+from hpc_mp.train.step.engine import Engine, StepResult
+from hpc_mp.train.step.passes import Passes
+from hpc_mp.train.step.settings import Microbatches
 
 Shapes = tuple[tuple[str, Carried], ...]
 
@@ -164,5 +164,5 @@ class Run:
         if not numbers.norm < float("inf"):
             self.progress = replace(self.progress, skipped=self.progress.skipped + 1)
         step = self.progress.step
-        log(step=step, loss=numbers.loss, tokens=tokens, learning_rate=self.engine.settings.learning_rate(step - 1),
-            grad_norm=numbers.norm, seconds=numbers.seconds)
+        hpc_mp.log(step=step, loss=numbers.loss, tokens=tokens, learning_rate=self.engine.settings.learning_rate(step - 1),
+                   grad_norm=numbers.norm, seconds=numbers.seconds)

@@ -19,12 +19,12 @@ from hpc_mp.train.checkpoint import checkpoint
 from hpc_mp.train.checkpoint.checkpoint import parts_to_write
 from hpc_mp.train.checkpoint.export import DTYPES, FILE_BYTES, publishing
 from hpc_mp.train.checkpoint.shard_file import Damaged, LocalPart
-from hpc_mp.train.engine import gloo
-from hpc_mp.train.engine.engine import Engine
-from hpc_mp.train.engine.groups import new_group
 from hpc_mp.train.own_loop.subject import Subject
 from hpc_mp.train.own_loop.world import World
+from hpc_mp.train.parallel import gloo
+from hpc_mp.train.parallel.groups import new_group
 from hpc_mp.train.rank import facts
+from hpc_mp.train.step.engine import Engine
 
 
 def model_state(engine: Engine, subject: Subject, world: World) -> dict[str, Tensor]:

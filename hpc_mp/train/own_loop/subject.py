@@ -13,16 +13,16 @@ from hpc_mp.base.text import shown
 from hpc_mp.job import JobSpec
 from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.models.shape import config_of
-from hpc_mp.train.engine.cut_points import Layers, layers_of
-from hpc_mp.train.engine.initial import Source
-from hpc_mp.train.engine.layer_list import LayerSpec
-from hpc_mp.train.engine.listed_stage import ListedModel
-from hpc_mp.train.engine.logits import LossFunction
-from hpc_mp.train.engine.stage import Batch, Carried, StagedModel
+from hpc_mp.train.model.cut_points import Layers, layers_of
+from hpc_mp.train.model.layer_list import LayerSpec
+from hpc_mp.train.model.listed_stage import ListedModel
+from hpc_mp.train.model.logits import LossFunction
 from hpc_mp.train.own_loop.hugging_face import HuggingFace
 from hpc_mp.train.own_loop.keywords import Keywords
 from hpc_mp.train.own_loop.listed import Listed
 from hpc_mp.train.own_loop.saved_tensor import SavedTensor, fingerprint_of
+from hpc_mp.train.parallel.fill import Source
+from hpc_mp.train.pipeline.stage import Batch, Carried, StagedModel
 
 IN_MEMORY = "the configuration"
 

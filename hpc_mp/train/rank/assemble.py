@@ -23,18 +23,18 @@ from hpc_mp.rundir.staged import staged, staging_root
 from hpc_mp.train.checkpoint import checkpoint
 from hpc_mp.train.checkpoint.shard_file import Damaged
 from hpc_mp.train.data import TokenSet
-from hpc_mp.train.engine import initial
-from hpc_mp.train.engine.causal_lm import CausalLM
-from hpc_mp.train.engine.causal_model import hugging_face_config
-from hpc_mp.train.engine.engine import Engine
-from hpc_mp.train.engine.groups import Groups
-from hpc_mp.train.engine.loss_scale import Unscaled
-from hpc_mp.train.engine.optimizer import HomeMaker
-from hpc_mp.train.engine.optimizer_state import OnDevice, Streamed
-from hpc_mp.train.engine.settings import EngineSettings
-from hpc_mp.train.engine.state_stores import DeviceStore, FileStore, HostStore
+from hpc_mp.train.model import initial
+from hpc_mp.train.model.causal_lm import CausalLM
+from hpc_mp.train.model.causal_model import hugging_face_config
+from hpc_mp.train.optimizer.optimizer import HomeMaker
+from hpc_mp.train.optimizer.optimizer_state import OnDevice, Streamed
+from hpc_mp.train.optimizer.state_stores import DeviceStore, FileStore, HostStore
+from hpc_mp.train.parallel.groups import Groups
 from hpc_mp.train.rank import facts
 from hpc_mp.train.rank.failures import RankContext
+from hpc_mp.train.step.engine import Engine
+from hpc_mp.train.step.loss_scale import Unscaled
+from hpc_mp.train.step.settings import EngineSettings
 
 
 def assemble(spec: JobSpec, shape: ModelShape, layout: Layout, groups: Groups, schedule: Schedule,

@@ -25,9 +25,7 @@ from hpc_mp.rundir.rank_env import check_place
 from hpc_mp.rundir.records import RankMemory, RankStart, RankTrace, TracedAction
 from hpc_mp.rundir.usage import cut_steps
 from hpc_mp.train.data import HeldOut, Samples
-from hpc_mp.train.engine.engine import StepResult
-from hpc_mp.train.engine.groups import Tree, build, check_coordinates
-from hpc_mp.train.engine.memory import limit_bytes, peak_bytes, resident_noted, state_bytes
+from hpc_mp.train.parallel.groups import Tree, build, check_coordinates
 from hpc_mp.train.rank import bootstrap, facts
 from hpc_mp.train.rank.devices import check_devices, choose_device, device_name
 from hpc_mp.train.rank.evaluation import Evaluator, last_evaluated
@@ -44,6 +42,8 @@ from hpc_mp.train.rank.token_sets import tokens_of
 from hpc_mp.train.rank.trainer import Trainer, TrainingEnd, agree, write_trace
 from hpc_mp.train.rank.waits import noted
 from hpc_mp.train.rank.watchdog import FIRST, Watchdog, limits
+from hpc_mp.train.step.engine import StepResult
+from hpc_mp.train.step.memory import limit_bytes, peak_bytes, resident_noted, state_bytes
 
 # Interval at which a thread that waits for the interpreter lock asks for it. Python's 5 ms needlessly wake every watching thread
 # of every rank if ranks outnumber cores. The main thread releases the lock in every operation of torch anyway.

@@ -26,14 +26,10 @@ from hpc_mp.rundir.origin import Counters
 from hpc_mp.rundir.records import RankTrace, StepMetrics, line_of
 from hpc_mp.train.checkpoint import checkpoint
 from hpc_mp.train.data import Samples, positions
-from hpc_mp.train.engine.agreement import StepNumbers
-from hpc_mp.train.engine.dropout import Moment
-from hpc_mp.train.engine.engine import Engine, StepResult
-from hpc_mp.train.engine.groups import Groups, Tree
-from hpc_mp.train.engine.memory import peak_bytes
-from hpc_mp.train.engine.readback import to_device
-from hpc_mp.train.engine.settings import Microbatches
-from hpc_mp.train.engine.stage import Batch
+from hpc_mp.train.device.readback import to_device
+from hpc_mp.train.parallel.dropout import Moment
+from hpc_mp.train.parallel.groups import Groups, Tree
+from hpc_mp.train.pipeline.stage import Batch
 from hpc_mp.train.rank import facts
 from hpc_mp.train.rank.failures import PeerGone, Unwritable
 from hpc_mp.train.rank.fencing import Fence
@@ -41,6 +37,10 @@ from hpc_mp.train.rank.logs import Log, StepWords
 from hpc_mp.train.rank.signals import REASONS, Pace, StopFlag
 from hpc_mp.train.rank.waits import Waits
 from hpc_mp.train.rank.watchdog import Watchdog
+from hpc_mp.train.step.agreement import StepNumbers
+from hpc_mp.train.step.engine import Engine, StepResult
+from hpc_mp.train.step.memory import peak_bytes
+from hpc_mp.train.step.settings import Microbatches
 
 TRACED_STEP = 2  # of an attempt: the first step is dominated by allocation and lazy initialization
 

@@ -1,0 +1,174 @@
+"""A stage of the pipeline: a part of a Hugging Face model, driven by the model's own forward.
+
+Its blocks are Hugging Face's own modules; their parameters are views of flat units, which the data axis owns. The module tree
+carries Hugging Face's names, so that ``named_parameters`` are the names of a checkpoint. ``build_stage`` makes it.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from hpc_mp.layout.flat import EMBEDDING, HEAD, TIED, StageSpan
+from hpc_mp.layout.models import Family, ModelShape
+from hpc_mp.layout.models.family import POSITIONS
+from hpc_mp.train.device.spans import profiled
+from hpc_mp.train.model.layers import Driver, RotaryTables, Settings, result_of
+from hpc_mp.train.model.logits import LogitsObjective
+from hpc_mp.train.model.vocabulary import NextToken, VocabularyEmbedding
+from hpc_mp.train.parallel.data_axis import Unit
+from hpc_mp.train.parallel.experts import ExpertProjection
+from hpc_mp.train.parallel.masks import document_mask, first_seen, restarted
+from hpc_mp.train.parallel.projection import Projection
+from hpc_mp.train.parallel.surroundings import Surroundings
+from hpc_mp.train.parallel.unshard import Prefetch, unsharded
+from hpc_mp.train.pipeline.stage import Batch, Boundary
+
+HIDDEN = "hidden"
+
+
+class CausalStage(nn.Module):
+    """One stage.
+
+    Args:
+        span: which layers, and whether embedding and head belong to it.
+        groups: the paths of its layers, by what is recomputed together.
+
+    Attributes:
+        positions: of the tokens that attention sees on this rank, in their sample, (tokens,).
+        driver: the model's forward; not before ``build_stage`` is over.
+        rotary: its rotary tables, or none; no part of the tree, for they have no parameters.
+        objective: on the last stage.
+    """
+
+    driver: Driver
+    objective: NextToken | LogitsObjective
+
+    def __init__(self, family: Family, shape: ModelShape, span: StageSpan, groups: Sequence[Sequence[str]],
+                 around: Surroundings) -> None:
+        super().__init__()
+        self.family, self.shape, self.span, self.groups = family, shape, span, groups
+        self.tensor, self.context, self.precision = around.tensor, around.context, around.precision
+        self.positions = self.context.positions
+        self.windows = {f"{family.blocks}.{layer}": shape.window_of(layer) for layer in span.layers}
+        self.whole_samples = self.positions.unsqueeze(0)
+        self.rotary: list[RotaryTables] = []
+        self.units: dict[str, Unit] = {}
+        self.gathered: list[tuple[list[Unit], Prefetch]] = []  # of each group, with those that are requested meanwhile
+        self._masks: dict[int | None, Tensor | None] = {}  # by window: of the microbatch that computes
+        self._kept_masks: dict[int | None, Tensor | None] = {}  # of samples of one document, in which all are alike
+
+    def graft(self, path: str, module: nn.Module) -> None:
+        """Attach a module under its Hugging Face path."""
+        *parents, leaf = path.split(".")
+        node: nn.Module = self
+        for name in parents:
+            if name not in node._modules:
+                node.add_module(name, nn.Module())
+            node = node.get_submodule(name)
+        node.add_module(leaf, module)
+
+    def adopt(self, units: Mapping[str, Unit]) -> None:
+        """Put the parameters of this stage's flat units in place of those that transformers made."""
+        self.units = dict(units)
+        parameters = {name: parameter for unit in self.units.values() for name, parameter in unit.parameters.items()}
+        sinks = {name: sink for unit in self.units.values() for name, sink in unit.sinks.items()}
+        others = [name for name, _ in self.named_parameters()]
+        owned: set[str] = set()
+        for module in self.modules():
+            if isinstance(module, Projection | ExpertProjection | VocabularyEmbedding):
+                module.adopt(parameters, sinks)
+                owned |= module.owned
+        for name in others:
+            parent, leaf = name.rsplit(".", 1)
+            self.get_submodule(parent).register_parameter(leaf, parameters[name])
+        for unit in units.values():
+            for name in unit.parameters.keys() - owned:
+                unit.collect(name)
+        several = [[unit for unit in units.values() if unit.layout.block in paths] for paths in self.groups]
+        first = [[unit for unit in units.values() if unit.layout.block in paths[:1]] for paths in self.groups]
+        self.gathered = [(group, Prefetch(behind, before)) for group, before, behind in zip(
+            several, [[], *first], [*first[1:], []], strict=False)]
+
+    def tensors(self) -> Iterator[Tensor]:
+        """What a stage holds besides activations: its parameters, and what every microbatch gets."""
+        yield from (unit.whole for unit in self.units.values())
+        yield self.whole_samples
+        yield from (mask for mask in self._kept_masks.values() if mask is not None)
+        yield from (table for rotary in self.rotary for tables in rotary.kept.values() for table in tables)
+
+    def forward(self, received: Boundary, batch: Batch) -> Boundary | tuple[Tensor, Tensor]:
+        """Compute a microbatch of whole samples, of which this rank of a context group computes its own tokens.
+
+        batch: ``ids`` on the first stage, with the indexes of the family's further embeddings, and ``labels`` on the last one,
+        (batch, sequence); labels are shifted already. ``begins`` on all stages, at which place of its sample each token's
+        document begins, (batch, sequence): tokens attend to their own document, in which positions count from 0. Without it
+        every sample is one document.
+        """
+        begins = batch.get("begins")
+        places = self.whole_samples if begins is None else restarted(self.positions, begins)
+        hidden = self._embed(batch, places) if self.span.first else received[HIDDEN]
+        if self.span.layers:
+            self._see(begins, hidden.dtype)
+        hidden = self.driver(hidden, places)
+        if not self.span.last:
+            return {HIDDEN: hidden}
+        return self._finish(hidden, batch)
+
+    def block(self, path: str, hidden: Tensor, settings: Settings) -> Tensor:
+        """Compute one layer. A recomputation does not run inside what the backward runs in."""
+        with profiled(path), self.precision.computing():
+            return result_of(self.get_submodule(path)(hidden, **settings))
+
+    def mask(self, path: str) -> Tensor | None:
+        return self._masks[self.windows[path]]
+
+    def around(self, group: int, compute: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
+        """Compute a group of layers. The next group's parameters are requested when this one begins, in the backward those of the
+        group before."""
+        return unsharded(*self.gathered[group], lambda hidden: (compute(hidden),), hidden)[0]
+
+    @torch.no_grad()
+    def _see(self, begins: Tensor | None, dtype: torch.dtype) -> None:
+        """Make the masks of the layers. Attention that gets none is causal or bidirectional by itself."""
+        if begins is None and self._kept_masks:
+            self._masks = self._kept_masks
+            return
+        masks, make = {}, document_mask if self.shape.bidirectional else self.context.mask
+        for window in set(self.windows.values()):
+            first = first_seen(begins, window, self.positions)
+            masks[window] = None if first is None else make(first, dtype)
+        self._masks = masks
+        if begins is None:
+            self._kept_masks = masks
+
+    def _embed(self, batch: Batch, places: Tensor) -> Tensor:
+        def behind(hidden: Tensor) -> tuple[Tensor]:
+            for path in self.family.behind_embedding:
+                hidden = self.get_submodule(path)(hidden)
+            return (hidden,)
+
+        units = [self.units[name] for name in (TIED, EMBEDDING) if name in self.units]
+        kept = [unit for unit in units if any(map(self.family.is_behind_embedding, unit.parameters))]
+        for unit in units:
+            unit.need()
+        hidden: Tensor = self.get_submodule(self.family.embedding)(self.context.own(batch["ids"]))
+        for path, name in self.family.lookups.items():
+            hidden = hidden + self.get_submodule(path)(self.tensor.share(self._index(name, batch, places), 1))
+        for unit in units:
+            if unit not in kept:
+                unit.release()  # the backward of a lookup needs no parameter
+        return unsharded(kept, Prefetch(), behind, hidden)[0]
+
+    def _index(self, name: str, batch: Batch, places: Tensor) -> Tensor:
+        """Return an index of this rank's tokens, by which an embedding looks up."""
+        if name == POSITIONS:
+            return places
+        return self.context.own(batch[name] if name in batch else torch.zeros_like(batch["ids"]))
+
+    def _finish(self, hidden: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        def objective(hidden: Tensor) -> tuple[Tensor, Tensor]:
+            return self.objective(self.get_submodule(self.family.norm)(hidden), batch, self.context.own)
+
+        loss, count = unsharded([self.units[name] for name in (TIED, HEAD) if name in self.units], Prefetch(), objective, hidden)
+        return loss, count

@@ -1,0 +1,91 @@
+"""First values of the parameters: drawn from seed and name, or read as slices of a safetensors checkpoint.
+
+Both depend on a parameter's name and global index only, so every layout starts from the same model.
+"""
+
+import math
+import os
+from functools import cache
+from itertools import product
+from operator import mul
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hpc_mp.layout.flat import Box
+from hpc_mp.layout.models import Family, Weight
+from hpc_mp.layout.models.weight_files import StoredWeight, stored_in, stored_parts, weight_files
+from hpc_mp.train.model.counter_random import key_of, normal
+from hpc_mp.train.parallel.fill import Source
+
+TYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  # safetensors' names
+SHORT = 1 << 15  # bytes: shorter parts of rows are read with the whole rows, which takes less time than so many reads
+
+
+
+def drawn(seed: int, layers: int, initializer_range: float, padding: dict[str, int]) -> Source:
+    """Random first values in fp32; each depends on the seed, the weight's name and the element's global index alone.
+
+    Normal with ``initializer_range``; projections that write into the residual stream are divided by sqrt(2 x layers)
+    where the family asks for it (GPT-2, and transformers' ``_init_weights``). ``padding``: embedding name -> its zero row.
+    """
+    constants = {"ones": 1.0, "zeros": 0.0}
+
+    def source(weight: Weight, box: Box) -> Tensor:
+        if weight.init in constants:
+            return torch.full([part.stop - part.start for part in box], constants[weight.init])
+        scale = initializer_range / math.sqrt(2 * layers) if weight.init == "residual" else initializer_range
+        values = torch.from_numpy(normal(key_of(seed, weight.name), weight.shape, box)).mul_(scale)
+        row = padding.get(weight.name, -1)
+        if box[0].start <= row < box[0].stop:
+            values[row - box[0].start] = 0.0
+        return values
+
+    return source
+
+
+def read(directory: Path, family: Family) -> Source:
+    """First values from a Hugging Face checkpoint, which rank 0 has checked; only the slices that a rank holds are read."""
+    files, weights_in = weight_files(directory), cache(stored_in)
+
+    def one(weight: Weight, at: tuple[int, ...], name: str, box: Box) -> Tensor:
+        stored, inner = weights_in(files[name])[name], box[len(at):]
+        if stored.shape == weight.shape[len(at):]:
+            return part_of(stored, inner)
+        assert weight.cut  # it is stored as its ``fused_shape``
+        before, width, wanted = weight.cut - 1, weight.shape[weight.cut], box[weight.cut]
+        parts = [part_of(stored, (*box[:before], slice(n * width + wanted.start, n * width + wanted.stop), *box[weight.cut + 1:]))
+                 for n in range(box[before].start, box[before].stop)]
+        return torch.stack(parts, dim=before)
+
+    def source(weight: Weight, box: Box) -> Tensor:
+        parts = [one(weight, at, name, box) for at, name in stored_parts(weight, files, family)
+                 if all(part.start <= index < part.stop for index, part in zip(at, box, strict=False))]
+        return torch.cat([part.flatten() for part in parts]).view([part.stop - part.start for part in box])
+
+    return source
+
+
+def part_of(stored: StoredWeight, box: Box) -> Tensor:
+    """A part of a stored weight, without what the kernel would read ahead for a rank that does not want it.
+
+    Raises:
+        OSError: it cannot be read, or its file has become shorter.
+    """
+    kind, sizes = TYPES[stored.dtype], [part.stop - part.start for part in box]
+    bytes_of = [math.prod(stored.shape[axis + 1:]) * kind.itemsize for axis in range(len(box))]  # of one index
+    cut = max((axis for axis, size in enumerate(sizes) if size < stored.shape[axis]), default=0)
+    while cut and sizes[cut] * bytes_of[cut] < SHORT:
+        cut -= 1
+    run = sizes[cut] * bytes_of[cut]
+    values = bytearray(math.prod(sizes[:cut]) * run)
+    outer = product(*(range(part.start, part.stop) for part in box[:cut]))
+    with open(stored.file, "rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+        for number, index in enumerate(outer):
+            begin = stored.begin + sum(map(mul, (*index, box[cut].start), bytes_of))
+            if os.preadv(file.fileno(), [memoryview(values)[number * run:][:run]], begin) < run:
+                raise OSError(f"{stored.file} has become shorter")
+    whole = torch.frombuffer(values, dtype=kind).view(*sizes[:cut + 1], *stored.shape[cut + 1:])
+    return whole[*(slice(None),) * (cut + 1), *box[cut + 1:]]

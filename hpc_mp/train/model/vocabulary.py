@@ -1,0 +1,204 @@
+"""The two ends of a model, cut along the vocabulary: the embedding, and the head with the loss of the next token."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hpc_mp.train.parallel.collectives import all_reduce
+from hpc_mp.train.parallel.gradients import Sink
+from hpc_mp.train.parallel.projection import Projection, TensorAxis
+from hpc_mp.train.parallel.soft_cap import capped, through_cap
+from hpc_mp.train.pipeline.stage import Batch
+
+IGNORED = -100  # Hugging Face's label for tokens that do not count in the loss
+CHUNK = 1 << 27  # logits that are there at once: 0.25 GB of bf16, and enough rows for a product to fill a GPU
+
+Function = Callable[..., Any]
+
+
+class VocabularyEmbedding(nn.Module):
+    """Token embedding: ids (batch, sequence) -> (batch, sequence, hidden).
+
+    Args:
+        padding: the row that gets no gradient; None for none.
+        scale: what hidden states are multiplied with.
+        outer: the tensor axis, whose hidden states come out.
+        tensor: the axis along which the rows are cut.
+    """
+
+    def __init__(self, name: str, vocabulary: int, padding: int | None, scale: float, outer: TensorAxis,
+                 tensor: TensorAxis) -> None:
+        super().__init__()
+        self.name, self.padding, self.scale, self.outer, self.tensor = name, padding, scale, outer, tensor
+        self.start, self.length = tensor.part(vocabulary)
+        self.weight: nn.Parameter
+        self.sink: Sink
+
+    @property
+    def owned(self) -> set[str]:
+        return {self.name}
+
+    def adopt(self, parameters: Mapping[str, nn.Parameter], sinks: Mapping[str, Sink]) -> None:
+        self.weight, self.sink = parameters[self.name], sinks[self.name]
+
+    def forward(self, ids: Tensor) -> Tensor:
+        if self.tensor.size == 1:
+            ids = self.outer.share(ids, 1)
+        hidden: Tensor = self.tensor.leave(_Rows.apply(self.weight, ids, self))
+        return hidden if self.scale == 1.0 else hidden * float(torch.tensor(self.scale).to(hidden.dtype))
+
+
+class _Rows(torch.autograd.Function):
+    """The rows of an embedding that this rank holds, zeros for all others. Gradients go to the rows alone."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, ids: Tensor, embedding: VocabularyEmbedding) -> Tensor:
+        index = ids - embedding.start
+        outside = (index < 0) | (index >= embedding.length)
+        ctx.embedding = embedding
+        ctx.save_for_backward(ids)
+        if embedding.tensor.size == 1:
+            return F.embedding(ids, weight)
+        rows = weight if embedding.length else weight.new_zeros(1, weight.shape[1])
+        return F.embedding(index.masked_fill(outside, 0), rows).masked_fill_(outside.unsqueeze(-1), 0.0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
+        embedding = ctx.embedding
+        ids, = ctx.saved_tensors
+        index = (ids - embedding.start).flatten()
+        rows = gradient.flatten(0, 1)
+        mine = (index >= 0) & (index < embedding.length)
+        if embedding.padding is not None:
+            mine &= ids.flatten() != embedding.padding
+        index, rows = index.clamp(0, embedding.length - 1), rows.masked_fill(~mine.unsqueeze(-1), 0.0)
+        embedding.sink.add_rows(index[:len(index) * bool(embedding.length)], rows[:len(index) * bool(embedding.length)])
+        return None, None, None
+
+
+class NextToken(nn.Module):
+    """The objective: the cross entropy of the next token, summed, and how many tokens it is the sum of.
+
+    Args:
+        head: cut along the vocabulary, or whole on every rank: then each computes the loss of the tokens that it has.
+        outer: the tensor axis, whose hidden states come in.
+        cap: of logits, see ``soft_cap``; None: none.
+        wrap: applied to the two functions of a chunk's logits, see ``compilation``.
+    """
+
+    def __init__(self, head: Projection, vocabulary: int, outer: TensorAxis, cap: float | None,
+                 wrap: Callable[[Function], Function]) -> None:
+        super().__init__()
+        self.head, self.outer, self.tensor, self.cap = head, outer, head.tensor, cap
+        self.start, width = self.tensor.part(vocabulary)
+        self.rows = max(1, CHUNK // max(1, width))
+        self.scores, self.slopes = wrap(_scores), wrap(_slopes)
+
+    def forward(self, hidden: Tensor, batch: Batch, own: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """hidden: (batch, sequence, hidden). The batch has ``labels``, (batch, sequence), shifted already, ``IGNORED`` where none
+        counts. ``own``: takes those of this context rank."""
+        labels = own(batch["labels"])
+        count = (labels != IGNORED).sum()
+        if self.tensor.size == 1:
+            labels = self.outer.share(labels, 1)
+        rows = self.tensor.enter(hidden).flatten(0, 1)
+        loss: Tensor = _CrossEntropy.apply(rows, labels.flatten(), self, self.head.weight)
+        return self.outer.total(loss) if self.tensor.size == 1 else loss, count
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Sum over tokens of the cross entropy of a head's logits, whose vocabulary may be cut over an axis.
+
+    A chunk of tokens at a time: the logits of all of them would be the largest array of a step (8,192 tokens of 128,256 words in
+    fp32: 4.2 GB, and as much for their gradient). One chunk's are kept for the backward, those of several are computed again. The
+    weight is an argument so that autograd knows that a gradient is wanted; it gets none here.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, labels: Tensor, objective: NextToken, weight: Tensor) -> Tensor:
+        axis, counted, local = objective.tensor.axis, labels != IGNORED, labels - objective.start
+        parts, kept = [], []
+        for rows, places in zip(hidden.split(objective.rows), local.split(objective.rows), strict=True):
+            logits = objective.head.product(rows)
+            parts.append(objective.scores(logits, places, objective.cap))
+            kept = [logits] if len(rows) == len(hidden) else []
+        total, target = (torch.cat(each) for each in zip(*parts, strict=True))
+        here = total
+        if axis.size > 1:
+            highest = total.clone()
+            all_reduce(highest, axis, dist.ReduceOp.MAX).wait()
+            sums = torch.stack(((total - highest).exp(), target))
+            all_reduce(sums, axis).wait()
+            total, target = highest + sums[0].log(), sums[1]
+        ctx.objective = objective
+        ctx.save_for_backward(hidden, local, (here - total).exp(), counted, *kept)
+        return (total - target).masked_fill(~counted, 0.0).sum()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        hidden, local, part, counted, *kept = ctx.saved_tensors
+        objective: NextToken = ctx.objective
+        head, waiting, size = objective.head, objective.tensor.weights, objective.rows
+        weights, found = counted * gradient, []
+        for rows, *given in zip(hidden.split(size), local.split(size), part.split(size), weights.split(size), strict=True):
+            slopes = objective.slopes(kept[0] if kept else head.product(rows), *given, objective.cap)
+            found.append(head.input_gradient(slopes))
+            more = sum(map(len, found)) < len(hidden)
+            waiting.put_off(_Part(head) if more else head, rows, slopes)
+            if more or objective.tensor.size == 1:
+                waiting.meanwhile()
+        return torch.cat(found), None, None, None
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The weight gradient of a chunk of tokens that is not the last one."""
+
+    head: Projection
+
+    def add_weight_gradient(self, x: Tensor, gradient: Tensor) -> None:
+        self.head.add_weight_gradient(x, gradient, more=True)
+
+
+def _scores(logits: Tensor, places: Tensor, cap: float | None) -> tuple[Tensor, Tensor]:
+    """Return the logarithm of the sum of the exponentials of each token's logits, and the logit of its own word, 0 if this rank
+    does not have it; both (tokens,).
+
+    Args:
+        logits: (tokens, words of this rank).
+        places: of each token's word among these, (tokens,); outside of them if another rank has it.
+    """
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    if logits.shape[1] == 0:  # a rank that has no word
+        return logits.new_full((len(logits),), float("-inf"), dtype=wide), logits.new_zeros(len(logits), dtype=wide)
+    logits = logits if cap is None else capped(logits, cap)
+    mine, index = _own(places, logits.shape[1])
+    word, log_share = (given.gather(1, index).squeeze(1).to(wide) for given in (logits, logits.log_softmax(1, dtype=wide)))
+    return word - log_share, word.masked_fill(~mine, 0.0)
+
+
+def _slopes(logits: Tensor, places: Tensor, part: Tensor, weights: Tensor, cap: float | None) -> Tensor:
+    """The gradient of the logits, in their format.
+
+    Args:
+        part: the share of the exponentials of all words that these are, (tokens,).
+        weights: of each token's loss.
+    """
+    if logits.shape[1] == 0:
+        return logits
+    logits = logits if cap is None else capped(logits, cap)
+    mine, index = _own(places, logits.shape[1])
+    slopes = logits.softmax(1, dtype=part.dtype) * (part * weights).unsqueeze(1)
+    own = slopes.gather(1, index) - (mine * weights).unsqueeze(1)
+    slopes = slopes.to(logits.dtype).scatter_(1, index, own.to(logits.dtype))
+    return slopes if cap is None else through_cap(slopes, logits, cap)
+
+
+def _own(places: Tensor, words: int) -> tuple[Tensor, Tensor]:
+    """Return a mask of the tokens whose word is among these, (tokens,), and the word's place, (tokens, 1)."""
+    return (places >= 0) & (places < words), places.clamp(0, words - 1).unsqueeze(1)

@@ -1,0 +1,1 @@
+"""The optimizer, and the places of its state."""

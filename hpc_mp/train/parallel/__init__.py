@@ -1,0 +1,1 @@
+"""The axes along which ranks share out a model: tensor, sequence, context, experts, data."""

@@ -1,0 +1,177 @@
+"""Context parallelism: the ranks of a context group share out the tokens of every sample.
+
+Each rank computes all layers for its own positions; attention alone needs the others' tokens. Two methods:
+
+- ``ulysses`` (DeepSpeed-Ulysses, arXiv:2309.14509): ranks hold the tokens one after the other. Around attention an all-to-all
+  exchanges tokens for heads: each rank attends with some of the heads over the whole sequence, by whatever function it would use
+  alone. Where key-value heads do not split evenly, they are repeated until they do.
+- ``ring``: keys and values travel from rank to rank, see ``ring_attention``. So that all have the same to do under the causal
+  mask, the sequence is cut into 2 C chunks, and rank c holds the chunks c and 2 C - 1 - c (Llama 3, arXiv:2407.21783, 3.3.2).
+
+Parameters and their gradients know nothing of it: context ranks are ranks of the data axis, whose sums are plain, for the loss is
+divided by the number of labels of the global batch.
+"""
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import gcd
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hpc_mp.train.device.spans import profiled
+from hpc_mp.train.parallel.dropout import HashDropout
+from hpc_mp.train.parallel.groups import Axis
+from hpc_mp.train.parallel.masks import added_mask
+from hpc_mp.train.parallel.ring_attention import ring_attention
+
+CONTEXT = "hpc_mp_context"  # the name of our attention function in transformers' table
+
+AttentionResult = tuple[Tensor, Tensor | None]  # (batch, sequence, heads, head_dim), and weights where a function has them
+AttentionFunction = Callable[..., AttentionResult]
+
+
+class ContextAxis:
+    """The context axis as one rank sees it. Size 1 means that it has whole samples.
+
+    Attributes:
+        positions: of this rank's tokens in their sample, (sequence / ranks,), ascending.
+    """
+
+    def __init__(self, axis: Axis, method: str, sequence: int, device: torch.device) -> None:
+        self.axis, self.method, self.sequence = axis, METHODS[method], sequence
+        self.positions = self.positions_of(axis.rank, device)
+
+    def positions_of(self, rank: int, device: torch.device) -> Tensor:
+        return self.method.positions(torch.arange(self.sequence, device=device), self.axis.size, rank)
+
+    def own(self, tokens: Tensor) -> Tensor:
+        """This rank's part of something with a number for each token, (samples, sequence)."""
+        return tokens if self.axis.size == 1 else tokens[:, self.positions]
+
+    def mask(self, first: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the mask of attention in which a token of a sample sees no tokens before ``first``, see ``masks``."""
+        return (added_mask if self.axis.size == 1 else self.method.mask)(first, dtype)
+
+    def attach(self, attention: nn.Module, heads: int, functions: Callable[[str], AttentionFunction]) -> None:
+        """Let an attention module of transformers attend over the whole sequence.
+
+        Args:
+            heads: query heads of this tensor rank.
+            functions: transformers' table of attention functions.
+        """
+        if self.axis.size == 1:
+            return
+        config = copy.copy(cast(Any, attention.config))  # the model's other modules share it
+        setattr(attention, "context", Attached(self, functions(str(config._attn_implementation))))  # noqa: B010
+        config._attn_implementation = CONTEXT
+        setattr(attention, "config", config)  # noqa: B010
+        self.method.attach(attention, self.axis, heads)
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """The attributes of an attention module: its axis, and the attention function that it would use alone."""
+
+    axis: ContextAxis
+    inner: AttentionFunction
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A way to attend over tokens that several ranks hold.
+
+    Attributes:
+        positions: (all positions, ranks, rank) -> those of a rank.
+        attend: an attention function as transformers calls it.
+        attach: tells a module what it must know, given the axis and this tensor rank's query heads.
+        mask: (the first token that each token of a sample sees, format) -> what ``attend`` gets for a mask.
+    """
+
+    positions: Callable[[Tensor, int, int], Tensor]
+    attend: AttentionFunction
+    attach: Callable[[nn.Module, Axis, int], None] = lambda module, axis, heads: None
+    mask: Callable[[Tensor, torch.dtype], Tensor] = added_mask
+
+
+def _one_after_the_other(positions: Tensor, ranks: int, rank: int) -> Tensor:
+    return positions.chunk(ranks)[rank]
+
+
+def _balanced(positions: Tensor, ranks: int, rank: int) -> Tensor:
+    """A chunk that sees little and one that sees much: together as many for every rank."""
+    if ranks == 1:
+        return positions
+    chunks = positions.chunk(2 * ranks)
+    return torch.cat((chunks[rank], chunks[2 * ranks - 1 - rank]))
+
+
+def context_attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+                      **more: Any) -> AttentionResult:
+    """query, key, value: (batch, heads, this rank's tokens, head_dim); attention_mask: as the method makes it."""
+    return cast(Attached, module.context).axis.method.attend(module, query, key, value, attention_mask, **more)
+
+
+def _fewer_heads(module: nn.Module, axis: Axis, heads: int) -> None:
+    """Between the exchanges a module has a part of its heads."""
+    groups = getattr(module, "num_key_value_groups", 1)
+    setattr(module, "num_key_value_groups", groups // _copies(heads // groups, axis.size))  # noqa: B010
+    site = cast(HashDropout, module.attention_site)
+    site.rows = site.rows.chunk(axis.size)[axis.rank]
+
+
+def _copies(kv_heads: int, ranks: int) -> int:
+    """How often key-value heads are repeated so that they split evenly; query heads do."""
+    return ranks // gcd(kv_heads, ranks)
+
+
+def _ulysses(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **more: Any) -> AttentionResult:
+    attached = cast(Attached, module.context)
+    axis = attached.axis.axis
+    copies = _copies(key.shape[1], axis.size)
+    parts = [query, key, value] if copies == 1 else [query, *(each.repeat_interleave(copies, 1) for each in (key, value))]
+    # (to rank, batch, its heads of q, k and v, this rank's tokens, head_dim), in one message to each rank
+    sent = torch.cat([part.unflatten(1, (axis.size, -1)) for part in parts], 2).movedim(1, 0)
+    came: Tensor = _AllToAll.apply(sent, axis)
+    query, key, value = (part.movedim(0, 2).flatten(2, 3)
+                         for part in came.split([part.shape[1] // axis.size for part in parts], 2))
+    output, _ = attached.inner(module, query, key, value, mask, **more)  # (batch, sequence, own heads, head_dim)
+    back: Tensor = _AllToAll.apply(output.unflatten(1, (axis.size, -1)).movedim(1, 0), axis)
+    return back.movedim(0, 2).flatten(2, 3), None
+
+
+class _AllToAll(torch.autograd.Function):
+    """Piece i of (ranks, …) goes to rank i, and piece i of the result came from it; gradients go the same way back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        return _exchange(x, axis)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _exchange(gradient, ctx.axis), None
+
+
+def _exchange(x: Tensor, axis: Axis) -> Tensor:
+    x = x.contiguous()
+    came = torch.empty_like(x)
+    with profiled(f"all-to-all, {axis.name}"):
+        dist.all_to_all_single(came, x, group=axis.group)
+    return came
+
+
+def _ring(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, first: Tensor | None, scaling: float,
+          softcap: float | None = None, **more: Any) -> AttentionResult:
+    context = cast(Attached, module.context).axis
+    return ring_attention(query, key, value, scaling, context.axis, lambda rank: context.positions_of(rank, query.device),
+                          context.sequence, cast(HashDropout, module.attention_site), first, softcap), None
+
+
+METHODS: Mapping[str, Method] = {
+    "ulysses": Method(_one_after_the_other, _ulysses, _fewer_heads),
+    "ring": Method(_balanced, _ring, mask=lambda first, dtype: first),
+}

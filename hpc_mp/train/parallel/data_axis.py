@@ -1,0 +1,196 @@
+"""The data axis: who holds which part of parameters, gradients and optimizer state, and when gradients are summed.
+
+==== =========================================== ======================================== =======================================
+zero held between steps by each rank of the axis and, while a step computes               gradients are summed
+==== =========================================== ======================================== =======================================
+0    everything                                  all gradients                            once per step
+1    its part of masters and optimizer state     all parameters and gradients             once per step
+2    the same                                    all parameters, its part of gradients    after every microbatch
+     and those of the unit whose backward runs
+3    the same                                    the running unit, its part of gradients  after every microbatch
+==== =========================================== ======================================== =======================================
+
+With ZeRO-2 and 3 too, a schedule may sum gradients once per step: then ranks hold all of them, in which microbatches add up.
+Parameters of ZeRO-3 may lie in host memory between uses, see ``host_parameters``. With a shard degree, replicas of a part
+all-reduce it once per step, at its end. Where the masters have the format that computes, they lie inside the parameters;
+otherwise ranks hold both. The loss is divided by the number of tokens of the global batch before backward: every reduction is a
+plain sum.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from hpc_mp.layout.flat import FlatLayout, ParameterSlot
+from hpc_mp.layout.layout import Layout
+from hpc_mp.layout.schedule import Schedule
+from hpc_mp.train.device.precision import PRECISIONS, Precision
+from hpc_mp.train.parallel.collectives import Running, all_gather, all_reduce
+from hpc_mp.train.parallel.gradients import Sink, Slabs, UnitGradient
+from hpc_mp.train.parallel.groups import Axis, Groups
+from hpc_mp.train.parallel.host_parameters import Bus, HostPart
+
+
+class Unit:
+    """One unit of a stage: its parameters as the modules see them, this rank's masters of them, and their gradient.
+
+    Attributes:
+        tied: whether a backward brings several gradients of it.
+        parameters: by name, views of ``whole``.
+        master: this rank's part, (part,), in the masters' format.
+        away: where it lies in host memory; None: on the device.
+    """
+
+    def __init__(self, layout: FlatLayout, shard: Axis, gradient: UnitGradient, precision: Precision, gathers: bool,
+                 away: HostPart | None = None) -> None:
+        self.layout, self.shard, self.gradient, self.gathers, self.away = layout, shard, gradient, gathers, away
+        self.tied = layout.tied
+        device = gradient.held.device
+        self.whole = torch.empty(layout.padded, dtype=precision.compute, device=device)
+        self._bytes = self.whole.untyped_storage().nbytes()
+        begin = shard.rank * layout.part
+        self._own = self.whole[begin:begin + layout.part]
+        self._inside = precision.master == precision.compute and not gathers
+        if away is not None:
+            self.master = away.master
+        else:
+            self.master = self._own if self._inside else torch.empty(layout.part, dtype=precision.master, device=device)
+        self.parameters = {slot.weight.name: self._parameter(slot) for slot in layout.slots}
+        self.sinks = {slot.weight.name: Sink(gradient, slot) for slot in layout.slots}
+        self._collected: set[str] = set()
+        self._arriving = Running()
+        if gathers:
+            self.whole.untyped_storage().resize_(0)
+
+    def _parameter(self, slot: ParameterSlot) -> nn.Parameter:
+        """A view with a version of its own: gathering anew what autograd has saved is no change of it."""
+        return nn.Parameter(self.whole.data[slot.begin:slot.begin + slot.size].view(slot.shape))
+
+    def collect(self, name: str) -> None:
+        """Take over the gradients of a parameter that autograd makes. Stages of a rank may share it, and each asks."""
+        if name not in self._collected:
+            self._collected.add(name)
+            self.parameters[name].register_post_accumulate_grad_hook(partial(_collected, self.sinks[name]))
+
+    def filled(self) -> None:
+        """The host has given the masters values."""
+        if self.away is not None:
+            self.away.filled()
+        self.publish()
+
+    def publish(self) -> None:
+        """The masters have new values: hand them to the ranks that compute with them, unless these ask for them themselves."""
+        if not self.gathers:
+            self._fill()
+
+    def request(self) -> None:
+        """The parameters will be needed soon."""
+        if self.gathers and self.whole.untyped_storage().nbytes() == 0:
+            self.whole.untyped_storage().resize_(self._bytes)
+            self._fill()
+
+    def need(self) -> None:
+        """The parameters are needed now."""
+        self.request()
+        self._arriving.wait()
+
+    def release(self) -> None:
+        """The parameters are not needed for a while."""
+        if self.gathers:
+            self._arriving.wait()
+            self.whole.untyped_storage().resize_(0)
+
+    @torch.no_grad()
+    def _fill(self) -> None:
+        self._arriving.wait()
+        if self.away is not None:
+            self._arriving = self.away.arrive(self._own, self._gather)
+            return
+        if not self._inside:
+            self._own.copy_(self.master)
+        self._arriving = self._gather()
+
+    def _gather(self) -> Running:
+        return all_gather(self.whole, self._own, self.shard)
+
+
+def _collected(sink: Sink, parameter: Tensor) -> None:
+    assert parameter.grad is not None
+    sink.add(parameter.grad)
+    parameter.grad = None
+
+
+class DataAxis:
+    """All units of a rank, and the order in which their gradients are summed.
+
+    Args:
+        units: the rank's units, by name.
+        stages: names of the units of each stage of the rank.
+        layout: for its ZeRO stage, which makes no difference for a unit without other shards; with parameters offloaded, these
+            too lie in host memory.
+    """
+
+    def __init__(self, units: Mapping[str, FlatLayout], stages: Mapping[int, Iterable[str]], schedule: Schedule, groups: Groups,
+                 layout: Layout, device: torch.device) -> None:
+        precision, zero = PRECISIONS[layout.precision], layout.zero
+        self.reductions = Counter(action.stage for action in schedule.ranks[groups.pipeline] if action.kind == "REDUCE")
+        once = any(count < schedule.microbatches for count in self.reductions.values())  # rather than after every microbatch
+        bus = Bus(device) if "parameters" in layout.offload else None
+        self.ties, self.slabs = groups.ties, Slabs(precision.master, device)
+        self.units: dict[str, Unit] = {}
+        for name, flat in units.items():
+            holders = groups.holders(flat.of_experts)
+            alone = holders.shard.size == 1
+            gradient = UnitGradient(flat, groups, alone or once or zero <= 1, self.slabs)
+            away = None if bus is None else HostPart(flat.part, precision, bus)
+            gathers = away is not None or (zero == 3 and not alone)
+            self.units[name] = Unit(flat, holders.shard, gradient, precision, gathers, away)
+        self.stages = {stage: [self.units[name] for name in names] for stage, names in stages.items()}
+        self._waiting: dict[str, int] = {}
+
+    def begin(self) -> None:
+        """A step begins."""
+        for unit in self.units.values():
+            unit.gradient.begin()
+        self._waiting = {name: sum(count for stage, count in self.reductions.items() if unit in self.stages[stage])
+                         for name, unit in self.units.items()}
+
+    def announce(self, stage: int) -> None:
+        """The backward that begins is followed by a REDUCE of this stage. A tied weight gets several gradients in a backward:
+        it is complete at the REDUCE alone."""
+        for unit in self.stages[stage]:
+            if not unit.tied and (not unit.gradient.kept or self._waiting[unit.layout.unit] == 1):
+                unit.gradient.announce()
+
+    def reduce(self, stage: int) -> None:
+        """At a REDUCE action: begin to sum what has not begun of itself. A unit that ranks keep whole is summed at the last
+        one of all its stages."""
+        for unit in self.stages[stage]:
+            self._waiting[unit.layout.unit] -= 1
+            if unit.gradient.begun:
+                unit.gradient.begun = False
+            elif not unit.gradient.kept or self._waiting[unit.layout.unit] == 0:
+                unit.gradient.reduce()
+
+    def finish(self) -> None:
+        """The last backward is over: when this returns, every part has the sum over the data axis, and over the
+        stages that have the same unit."""
+        self.slabs.settle()
+        for unit in self.units.values():
+            unit.gradient.reduce_replicas()
+        for unit in self.units.values():
+            unit.gradient.settle()
+        for _, unit in sorted(self.units.items()):  # in one order on all ranks: two of them may meet in several groups
+            if unit.layout.tie is not None and len(unit.layout.tie.stages) > 1:
+                all_reduce(unit.gradient.part, self.ties[unit.layout.tie.stages]).wait()
+
+    def filled(self) -> None:
+        for unit in self.units.values():
+            unit.filled()
+
+    def publish(self) -> None:
+        for unit in self.units.values():
+            unit.publish()

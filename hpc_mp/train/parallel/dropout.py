@@ -1,0 +1,121 @@
+"""Dropout that is the same on every layout: the mask is an integer hash, not a random stream.
+
+An element is kept or dropped by a hash of (seed, step, site, global sample position, element index), so that a rank
+that holds a slice draws exactly its part of what one process would draw.
+"""
+
+import hashlib
+import struct
+import zlib
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from hpc_mp.train.device.readback import to_device
+from hpc_mp.train.parallel.soft_cap import capped
+
+ATTENTION = "hpc_mp_eager"  # our attention function's name in transformers' table
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Where training is: the optimizer step, and the global positions of a microbatch's samples. It travels with them."""
+
+    step: int
+    samples: tuple[int, ...]
+
+
+@dataclass
+class DropoutClock:
+    """Which moment computes; the driver sets it before every forward, and before every backward for what is computed again."""
+
+    seed: int
+    moment: Moment = field(default_factory=lambda: Moment(0, ()))
+    keys: dict[int, Tensor] = field(default_factory=dict)
+
+    def set(self, moment: Moment) -> None:
+        if moment != self.moment:
+            self.moment, self.keys = moment, {}
+
+    def site_keys(self, site: int, device: torch.device) -> Tensor:
+        """Two 32-bit keys per sample, shape (2, samples), int32."""
+        if site not in self.keys:
+            pairs = [struct.unpack("<2i", hashlib.blake2b(struct.pack("<4q", self.seed, self.moment.step, site, sample),
+                                                          digest_size=8).digest()) for sample in self.moment.samples]
+            self.keys[site] = to_device(torch.tensor(pairs, dtype=torch.int32).t().contiguous(), device)
+        return self.keys[site]
+
+
+class HashDropout(nn.Module):
+    """Replaces ``nn.Dropout``.
+
+    Args:
+        site: the module's Hugging Face name.
+        rows: which tokens, or heads, of a sample this rank has: positions in the first inner dimension of what is dropped.
+    """
+
+    def __init__(self, p: float, site: str, clock: DropoutClock, rows: Tensor) -> None:
+        super().__init__()
+        self.p, self.clock, self.rows = p, clock, rows
+        self.site = zlib.crc32(site.encode())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (samples, rows, …)."""
+        if self.p == 0.0 or not self.training:
+            return x
+        within = torch.arange(x.shape[2:].numel(), dtype=torch.int32, device=x.device)
+        index = (self.rows * len(within)).to(torch.int32).unsqueeze(1) + within
+        return self.dropped(x, index.view(x.shape[1:]))
+
+    def dropped(self, x: Tensor, index: Tensor) -> Tensor:
+        """Drop elements of x, (samples, …), by their indexes within a sample, (…), int32."""
+        if self.p == 0.0 or not self.training:
+            return x
+        return torch.where(keep(self.clock.site_keys(self.site, x.device), index, self.p), x / (1.0 - self.p), 0.0)
+
+
+def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, scaling: float,
+              dropout: float = 0.0, softcap: float | None = None, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    """Attention by plain products with layout-independent dropout on the weights: ``attention_mask`` is added to scores; without
+    one it is causal if the module is, as with torch's fused attention. ``softcap``: see ``soft_cap``.
+
+    query: (batch, this rank's heads, sequence, head_dim); key, value: the same with key-value heads. The module carries its
+    HashDropout as ``attention_site``, see ``section``.
+    """
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    length = query.shape[2]
+    scores = capped(query @ key.transpose(2, 3) * scaling, softcap)
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    elif module.is_causal:
+        seen = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
+        scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
+    weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(query.dtype)
+    weights = cast(HashDropout, module.attention_site)(weights)
+    return (weights @ value).transpose(1, 2).contiguous(), weights
+
+
+def keep(keys: Tensor, index: Tensor, probability: float) -> Tensor:
+    """Which elements of every sample stay, (samples, …): two keyed rounds of murmur3's 32-bit finalizer over the element index.
+
+    Two independent keys, one per round, make masks of different samples unrelated (with one key they would be
+    permutations of each other).
+
+    Args:
+        keys: two of each sample, (2, samples), int32.
+        index: of the elements within a sample, int32, (…).
+    """
+    first, second = (key.view(-1, *[1] * index.dim()) for key in keys)
+    x = _mix_(index ^ first)
+    x = _mix_(x.bitwise_xor_(second))
+    return x >= round(probability * 2**32) - 2**31
+
+
+def _mix_(x: Tensor) -> Tensor:
+    """murmur3's fmix32 (public domain, Austin Appleby) in place on int32 tensors, whose products wrap."""
+    x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF)).mul_(-2048144789)
+    x.bitwise_xor_((x >> 13).bitwise_and_(0x7FFFF)).mul_(-1028477387)
+    return x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF))

@@ -1,0 +1,93 @@
+"""Losses of routers, beside that of the next token: they are part of what is trained, not of the loss that is reported.
+
+Of a sample with T tokens in a layer with N experts, of which a token takes K, with router logits z and p = softmax(z):
+
+- balance: N / (K T) × Σ_i (tokens that take expert i) × (1/T) Σ_t p_ti, the sequence-wise balance loss of DeepSeek-V3
+  (arXiv:2412.19437, equations 17 to 20); 1 where experts get equal shares
+- z: Σ_t (log Σ_i exp z_ti)² (Zoph et al., arXiv:2202.08906, equation 5)
+
+Both are sums over layers and samples, divided by how many samples, or tokens, the global batch has; all tokens count, whatever
+their labels. That makes them the same on every layout. A balance over a microbatch, as in transformers' own loss, would depend on
+how samples are grouped.
+
+A router's loss joins the graph behind the router: its gradient comes into being in the same backward as that of everything else,
+on whichever stage the router is.
+"""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from hpc_mp.train.parallel.collectives import all_reduce
+from hpc_mp.train.parallel.groups import Axis
+
+
+class RouterLoss:
+    """The losses of all routers of a rank.
+
+    Args:
+        balance, z: what a sample's balance loss, and a token's z loss, count in the loss.
+        samples: of a microbatch.
+        tokens: of a sample, wherever they are.
+
+    Attributes:
+        scale: of the loss's gradient, fp16's; set before each step.
+        total: of a step, as far as its backwards have run.
+    """
+
+    def __init__(self, balance: float, z: float, samples: int, tokens: int, device: torch.device) -> None:
+        self.balance, self.z, self.samples, self.tokens = balance, z, samples, tokens
+        self.scale = torch.ones((), dtype=torch.float64, device=device)
+        self.total = torch.zeros((), dtype=torch.float64, device=device)
+
+    def begin(self, scale: Tensor) -> None:
+        """A step begins."""
+        self.scale, self.total = scale, torch.zeros_like(self.total)
+
+    def attach(self, router: nn.Module, experts: int, sharers: Sequence[Axis], counts: bool) -> None:
+        """Have the loss of a router join what it gives.
+
+        Args:
+            router: its output is (logits, weights of the choices, the experts chosen), each (tokens, …).
+            sharers: the ranks that have other tokens of the same samples.
+            counts: whether the loss is this rank's to report: others may compute the same.
+        """
+        def hook(_: nn.Module, args: Any, output: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+            logits, weights, chosen = output
+            if not torch.is_grad_enabled():
+                return output
+            return logits, cast(Tensor, _Join.apply(weights, self.of(logits, chosen, experts, sharers), self, counts)), chosen
+
+        if self.balance or self.z:
+            router.register_forward_hook(hook)
+
+    def of(self, logits: Tensor, chosen: Tensor, experts: int, sharers: Sequence[Axis]) -> Tensor:
+        """logits: (tokens, experts) of this rank's tokens, sample by sample; chosen: (tokens, choices)."""
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        taken = chosen.reshape(self.samples, -1)
+        load = logits.new_zeros(self.samples, experts).scatter_add_(1, taken, torch.ones_like(taken, dtype=logits.dtype))
+        for axis in sharers:
+            all_reduce(load, axis).wait()
+        share = logits.softmax(-1).unflatten(0, (self.samples, -1)).sum(1) / self.tokens
+        balance = (load * share).sum() * (experts / (chosen.shape[1] * self.tokens))
+        return self.balance * balance + self.z * logits.logsumexp(-1).square().sum()
+
+
+class _Join(torch.autograd.Function):
+    """Identity of the weights; the loss that joins here gets its gradient when theirs comes."""
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, loss: Tensor, losses: RouterLoss, counts: bool) -> Tensor:
+        ctx.losses, ctx.counts = losses, counts
+        ctx.save_for_backward(loss)
+        return weights.view_as(weights)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        loss, = ctx.saved_tensors
+        losses = ctx.losses
+        if ctx.counts:
+            losses.total = losses.total + loss
+        return gradient, losses.scale.to(loss.dtype), None, None

@@ -1,0 +1,35 @@
+"""The surroundings of a stage: axes, clock and settings, shared by all stages of a rank."""
+
+from dataclasses import dataclass
+
+from hpc_mp.train.device.precision import Precision
+from hpc_mp.train.parallel.capacity import Capacity
+from hpc_mp.train.parallel.context import ContextAxis
+from hpc_mp.train.parallel.dropout import DropoutClock
+from hpc_mp.train.parallel.expert_axis import ExpertAxis
+from hpc_mp.train.parallel.projection import TensorAxis
+from hpc_mp.train.parallel.router_loss import RouterLoss
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Axes, clock and settings that all stages of a rank share.
+
+    Attributes:
+        context: the tokens of a sample on this rank, and their attention to the others.
+        experts: the ranks that share out the experts of a block; ``capacity``: the limit of their tokens.
+        router_loss: the losses of routers.
+        clock: the moment of training, from which dropout draws.
+        recompute: the blocks that are computed again in the backward, see ``recompute``.
+        compile: True if blocks and the loss are compiled, see ``compilation``.
+    """
+
+    tensor: TensorAxis
+    context: ContextAxis
+    experts: ExpertAxis
+    router_loss: RouterLoss
+    capacity: Capacity
+    clock: DropoutClock
+    precision: Precision
+    recompute: str
+    compile: bool

@@ -1,0 +1,1 @@
+"""The pipeline: what its stages are, and the order of their actions."""

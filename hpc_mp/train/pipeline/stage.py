@@ -1,0 +1,86 @@
+"""Interfaces between the engine and a model: stages, which a pipeline runs, and models, which make them.
+
+Nothing here knows a family of models or transformers. A stage receives named tensors from the stage before and its part of a
+batch. It returns named tensors for the next stage; the last stage returns the summed loss and its number of labels. The data axis
+owns the parameters of a stage, in units.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from hpc_mp.layout.flat import FlatLayout, StageSpan
+from hpc_mp.layout.layout import Layout
+from hpc_mp.train.device.precision import Precision
+from hpc_mp.train.parallel.data_axis import Unit
+
+if TYPE_CHECKING:
+    from hpc_mp.train.parallel.surroundings import Surroundings
+
+Batch = Mapping[str, Tensor]  # tensors of a microbatch that a stage needs, on the device, by name
+Boundary = dict[str, Tensor]  # tensors that cross from one stage to the next, by name
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """A tensor that crosses from one stage to the next. ``differentiable``: its gradient comes back."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    differentiable: bool = True
+
+
+class Stage(Protocol):
+    """A part of a model on this rank.
+
+    Attributes:
+        precision: formats of its parameters and of its computation.
+        units: its parameters, by names of units.
+    """
+
+    @property
+    def precision(self) -> Precision: ...
+
+    @property
+    def units(self) -> Mapping[str, Unit]: ...
+
+    def __call__(self, received: Boundary, batch: Batch) -> Boundary | tuple[Tensor, Tensor]:
+        """Compute a microbatch. ``received``: the tensors of the stage before; empty on the first stage."""
+
+    def adopt(self, units: Mapping[str, Unit]) -> None:
+        """Compute with the parameters of these units from now on."""
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield the tensors that the stage holds besides activations."""
+
+    def train(self) -> object:
+        """Switch dropout on."""
+
+    def eval(self) -> object:
+        """Switch dropout off."""
+
+
+class StagedModel(Protocol):
+    """A model as the engine cuts it.
+
+    Attributes:
+        experts: number of experts of a block; 0 if there are none.
+    """
+
+    @property
+    def experts(self) -> int: ...
+
+    def capacity(self, layout: Layout) -> int | None:
+        """Return the most choices of a sample that an expert takes; None if it takes all."""
+
+    def units(self, layout: Layout, spans: Iterable[StageSpan], tensor: int, expert: int) -> Mapping[str, FlatLayout]:
+        """Return the units of a rank with these stages and these tensor and expert coordinates, by name."""
+
+    def received(self, layout: Layout, stage: int, tokens: int, dtype: torch.dtype) -> Mapping[str, Carried]:
+        """Return the tensors that a stage receives. ``tokens``: of a sample on this rank, between cut layers."""
+
+    def build(self, span: StageSpan, around: "Surroundings") -> Stage:
+        """Make a stage. Its parameters come with ``adopt``."""

@@ -1,0 +1,1 @@
+"""A step of the optimizer, from its microbatches to its numbers."""
