@@ -2,11 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from exact import EXACT, WRONG, cases
-from lists import lay
-from masked import Training, distance
+from lists import lay, on_rank
+from masked import LENGTH, STEPS, Training, distance, values
+from planting import planted
+from ranks import run_ranks
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec
@@ -15,6 +18,9 @@ from hpc_mp.layout.checks import check_layout
 from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.models import Family
 from hpc_mp.layout.stages import Partition, layer_costs
+from hpc_mp.planner.memory import units_of
+from hpc_mp.planner.traffic import rank_traffic
+from hpc_mp.train.engine.data_axis import Unit
 
 ONE = {"layers": (5,)}
 ALONE = frozenset(("token_types", "begins"))
@@ -76,6 +82,28 @@ CONTROLS = {  # what is wrong, and the right training
 @pytest.mark.parametrize("control", cases(CONTROLS, ("attention is causal", "the head has no bias")))
 def test_what_bert_needs_is_missed(control: str) -> None:
     assert distance(LAYOUTS["one"], *CONTROLS[control]) > WRONG
+
+
+def test_the_planner_counts_what_is_gathered_anew_for_the_norm_behind_the_embedding() -> None:
+    """With ZeRO-3 the backward of that norm needs its weight, which lies in the unit of the positions."""
+    layout, training = replace(LAYOUTS["zero3 pp2"], sequence=LENGTH), Training()
+
+    def rank() -> float:
+        sent: list[int] = []
+
+        @planted(Unit, "_gather")
+        def counted(gather: Any, unit: Unit) -> Any:
+            sent.append(unit.whole.element_size() * unit.layout.part * (unit.shard.size - 1))
+            return gather(unit)
+
+        counted()
+        on_rank(layout, training.model(), values(training.model()), training.batches())
+        return sum(sent) / STEPS
+
+    shape = training.model().shape
+    scattered = [sum(unit.part * 8 for unit in units_of(layout, shape, stage, 0).values()) for stage in (0, 1)]
+    assert sorted(run_ranks(layout.ranks, rank)) == sorted(
+        [rank_traffic(layout, shape, stage).dp - scattered[stage] for stage in (0, 1)] * 2)
 
 
 def spec_of(**more: object) -> JobSpec:
