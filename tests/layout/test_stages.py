@@ -24,7 +24,6 @@ from hpc_mp.layout.models import FAMILIES, TensorCut, left_whole
 from hpc_mp.layout.models.tensor import part_of
 from hpc_mp.layout.placement import Degrees
 
-LLAMAS = ("num_key_value_heads", "intermediate_size")
 NAMES = {"gpt2": ("transformer.h", "transformer.ln_f"), "llama": ("model.layers", "model.norm")}
 
 
@@ -34,10 +33,9 @@ def spec_of(stages: int, model: str = "llama", base: Path = Path("/"), config: d
              "intermediate_size": 160, "vocab_size": 1024} | (config or {})
     if model in ("gpt2", "gptj"):
         names = {"num_hidden_layers": "n_layer", "hidden_size": "n_embd", "num_attention_heads": "n_head"}
-        sizes = {names.get(key, key): value for key, value in sizes.items() if key not in LLAMAS}
+        sizes = {names.get(key, key): value for key, value in sizes.items()}
         sizes |= {"rotary_dim": 8} if model == "gptj" else {}
-    if model == "gpt_neox":
-        del sizes["num_key_value_heads"]
+    sizes = {key: value for key, value in sizes.items() if key in FAMILIES[model].fields}
     return resolve({
         "job": {"ranks_per_node": stages, "directory": "runs"}, "data": {"files": ["x"], "sequence_length": 32},
         "model": {"config": {"model_type": model, **sizes}}, "train": {"steps": 1, "global_batch": 8},

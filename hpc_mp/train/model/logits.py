@@ -21,7 +21,7 @@ class LogitsObjective(nn.Module):
     Args:
         head: a column projection.
         cap: soft cap of logits; None: none.
-        function: called with an object whose ``logits`` are (samples, tokens, words), and with the batch.
+        function: called with an object whose ``logits`` are (samples, tokens, words), in fp32 at least, and with the batch.
     """
 
     def __init__(self, head: Projection, vocabulary: int, cap: float | None, function: LossFunction) -> None:
@@ -33,6 +33,7 @@ class LogitsObjective(nn.Module):
         logits = self.head(self.head.tensor.enter(hidden))
         if self.head.tensor.size > 1:
             logits = _AllWords.apply(logits, self.vocabulary, self.head.tensor)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return self.function(SimpleNamespace(logits=capped(logits, self.cap)), batch)
 
 

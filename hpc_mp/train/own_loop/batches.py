@@ -17,7 +17,7 @@ from hpc_mp.train.step.settings import Microbatches
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class ReplicaRows:
     """The rows of a replica.
 
     Attributes:
@@ -57,7 +57,7 @@ class Rows:
         return {name: Carried((self.samples, *tensor.shape[1:]), tensor.dtype, False) for name, tensor in self.batch.items()}
 
 
-def rows_of(batch: Mapping[str, Any], layout: Layout, replica: int | None, data_rank: int) -> Rows:
+def rows_of(batch: Mapping[str, Any], layout: Layout, replica: int | None, data_rank: int) -> ReplicaRows:
     """Return the rows of a replica.
 
     Args:
@@ -88,4 +88,4 @@ def rows_of(batch: Mapping[str, Any], layout: Layout, replica: int | None, data_
     own = size // (replica or 1)
     first = data_rank * own
     mine = {name: tensor[first:first + own] if replica else tensor for name, tensor in batch.items()}
-    return Rows(mine, first, own // layout.microbatches)
+    return ReplicaRows(mine, first, own // layout.microbatches)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedModel
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import shown
@@ -29,6 +29,7 @@ from hpc_mp.train.own_loop.saved_tensor import SavedTensor, fingerprint_of
 from hpc_mp.train.parallel.fill import Source
 from hpc_mp.train.pipeline.stage import Batch, Carried
 
+IN_MEMORY = "the configuration"
 NOMINAL = 4096  # tokens: attention's share of a layer's work, by which stages are balanced, grows with them
 NAMES = {"token_type_ids": "token_types"}  # of Hugging Face -> of an embedding's index
 INPUT, LABELS, MASK = "input_ids", "labels", "attention_mask"
@@ -65,6 +66,31 @@ class HuggingFace:
         check_fields(dict(config), family.fields, family.model_type, origin)
         return cls(config, family, family.read(dict(config)), directory, state, loss)
 
+    @classmethod
+    def in_memory(cls, model: PreTrainedModel, config: Mapping[str, Any], loss: LossFunction | None) -> "HuggingFace":
+        """Return a model with its own values. Raises HpcMpError if it is another one than its configuration says."""
+        subject = cls.read(config, loss, IN_MEMORY, state=model.state_dict())
+        own, value = type(model).__name__, f"model of type {type(model).__name__}"
+        if own != subject.family.architecture or type(model).__module__.partition(".")[0] != "transformers":
+            raise HpcMpError(value, f"is not {subject.family.architecture}", "pass that model, or write your own as layers")
+        shapes = dict(subject.shapes())
+        head = f"{subject.family.head}.weight"
+        parameters = dict(model.named_parameters())
+        if shapes.keys() != parameters.keys() or any(parameters[name].shape != shape for name, shape in shapes.items()):
+            names = sorted(shapes.keys() ^ parameters.keys()) or [
+                name for name in shapes if parameters[name].shape != shapes[name]]
+            tied = f": {head} is not the embedding" if names == [head] else ""
+            raise HpcMpError(value, f"has other parameters than its configuration says ({', '.join(names[:3])}){tied}",
+                             "change the configuration, or write your own model as layers")
+        if frozen := [name for name, parameter in parameters.items() if not parameter.requires_grad]:
+            raise HpcMpError(value, f"has parameters that are not to be trained ({frozen[0]}), but all are",
+                             "call model.requires_grad_(True)")
+        if meta := [name for name, parameter in parameters.items() if parameter.is_meta]:
+            raise HpcMpError(value, f"has no values ({meta[0]} is on the meta device)", "pass its configuration, or a directory")
+        if any(module._forward_hooks or module._forward_pre_hooks for module in model.modules()):
+            raise HpcMpError(value, "has hooks, which would not be called", "remove them, or write your own model as layers")
+        return subject
+
     @property
     def table(self) -> Mapping[str, Any]:
         return {"config": dict(self.config)} if self.directory is None else {"pretrained": str(self.directory)}
@@ -91,19 +117,32 @@ class HuggingFace:
         if ids.dim() != 2 or ids.is_floating_point():
             raise HpcMpError(f"input_ids of shape {tuple(ids.shape)}, {ids.dtype}", "must be whole numbers (samples, tokens)",
                              "pass the ids of a tokenizer")
-        if LABELS in batch and self.loss is None and batch[LABELS].shape != ids.shape:
-            raise HpcMpError(f"labels of shape {tuple(batch[LABELS].shape)}", f"are not those of input_ids {tuple(ids.shape)}",
-                             "pass a label for each position")
-        if ids.device.type == "cpu" and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.shape.vocabulary:
-            raise HpcMpError(f"input_ids from {int(ids.min())} to {int(ids.max())}",
-                             f"are not among the {self.shape.vocabulary} words of the model", "use the model's own tokenizer")
+        self._check_words(INPUT, ids, "use the model's own tokenizer")
+        if self.loss is None:
+            labels = batch[LABELS]
+            if labels.shape != ids.shape or labels.is_floating_point():
+                raise HpcMpError(f"labels of shape {tuple(labels.shape)}, {labels.dtype}",
+                                 f"are not those of input_ids {tuple(ids.shape)}", "pass a whole number for each position")
+            self._check_words(LABELS, labels[labels != IGNORED], "use -100 where no label counts")
         self._check_mask(batch)
         return ids.shape[1]
+
+    def _check_words(self, name: str, words: Tensor, remedy: str) -> None:
+        """Check that words are the model's. Those that lie on a GPU are not looked at: the host would wait."""
+        if words.device.type != "cpu" or words.numel() == 0:
+            return
+        least, largest = int(words.min()), int(words.max())
+        if least < 0 or largest >= self.shape.vocabulary:
+            raise HpcMpError(f"{name} from {least} to {largest}", f"are not among the {self.shape.vocabulary} words of the model",
+                             remedy)
 
     def _check_mask(self, batch: Batch) -> None:
         """Check that a mask hides the end of samples alone, and nothing that counts."""
         if (mask := batch.get(MASK)) is None:
             return
+        if mask.shape != batch[INPUT].shape:
+            raise HpcMpError(f"attention_mask of shape {tuple(mask.shape)}",
+                             f"is not that of input_ids {tuple(batch[INPUT].shape)}", "pass 1 for each token, 0 for padding")
         visible = mask.bool()
         if bool((visible[:, 1:] & ~visible[:, :-1]).any()):
             raise HpcMpError("attention_mask", "hides tokens before others that it shows",
@@ -116,10 +155,12 @@ class HuggingFace:
 
     def adapted(self, batch: Batch) -> Batch:
         """A mask matters where attention sees what follows: the end of a sample is a document of its own there."""
-        adapted = {NAMES.get(name, name): tensor for name, tensor in batch.items()} | {"ids": batch[INPUT]}
+        adapted = {NAMES.get(name, name): tensor for name, tensor in batch.items()} | {"ids": batch[INPUT].long()}
         if self.shape.bidirectional and MASK in batch:
             visible = batch[MASK].bool()
             adapted["begins"] = torch.where(visible, 0, visible.sum(1, keepdim=True))
+        if self.loss is None:
+            adapted[LABELS] = batch[LABELS].long()
         return adapted
 
     def needed(self, batch: Batch, layout: Layout, stage: int) -> Sequence[str]:
@@ -152,6 +193,9 @@ class HuggingFace:
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         module = without_values(self.family, hugging_face_config(self.config, self.family, dropout=None))
         return {name: parameter.shape for name, parameter in module.named_parameters()}
+
+    def completed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return dict(state)
 
     def saved(self) -> Iterable[SavedTensor]:
         shapes = self.shapes()

@@ -86,6 +86,13 @@ def read_keywords(given: Mapping[str, Any]) -> Keywords:
     if optimizer.get("lr_schedule", "constant") != "constant" and "steps" not in optimizer:
         raise HpcMpError(f"optimizer: lr_schedule = {optimizer['lr_schedule']!r}", "falls to zero at a step that is not given",
                          "add steps, the number of steps of the whole training")
+    if callable(optimizer.get("lr")) and (scheduled := sorted({"lr_schedule", "warmup_steps", "steps"} & optimizer.keys())):
+        raise HpcMpError(f"optimizer: {', '.join(scheduled)}", "has no effect: lr is a function of the step", "leave it out")
+    if optimizer.get("name") == "sgd" and (idle := sorted({"betas", "eps"} & optimizer.keys())):
+        raise HpcMpError(f"optimizer: {', '.join(idle)}", "has no effect with sgd", "leave it out")
+    if given.get("partition") == "profile":
+        raise HpcMpError("partition = 'profile'", "needs a profile that `hpc-mp train --profile` has measured of a job file",
+                         "pass the number of layers of every stage, or leave it out")
     batches = given.get("batches", "global")
     if batches not in ("global", "replica"):
         raise HpcMpError(f"batches = {batches!r}", "must be 'global' or 'replica'",
@@ -102,7 +109,8 @@ def read_keywords(given: Mapping[str, Any]) -> Keywords:
         raise HpcMpError(f"cut = {shown(cut)}", "must say column or row for patterns of names",
                          'write for example cut={"*.up": "column", "*.down": "row"}')
     rate = optimizer.get("lr") if callable(optimizer.get("lr")) else None
-    values = {KEYS[name]: value for name, value in {**DEFAULTS, **given}.items() if name in KEYS and value is not None}
+    stated = {name: value for name, value in given.items() if value is not None}
+    values = {KEYS[name]: value for name, value in {**DEFAULTS, **stated}.items() if name in KEYS}
     values |= {OPTIMIZER[name]: value for name, value in optimizer.items() if not (name == "lr" and rate)}
     settings: dict[str, dict[str, Any]] = {"parallel": {}, "train": {"steps": ENDLESS}, "job": {}}
     for key, value in values.items():
@@ -136,7 +144,7 @@ def in_words_of_a_loop(error: HpcMpError) -> HpcMpError:
     """Return an error about a job file with the names of the keywords."""
     names = {key: name for name, key in KEYS.items()}
     names |= {key: f"optimizer: {name}" for name, key in OPTIMIZER.items()} | dict(WORDS)
-    bare = {key.partition(".")[2]: name for name, key in KEYS.items() if key.startswith("parallel.")}
+    bare = {key.partition(".")[2]: name for name, key in {**KEYS, **OPTIMIZER}.items() if not key.endswith("optimizer")}
     whole = re.compile("|".join(rf"(?<![\w.]){re.escape(key)}(?![\w])" for key in sorted(names, key=len, reverse=True)))
     degree = re.compile(rf"(?<![\w.])({'|'.join(bare)})(?=\(\d| = | to \d| out\b)")
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec
@@ -30,6 +31,7 @@ class Listed:
 
     listed: ListedModel
     fingerprint: str = ""
+    module: nn.Module | None = None
 
     @property
     def table(self) -> Mapping[str, Any]:
@@ -90,6 +92,15 @@ class Listed:
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return {name: weight.shape for name, weight in self.listed.weights.items()}
+
+    def completed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Add what a module's own ``state_dict`` has besides: buffers, other names of the same parameter, and unused ones."""
+        if self.module is None:
+            return dict(state)
+        named = dict(self.module.named_parameters(remove_duplicate=False))
+        trained = {id(named[name]): values for name, values in state.items()}
+        return {name: trained.get(id(named.get(name)), values.detach()).clone()
+                for name, values in self.module.state_dict().items()}
 
     def saved(self) -> Iterable[SavedTensor]:
         return (SavedTensor(name, weight, weight.shape) for name, weight in self.listed.weights.items())

@@ -3,7 +3,9 @@
 import atexit
 import os
 import sys
+import threading
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import torch.distributed as dist
@@ -18,10 +20,12 @@ from hpc_mp.train.own_loop.keywords import Keywords, in_words_of_a_loop, job_of,
 from hpc_mp.train.own_loop.run import Axes, Run
 from hpc_mp.train.own_loop.subject import Subject, subject_of
 from hpc_mp.train.own_loop.world import World, join, ranks
-from hpc_mp.train.parallel.groups import Groups, axis_of, build
+from hpc_mp.train.parallel.groups import Groups, Tree, axis_of, build
 from hpc_mp.train.rank import facts
 from hpc_mp.train.rank.assemble import check_compiler, settings_of
 from hpc_mp.train.step.engine import Engine
+
+PATIENCE_S = 60.0  # that a rank waits at the end of its program for the others to end theirs
 
 
 def parallel(model: Any, **keywords: Any) -> Run:
@@ -44,30 +48,36 @@ def parallel(model: Any, **keywords: Any) -> Run:
     Raises:
         HpcMpError: the model cannot be divided so, or the ranks cannot meet. Nothing has been started.
     """
+    read = read_keywords(keywords)
     try:
-        read = read_keywords(keywords)
-        subject = subject_of(model, read)
-        job = _nominal_job(subject, read, ranks())
-        layout = _layout(subject, job)
-        world = join(job.job.device)
-        if job.train.compile:
-            check_compiler(world.device)
-        if len(set(facts.gather(subject.fingerprint, world.host))) > 1:
-            raise HpcMpError(f"model of type {type(model).__name__}", "has other values on other ranks",
-                             "call torch.manual_seed with the same number on all ranks before you make it")
+        run = _started(model, read)
+        if read.example is not None:
+            run.check(read.example)
     except HpcMpError as error:
         raise in_words_of_a_loop(error) from None
+    _end_together(run.world.host)
+    atexit.register(run.close)  # before ranks end together
+    return run
+
+
+def _started(model: Any, keywords: Keywords) -> Run:
+    """Check everything that one process can check, meet the other ranks, and divide the model."""
+    subject = subject_of(model, keywords)
+    job = _nominal_job(subject, keywords, ranks())
+    layout = _layout(subject, job)
+    world = join(job.job.device)
+    if job.train.compile:
+        check_compiler(world.device)
+    if len(set(facts.gather(subject.fingerprint, world.host))) > 1:
+        raise HpcMpError(f"model of type {type(model).__name__}", "has other values on other ranks",
+                         "call torch.manual_seed with the same number on all ranks before you make it")
     placement, schedule = world.placement(layout.degrees, layout.order), schedule_of(layout)
     groups = build(placement, layout.shard_degree, world.device, world.backend, schedule, None, world.host,
                    expert_shards=layout.expert_cut().shards, **subject.groups(layout))
-    settings = replace(settings_of(job, layout, schedule), rate=read.rate)
+    settings = replace(settings_of(job, layout, schedule), rate=keywords.rate)
     engine = Engine(subject.model(job, {}), settings, groups, world.device)
     engine.start(subject.first_values(job))
-    run = Run(subject, read, layout, world, _axes(placement, groups, world), engine)
-    atexit.register(_leave, run)
-    if read.example is not None:
-        run.check(read.example)
-    return run
+    return Run(subject, keywords, layout, world, _axes(placement, groups, world), engine)
 
 
 def _nominal_job(subject: Subject, keywords: Keywords, world: int) -> JobSpec:
@@ -90,11 +100,24 @@ def _axes(placement: Placement, groups: Groups, world: World) -> Axes:
     return Axes(tp=groups.tensor, cp=groups.context, ep=groups.expert, **named)
 
 
-def _leave(run: Run) -> None:
-    """Close a run at the end of the program: gloo would abort a process that ends with its connections open."""
-    if getattr(sys, "last_value", None) is None:
-        run.close()
-    elif dist.is_initialized():
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)  # the error has been printed; the others learn of it by the lost connection
+@lru_cache(maxsize=1)
+def _end_together(host: Tree) -> None:
+    """Have ranks close their connections together when their programs end: gloo would abort a process that ends with open ones.
+
+    A rank that fails, or that has waited long for the others, ends at once; they learn of it by the lost connections.
+    """
+    def end() -> None:
+        if not dist.is_initialized():
+            return
+        failed = getattr(sys, "last_value", None) is not None  # an error, which has been printed
+        together = threading.Thread(target=facts.barrier, args=(host,), daemon=True)
+        if not failed:
+            together.start()
+            together.join(PATIENCE_S)
+        if failed or together.is_alive():
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(int(failed))
+        dist.destroy_process_group()
+
+    atexit.register(end)

@@ -1,24 +1,24 @@
 """A run: a model divided over all ranks, in a user's own loop."""
 
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
+import torch
 from torch import Tensor
 
 import hpc_mp
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.layout import Layout
 from hpc_mp.train.own_loop import saved
-from hpc_mp.train.own_loop.batches import Rows, rows_of
+from hpc_mp.train.own_loop.batches import ReplicaRows, rows_of
 from hpc_mp.train.own_loop.keywords import Keywords, in_words_of_a_loop, job_of
 from hpc_mp.train.own_loop.subject import Subject
 from hpc_mp.train.own_loop.world import World
 from hpc_mp.train.parallel.groups import Axis
 from hpc_mp.train.pipeline.stage import Carried
-from hpc_mp.train.rank import facts
 from hpc_mp.train.step.agreement import StepNumbers
 from hpc_mp.train.step.engine import Engine, StepResult
 from hpc_mp.train.step.passes import Passes
@@ -54,14 +54,13 @@ class Run:
     Attributes:
         axes: this rank's coordinates.
         layout: the division of the model.
-        progress: what has been trained.
         device: of this rank.
     """
 
     def __init__(self, subject: Subject, keywords: Keywords, layout: Layout, world: World, axes: Axes, engine: Engine) -> None:
         self.subject, self.keywords, self.layout, self.world, self.axes, self.engine = (
             subject, keywords, layout, world, axes, engine)
-        self.device, self.progress = world.device, Progress()
+        self.device, self._progress = world.device, Progress()
         self._passes: dict[Shapes, Passes] = {}
         self._launched: tuple[StepResult, int] | None = None  # the last step and its tokens, until its numbers are read
         self._numbers: StepNumbers | None = None
@@ -79,11 +78,15 @@ class Run:
             HpcMpError: the batch cannot be divided, or is not one of this model; nothing has changed.
         """
         rows, tokens, passes, share = self._prepared(batch)
-        result = self.engine.step(self.progress.step, share, passes=passes)
+        done = self._progress
+        if not 0 <= (rate := self.engine.settings.learning_rate(done.step)) < float("inf"):
+            raise HpcMpError(f"optimizer: lr({done.step}) = {rate}", "is no learning rate",
+                             "let lr return a number of at least 0")
+        with torch.enable_grad():
+            result = self.engine.step(done.step, share, passes=passes)
         self._read()  # of the step before: the device has the next one to do meanwhile
-        samples = rows.samples * self.layout.microbatches * self.layout.degrees.data
-        done = self.progress
-        self.progress = replace(done, step=done.step + 1, samples=done.samples + samples, tokens=done.tokens + samples * tokens)
+        samples, done = rows.samples * self.layout.microbatches * self.layout.degrees.data, self._progress
+        self._progress = replace(done, step=done.step + 1, samples=done.samples + samples, tokens=done.tokens + samples * tokens)
         self._launched = result, samples * tokens
         return result.loss
 
@@ -92,6 +95,12 @@ class Run:
         _, _, passes, share = self._prepared(batch)
         evaluated = self.engine.evaluate(share, passes=passes)
         return evaluated.loss / evaluated.labels if evaluated.labels else float("nan")
+
+    @property
+    def progress(self) -> Progress:
+        """Steps, skipped ones, samples and tokens that have been trained. The host waits."""
+        self._read()
+        return self._progress
 
     @property
     def last(self) -> StepNumbers | None:
@@ -104,11 +113,9 @@ class Run:
         self._prepared(batch)
 
     def close(self) -> None:
-        """Record the last step, and close the connections of all ranks; the end of the program calls this."""
-        if dist.is_initialized():
+        """Record the last step; the end of the program calls this. Ranks stay connected until then."""
+        if getattr(sys, "last_value", None) is None:
             self._read()
-            facts.barrier(self.world.host)
-            dist.destroy_process_group()
 
     def checkpoint(self, directory: str | Path) -> None:
         """Save parameters, optimizer state and progress, completely or not at all."""
@@ -118,7 +125,7 @@ class Run:
     def resume(self, directory: str | Path) -> None:
         """Continue from a checkpoint of any layout. Raises HpcMpError if it is of another model or damaged."""
         self._read()
-        self.progress = Progress(**saved.read_checkpoint(Path(directory), self.engine, self.subject, self.world))
+        self._progress = Progress(**saved.read_checkpoint(Path(directory), self.engine, self.subject, self.world))
         self._numbers = None
 
     def model_state(self) -> dict[str, Tensor]:
@@ -135,7 +142,7 @@ class Run:
         self._read()
         saved.write_model(Path(directory), self.engine, self.subject, self.world, dtype)
 
-    def _prepared(self, batch: Mapping[str, Any]) -> tuple[Rows, int, Passes, Microbatches]:
+    def _prepared(self, batch: Mapping[str, Any]) -> tuple[ReplicaRows, int, Passes, Microbatches]:
         """Return this replica's rows of a batch, the tokens of a sample, passes of its shape, and the replica's share."""
         layout = self.layout
         replicas = None if self.keywords.replica else layout.degrees.data
@@ -152,7 +159,7 @@ class Run:
             model = self.subject.model(job, rows.shapes)
             self._passes[key] = self.engine.passes_of(model, replace(layout, samples=rows.samples, sequence=tokens))
         names = {stage: self.subject.needed(rows.batch, layout, stage) for stage in self.engine.data.stages}
-        share = rows.share(names, self.progress.step, self.progress.samples, self.subject.labels(rows.batch), self.device)
+        share = rows.share(names, self._progress.step, self._progress.samples, self.subject.labels(rows.batch), self.device)
         return rows, tokens, self._passes[key], share
 
     def _read(self) -> None:
@@ -162,7 +169,7 @@ class Run:
         (result, tokens), self._launched = self._launched, None
         numbers = self._numbers = result.numbers()
         if not numbers.norm < float("inf"):
-            self.progress = replace(self.progress, skipped=self.progress.skipped + 1)
-        step = self.progress.step
+            self._progress = replace(self._progress, skipped=self._progress.skipped + 1)
+        step = self._progress.step
         hpc_mp.log(step=step, loss=numbers.loss, tokens=tokens, learning_rate=self.engine.settings.learning_rate(step - 1),
                    grad_norm=numbers.norm, seconds=numbers.seconds)

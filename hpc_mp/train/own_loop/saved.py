@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.files import read_json
-from hpc_mp.layout.models.weight_files import INDEX, SINGLE
+from hpc_mp.layout.models.weight_files import INDEX
 from hpc_mp.rundir import problem, write_json
 from hpc_mp.rundir.checkpoint_index import read_indexes
 from hpc_mp.rundir.layout import COUNTERS
@@ -26,12 +26,17 @@ from hpc_mp.train.parallel.groups import new_group
 from hpc_mp.train.rank import facts
 from hpc_mp.train.step.engine import Engine
 
+# Files of a saved model, with its tokenizer.
+OF_A_MODEL = ("config.json", "generation_config.json", "*.safetensors", INDEX, "tokenizer*", "special_tokens_map.json",
+              "added_tokens.json", "vocab.*", "merges.txt", "*.model", "chat_template.*")
+
 
 def model_state(engine: Engine, subject: Subject, world: World) -> dict[str, Tensor]:
     """Return every parameter as the model's module has it, on rank 0; {} elsewhere. All ranks call this."""
     shapes = subject.shapes()
     weights = list(dict.fromkeys(saved.weight.name for saved in subject.saved()))
-    return {name: values.view(shapes[name]) for name, values in Gathering(engine, world).of(weights).items()}
+    state = {name: values.view(shapes[name]) for name, values in Gathering(engine, world).of(weights).items()}
+    return subject.completed(state) if world.who.rank == 0 else {}
 
 
 def write_model(output: Path, engine: Engine, subject: Subject, world: World, dtype: str) -> None:
@@ -64,6 +69,7 @@ def write_model(output: Path, engine: Engine, subject: Subject, world: World, dt
             _check_replaceable(output)
             with publishing(output.resolve(), "save") as temporary:
                 for file, content in remaining:
+                    content = subject.completed(content) if not split.is_sharded else content
                     save_file(content, temporary / file, metadata={"format": "pt"})
                 if split.is_sharded:
                     write_json(temporary / INDEX, {"metadata": split.metadata, "weight_map": split.tensor_to_filename})
@@ -79,10 +85,10 @@ def write_model(output: Path, engine: Engine, subject: Subject, world: World, dt
 def _check_replaceable(output: Path) -> None:
     """Raise HpcMpError if something else than a model is there."""
     entries = list(output.iterdir()) if output.is_dir() else []
-    model = any(entry.name in (SINGLE, INDEX) for entry in entries) and not any(entry.is_dir() for entry in entries)
-    if output.is_file() or (entries and not model):
-        raise HpcMpError(f"save {output}", "is there and is no model directory; nothing else is replaced",
-                         "name another directory")
+    others = [entry.name for entry in entries if entry.is_dir() or not any(map(entry.match, OF_A_MODEL))]
+    if output.is_file() or others:
+        raise HpcMpError(f"save {output}", f"is there and {f'holds {others[0]}' if others else 'is a file'}; nothing else is "
+                         "replaced than the files of a model", "name another directory")
 
 
 def write_checkpoint(directory: Path, engine: Engine, progress: Mapping[str, int], world: World) -> None:
@@ -121,6 +127,8 @@ def read_checkpoint(directory: Path, engine: Engine, subject: Subject, world: Wo
 
 def _mismatch(directory: Path, engine: Engine, subject: Subject) -> str | None:
     """Return the reason why a checkpoint cannot be loaded; None if it can."""
+    if not directory.is_dir():
+        return "does not exist"
     if (reason := problem(directory, hashes=False)) is not None:
         return f"cannot be loaded: {reason}"
     stored = {name: tensor.shape for name, tensor in read_indexes(directory).tensors.items()}

@@ -17,14 +17,12 @@ from hpc_mp.train.model.cut_points import Layers, layers_of
 from hpc_mp.train.model.layer_list import LayerSpec
 from hpc_mp.train.model.listed_stage import ListedModel
 from hpc_mp.train.model.logits import LossFunction
-from hpc_mp.train.own_loop.hugging_face import HuggingFace
+from hpc_mp.train.own_loop.hugging_face import IN_MEMORY, HuggingFace
 from hpc_mp.train.own_loop.keywords import Keywords
 from hpc_mp.train.own_loop.listed import Listed
 from hpc_mp.train.own_loop.saved_tensor import SavedTensor, fingerprint_of
 from hpc_mp.train.parallel.fill import Source
 from hpc_mp.train.pipeline.stage import Batch, Carried, StagedModel
-
-IN_MEMORY = "the configuration"
 
 
 class Subject(Protocol):
@@ -74,6 +72,9 @@ class Subject(Protocol):
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Return the shape of every weight as its module has it, by name."""
 
+    def completed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the state that a module loads, given its trained parameters."""
+
     def saved(self) -> Iterable[SavedTensor]:
         """Yield the tensors of a saved model."""
 
@@ -83,9 +84,9 @@ class Subject(Protocol):
 
 def subject_of(model: Any, keywords: Keywords) -> Subject:
     """Return the subject that a user has passed. Raises HpcMpError if it cannot be divided."""
-    loss = keywords.loss_fn
+    loss = None if keywords.loss_fn is None else checked(keywords.loss_fn)
     if isinstance(model, PreTrainedModel):
-        return HuggingFace.read(_fields(model.config), loss, IN_MEMORY, state=model.state_dict())
+        return HuggingFace.in_memory(model, _fields(model.config), loss)
     if isinstance(model, PreTrainedConfig):
         return HuggingFace.read(_fields(model), loss, IN_MEMORY)
     if isinstance(model, Mapping):
@@ -103,8 +104,28 @@ def subject_of(model: Any, keywords: Keywords) -> Subject:
     if isinstance(model, nn.Module):
         parts = layers_of(model, keywords.inputs, keywords.cut)
         listed_model = ListedModel(parts.layers, _returned(loss, parts), 0, parts.outputs, defaults=parts.defaults)
-        return Listed(listed_model, fingerprint_of(model.state_dict()))
+        return Listed(listed_model, fingerprint_of(model.state_dict()), model)
     return Listed(ListedModel(tuple(model), loss, 0, keywords.outputs))
+
+
+def checked(loss: LossFunction) -> LossFunction:
+    """Return a loss whose results are what ranks can sum."""
+
+    def objective(outputs: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+        result = loss(outputs, batch)
+        value = f"loss_fn: {shown(result) if not isinstance(result, Tensor) else f'a tensor of shape {tuple(result.shape)}'}"
+        if not isinstance(result, tuple | list) or len(result) != 2:
+            raise HpcMpError(value, "is not a pair", "return (sum, count): the summed loss, and the number to divide it by")
+        total, count = result
+        if not isinstance(total, Tensor) or total.dim() or not total.is_floating_point():
+            raise HpcMpError(value, "has no sum that is a tensor of one number", 'sum all losses: reduction="sum"')
+        if torch.is_grad_enabled() and not total.requires_grad:
+            raise HpcMpError(value, "has a sum without a gradient", "do not detach it, nor compute it under torch.no_grad")
+        if not isinstance(count, Tensor | int | float) or (isinstance(count, Tensor) and count.dim()):
+            raise HpcMpError(value, "has a count that is no number", "return a number, or a tensor of one number")
+        return total, torch.as_tensor(count, device=total.device)
+
+    return objective
 
 
 def _fields(config: PreTrainedConfig) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def join(device: str, environ: Mapping[str, str] = os.environ, timeout: timedelt
         store, keys = meet(who, where, timeout)
         hosts = [keys.get(f"rank {rank}") for rank in range(who.world)]
         chosen, backend = choose_device(device, who, hosts.count(who.node))
-        host = connect(who, store, backend)
+        host = connect(who, store, backend, backend)  # the user's own messages pass through the default group
     names = list(dict.fromkeys(hosts))
     return World(who, host, chosen, backend, tuple(map(names.index, hosts)))
 

@@ -76,7 +76,7 @@ class Evaluator:
             if reason is not None:
                 return reason
             result = self.engine.evaluate(self._own(step, mine), self._notes)
-            loss, labels, reason = loss + result.loss, labels + result.labels, REASONS.get(int(result.notes[0]))
+            loss, labels, reason = loss + result.loss, labels + int(result.labels), REASONS.get(int(result.notes[0]))
         self.watchdog.now("step")
         self._say(Evaluation(step, loss / labels, labels, time.perf_counter() - began, self.context.attempt))
         return None

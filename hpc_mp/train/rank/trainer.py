@@ -195,7 +195,7 @@ class Trainer:
         tokens = settings.global_batch * self.spec.data.sequence_length
         return StepMetrics(
             launched.step + 1, numbers.loss, launched.tokens, numbers.seconds, tokens / numbers.seconds, numbers.norm,
-            int(numbers.notes[1]), learning_rate(launched.step, settings), numbers.labels, self.attempt, numbers.scale.scale,
+            int(numbers.notes[1]), learning_rate(launched.step, settings), int(numbers.labels), self.attempt, numbers.scale.scale,
             numbers.router_loss, numbers.dropped)
 
     def _between_steps(self) -> None:

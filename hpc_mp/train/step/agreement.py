@@ -88,7 +88,7 @@ class StepNumbers:
 
     loss: float
     norm: float
-    labels: int
+    labels: float
     absorbed: bool
     router_loss: float
     dropped: float
@@ -102,7 +102,7 @@ def unpacked(values: Sequence[float], seconds: float) -> StepNumbers:
     names = [field.name for field in fields(Agreed)][:-2]
     scalars = dict(zip(names, values, strict=False))
     scale, notes = values[len(names):len(names) + 3], values[len(names) + 3:]
-    labels, absorbed = int(scalars.pop("labels")), bool(scalars.pop("absorbed"))
+    labels, absorbed = scalars.pop("labels"), bool(scalars.pop("absorbed"))
     return StepNumbers(**scalars, labels=labels, absorbed=absorbed, scale=ScaleState(*scale), notes=tuple(notes), seconds=seconds)
 
 

@@ -61,11 +61,11 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """What all ranks agree on after an evaluation: the loss summed over the labels of all replicas that count, and how many these
-    are. ``notes``: as in ``StepResult``."""
+    """The result of an evaluation, the same on all ranks: the loss summed over the labels that count, the number of these, and of
+    each note the largest."""
 
     loss: float
-    labels: int
+    labels: float
     notes: tuple[float, ...]
 
 
@@ -179,7 +179,7 @@ class Engine:
         mine = torch.stack([*self._counted(passed), *torch.tensor(notes(), dtype=torch.float64, device=self.device)])
         everyone = known_to_all(mine, self.groups.world)
         total, labels = everyone[:, :2].sum(0).tolist()
-        return Evaluated(total, int(labels), tuple(everyone[:, 2:].amax(0).tolist()))
+        return Evaluated(total, labels, tuple(everyone[:, 2:].amax(0).tolist()))
 
 
 def _work(share: Microbatches, gradient: Callable[[], Tensor], trace: bool = False) -> Work:
