@@ -24,7 +24,8 @@ PHASES = ("forward_backward", "reduce_gradients", "agree", "update", "publish")
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "shift")
 COLOURS = {"forward_backward": "#c6dbef", "reduce_gradients": "#fdd0a2", "agree": "#dadaeb", "update": "#c7e9c0",
            "publish": "#fdae6b", "F": "#4c78a8", "B": "#f58518", "SEND": "#b0b0b0", "RECV": "#d8d8d8", "REDUCE": "#e45756",
-           "all-reduce": "#72b7b2", "all-gather": "#54a24b", "reduce-scatter": "#e45756", "model.layers": "#9ecae9"}
+           "all-reduce, tensor": "#72b7b2",
+           "all-reduce": "#9467bd", "all-gather": "#54a24b", "reduce-scatter": "#e45756", "model.layers": "#9ecae9"}
 LETTERS = 200  # that fit into the width of the picture
 Span = tuple[str, float, float]  # name, begin and end in milliseconds
 
@@ -62,9 +63,9 @@ def draw(ranks: Mapping[str, Path], out: Path) -> None:
     for panel, (title, lanes) in zip(axes, pictures.items(), strict=True):
         for row, lane in enumerate(names):
             _draw_lane(panel, len(names) - row, lanes.get(lane, ()), letter)
-        kinds = sorted({name for name, _, _ in lanes["collective"]})
-        panel.legend([pyplot.Rectangle((0, 0), 1, 1, color=_colour(kind)) for kind in kinds], kinds, loc="lower right",
-                     fontsize=7)
+        kinds = [*PHASES, *sorted({name for name, _, _ in lanes["collective"]})]
+        panel.legend([pyplot.Rectangle((0, 0), 1, 1, color=_colour(kind)) for kind in kinds], kinds, loc="center left",
+                     bbox_to_anchor=(1.0, 0.5), fontsize=8)
         panel.set_yticks([len(names) - row + 0.4 for row in range(len(names))], names)
         panel.set_title(title, loc="left")
     axes[-1].set_xlabel("milliseconds since the beginning of the step")
