@@ -157,8 +157,8 @@ class Train(values.Section):
     """The schedule after the warm-up; `"linear"` and `"cosine"` fall to zero at `train.steps`."""
     weight_decay: values.Rate = 0.0
     """For every parameter that `train.no_decay` does not match."""
-    no_decay: tuple[values.Line, ...] = ("*.bias", "*norm.weight", "*.ln_?.weight")
-    """Parameters without weight decay: patterns (`*`, `?`) of their Hugging Face names. Default: biases and norms; `[]`: none.
+    no_decay: tuple[values.Line, ...] = ("*.bias", "*[nN]orm.weight", "*.ln_?.weight")
+    """Parameters without decay: patterns (`*`, `?`, `[ab]`) of Hugging Face's names. Default: biases and norms; `[]`: none.
     Example: `["*.bias", "*norm.weight", "*embed_tokens*"]`."""
     clip: values.Rate = 1.0
     """The largest gradient norm; 0 = no limit."""

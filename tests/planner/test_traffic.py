@@ -123,7 +123,7 @@ def count(folder: Path) -> None:
     def counted(self: Engine, number: int, *rest: Any) -> Any:
         groups = self.groups
         named = {"tp": groups.tensor, "shard": groups.shard, "replicate": groups.replicate,
-                 "tied": groups.ties[0, self.pipeline.last],
+                 "tied": groups.ties[0, len(self.settings.schedule.placement) - 1],
                  "cp": groups.context, "ep": groups.expert, "expert shard": groups.experts.shard,
                  "expert replicate": groups.experts.replicate}
         axes.update({axis.group: name for name, axis in named.items() if axis.group})

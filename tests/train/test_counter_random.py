@@ -13,6 +13,7 @@ from ranks import run_ranks
 from hpc_mp.layout.models import Weight
 from hpc_mp.train.model import initial
 from hpc_mp.train.model.counter_random import LINE, LONG, key_of, normal
+from hpc_mp.train.parallel import fill
 from hpc_mp.train.parallel.fill import fill_part
 
 MANY = 1 << 22
@@ -68,7 +69,7 @@ def test_seed_and_name_make_other_numbers() -> None:
 @pytest.mark.parametrize("chunk", [1, 7, 30, 100, 10_000])
 def test_a_part_is_filled_in_chunks(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of experts one matrix at a time, of a matrix some rows, never fewer than one."""
-    monkeypatch.setattr(initial, "CHUNK", chunk)
+    monkeypatch.setattr(fill, "CHUNK", chunk)
     weight, box = Weight("w", (3, 2, 10, 6), cut=2), (slice(1, 3), slice(0, 2), slice(3, 8), slice(0, 6))
     everything = torch.arange(360.0).view(weight.shape)
     asked: list[int] = []

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from exact import EXACT, WRONG, cases
-from hpc_mp.train.engine.data_axis import Unit
 from lists import lay, on_rank
 from masked import LENGTH, STEPS, Training, distance, values
 from planting import planted
@@ -21,6 +20,7 @@ from hpc_mp.layout.models import Family
 from hpc_mp.layout.stages import Partition, layer_costs
 from hpc_mp.planner.memory import units_of
 from hpc_mp.planner.traffic import rank_traffic
+from hpc_mp.train.parallel.data_axis import Unit
 
 ONE = {"layers": (5,)}
 ALONE = frozenset(("token_types", "begins"))

@@ -14,6 +14,7 @@ driver         the model's own forward, with the layers of other stages passed t
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -85,7 +86,7 @@ def _tensor(stage: CausalStage, model: "CausalModel", whole: nn.Module, around: 
             setattr(block.get_submodule(parent), leaf, projection)
             behind_attention = family.block_module(inner) == family.block_module(family.attention)
             if how == "row" and behind_attention and tensor.size == 1:
-                projection.register_forward_pre_hook(lambda _, args: around.tensor.share(args[0], 1))  # attention has seen all
+                change_before(projection, partial(around.tensor.share, dim=1))  # attention has seen all
         for inner in family.enters:
             if _tensor_of(model, f"{path}.{inner}", around).size > 1:
                 change_before(block.get_submodule(inner), around.tensor.enter)

@@ -55,6 +55,8 @@ class CausalStage(nn.Module):
         self.rotary: list[RotaryTables] = []
         self.units: dict[str, Unit] = {}
         self.gathered: list[tuple[list[Unit], Prefetch]] = []  # of each group, with those that are requested meanwhile
+        self.embedded: list[Unit] = []  # those of the embedding; ``behind``: of what is applied behind it
+        self.behind: list[Unit] = []
         self._masks: dict[int | None, Tensor | None] = {}  # by window: of the microbatch that computes
         self._kept_masks: dict[int | None, Tensor | None] = {}  # of samples of one document, in which all are alike
 
@@ -85,6 +87,8 @@ class CausalStage(nn.Module):
         for unit in units.values():
             for name in unit.parameters.keys() - owned:
                 unit.collect(name)
+        self.embedded = [units[name] for name in (TIED, EMBEDDING) if name in units]
+        self.behind = [unit for unit in self.embedded if any(map(self.family.is_behind_embedding, unit.parameters))]
         several = [[unit for unit in units.values() if unit.layout.block in paths] for paths in self.groups]
         first = [[unit for unit in units.values() if unit.layout.block in paths[:1]] for paths in self.groups]
         self.gathered = [(group, Prefetch(behind, before)) for group, before, behind in zip(
@@ -148,17 +152,15 @@ class CausalStage(nn.Module):
                 hidden = self.get_submodule(path)(hidden)
             return (hidden,)
 
-        units = [self.units[name] for name in (TIED, EMBEDDING) if name in self.units]
-        kept = [unit for unit in units if any(map(self.family.is_behind_embedding, unit.parameters))]
-        for unit in units:
+        for unit in self.embedded:
             unit.need()
         hidden: Tensor = self.get_submodule(self.family.embedding)(self.context.own(batch["ids"]))
         for path, name in self.family.lookups.items():
             hidden = hidden + self.get_submodule(path)(self.tensor.share(self._index(name, batch, places), 1))
-        for unit in units:
-            if unit not in kept:
+        for unit in self.embedded:
+            if unit not in self.behind:
                 unit.release()  # the backward of a lookup needs no parameter
-        return unsharded(kept, Prefetch(), behind, hidden)[0]
+        return unsharded(self.behind, Prefetch(), behind, hidden)[0]
 
     def _index(self, name: str, batch: Batch, places: Tensor) -> Tensor:
         """Return an index of this rank's tokens, by which an embedding looks up."""

@@ -108,8 +108,8 @@ class HuggingFace:
         if missing := [name for name in required if name not in batch]:
             raise HpcMpError(f"a batch of {', '.join(batch)}", f"has no {' and no '.join(missing)}",
                              "pass input_ids and labels: those of each position, shifted already, -100 where none counts")
-        known = {INPUT, LABELS, MASK, *(name for name, index in NAMES.items() if index in self.family.lookups.values())}
-        extra = [name for name in batch if name not in known]
+        usual = {INPUT, LABELS, MASK, *(name for name, index in NAMES.items() if index in self.family.lookups.values())}
+        extra = [name for name in batch if name not in usual]
         if extra and self.loss is None:
             raise HpcMpError(f"a batch with {', '.join(extra)}", f"has tensors that {self.family.model_type} does not use",
                              "leave them out")
@@ -166,8 +166,8 @@ class HuggingFace:
     def needed(self, batch: Batch, layout: Layout, stage: int) -> Sequence[str]:
         first = ["ids", *self.family.lookups.values()] if stage == 0 else []
         last = [*batch] if self.loss else [LABELS]
-        wanted = {*first, *(last if stage == layout.stages - 1 else []), "begins"}
-        return [name for name in batch if name in wanted]
+        names = {*first, *(last if stage == layout.stages - 1 else []), "begins"}
+        return [name for name in batch if name in names]
 
     def check(self, job: JobSpec) -> None:
         check_division(job, self.shape)

@@ -68,14 +68,14 @@ class Keywords:
     example: Mapping[str, Any] | None
 
 
-def read_keywords(given: Mapping[str, Any]) -> Keywords:
+def read_keywords(keywords: Mapping[str, Any]) -> Keywords:
     """Check names and kinds of keywords. Raises HpcMpError."""
-    for name in given:
+    for name in keywords:
         if name not in KEYS and name not in OWN:
             names = [*KEYS, *OWN]
             raise HpcMpError(f"hpc_mp.parallel({name}=…)", "has no such keyword",
                              did_you_mean(name, names, f"it has {', '.join(names)}", ALIKE))
-    optimizer = given.get("optimizer", {})
+    optimizer = keywords.get("optimizer", {})
     if not isinstance(optimizer, Mapping):
         raise HpcMpError(f"optimizer = {shown(optimizer)}", "must be a dict",
                          'write for example optimizer={"name": "adamw", "lr": 3e-4}')
@@ -90,34 +90,34 @@ def read_keywords(given: Mapping[str, Any]) -> Keywords:
         raise HpcMpError(f"optimizer: {', '.join(scheduled)}", "has no effect: lr is a function of the step", "leave it out")
     if optimizer.get("name") == "sgd" and (idle := sorted({"betas", "eps"} & optimizer.keys())):
         raise HpcMpError(f"optimizer: {', '.join(idle)}", "has no effect with sgd", "leave it out")
-    if given.get("partition") == "profile":
+    if keywords.get("partition") == "profile":
         raise HpcMpError("partition = 'profile'", "needs a profile that `hpc-mp train --profile` has measured of a job file",
                          "pass the number of layers of every stage, or leave it out")
-    batches = given.get("batches", "global")
+    batches = keywords.get("batches", "global")
     if batches not in ("global", "replica"):
         raise HpcMpError(f"batches = {batches!r}", "must be 'global' or 'replica'",
                          "leave it out if every rank passes the whole batch")
-    loss_fn, outputs = given.get("loss_fn"), given.get("outputs", ())
+    loss_fn, outputs = keywords.get("loss_fn"), keywords.get("outputs", ())
     if loss_fn is not None and not callable(loss_fn):
         raise HpcMpError(f"loss_fn = {shown(loss_fn)}", "must be a function", "pass (outputs, batch) -> (sum, count)")
     for name in ("outputs", "inputs"):
-        names = given.get(name, ())
-        if isinstance(names, str) or not all(isinstance(each, str) for each in names):
+        names = keywords.get(name, ())
+        if isinstance(names, str) or not all(isinstance(word, str) for word in names):
             raise HpcMpError(f"{name} = {shown(names)}", "must be names", f'write for example {name}=("scores", "extra")')
-    cut = given.get("cut", {})
+    cut = keywords.get("cut", {})
     if not isinstance(cut, Mapping) or not {*cut.values()} <= {"column", "row"}:
         raise HpcMpError(f"cut = {shown(cut)}", "must say column or row for patterns of names",
                          'write for example cut={"*.up": "column", "*.down": "row"}')
     rate = optimizer.get("lr") if callable(optimizer.get("lr")) else None
-    stated = {name: value for name, value in given.items() if value is not None}
+    stated = {name: value for name, value in keywords.items() if value is not None}
     values = {KEYS[name]: value for name, value in {**DEFAULTS, **stated}.items() if name in KEYS}
     values |= {OPTIMIZER[name]: value for name, value in optimizer.items() if not (name == "lr" and rate)}
     settings: dict[str, dict[str, Any]] = {"parallel": {}, "train": {"steps": ENDLESS}, "job": {}}
     for key, value in values.items():
         table, _, name = key.partition(".")
         settings[table][name] = value
-    return Keywords(settings, rate, loss_fn, tuple(outputs), tuple(given.get("inputs", ())), cut, batches == "replica",
-                    given.get("example"))
+    return Keywords(settings, rate, loss_fn, tuple(outputs), tuple(keywords.get("inputs", ())), cut, batches == "replica",
+                    keywords.get("example"))
 
 
 def job_of(keywords: Keywords, model: Mapping[str, Any], world: int, samples: int, sequence: int) -> JobSpec:

@@ -62,19 +62,19 @@ class Listed:
                 raise HpcMpError(f"{key} = {value}", "has no effect on layers that somebody has written", "leave it out")
         if job.parallel.recompute == "selective":
             raise HpcMpError('parallel.recompute = "selective"', "is for the attention of Hugging Face's models", 'use "full"')
-        layers, stages, asked = len(self.listed.layers), job.stages, job.parallel.partition
+        layers, stages, method = len(self.listed.layers), job.stages, job.parallel.partition
         if stages > layers:
             raise HpcMpError(f"parallel.pipeline = {job.parallel.pipeline}", f"makes {stages} stages of {layers} layers",
                              f"use at most {layers} stages, or cut the model at more places")
-        if asked not in ("auto", "parameters") and not isinstance(asked, tuple):
-            raise HpcMpError(f"parallel.partition = {asked!r}", "is for Hugging Face's models",
+        if method not in ("auto", "parameters") and not isinstance(method, tuple):
+            raise HpcMpError(f"parallel.partition = {method!r}", "is for Hugging Face's models",
                              "pass the number of layers of every stage")
-        if isinstance(asked, tuple) and sum(asked) != layers:
-            raise HpcMpError(f"parallel.partition = {list(asked)}", f"has {sum(asked)} layers, but the model has {layers}",
+        if isinstance(method, tuple) and sum(method) != layers:
+            raise HpcMpError(f"parallel.partition = {list(method)}", f"has {sum(method)} layers, but the model has {layers}",
                              "change the layers of a stage so that the sum is right")
         if job.parallel.tensor > 1 and not any(layer.cut for layer in self.listed.layers):
             raise HpcMpError(f"parallel.tensor = {job.parallel.tensor}", "has nothing to cut: no layer says what is cut in it",
-                             'write the model as a list of LayerSpec with cut={"up": "column", "down": "row"}')
+                             'pass cut={"*.up": "column", "*.down": "row"}, or say it in each LayerSpec')
         check_schedule(undivided(job))
 
     def layers(self, job: JobSpec) -> tuple[int, ...]:

@@ -51,8 +51,7 @@ def write_model(output: Path, engine: Engine, subject: Subject, world: World, dt
     if dtype not in ("keep", *DTYPES):
         raise HpcMpError(f"dtype = {dtype!r}", f"is not one of keep, {', '.join(DTYPES)}", "choose one of these")
     tensors = {saved.name: saved for saved in subject.saved()}
-    kept = engine.data.slabs.dtype
-    number_format = DTYPES.get(dtype, kept)
+    number_format = DTYPES.get(dtype, engine.data.slabs.dtype)
     split = split_torch_state_dict_into_shards(
         {name: torch.empty(saved.shape, dtype=number_format, device="meta") for name, saved in tensors.items()},
         max_shard_size=FILE_BYTES)

@@ -13,7 +13,7 @@ nothing                              (one rank)
 """
 
 import os
-import subprocess
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -110,7 +110,5 @@ def _meeting(who: RankEnv, environ: Mapping[str, str]) -> tuple[RankEnv, Rendezv
 def _first_host(environ: Mapping[str, str]) -> str:
     """Return the host of the step's first task."""
     nodes = environ.get("SLURM_STEP_NODELIST") or environ["SLURM_JOB_NODELIST"]
-    if not any(mark in nodes for mark in "[,"):
-        return nodes
-    listed = subprocess.run(["scontrol", "show", "hostnames", nodes], check=True, capture_output=True, text=True)
-    return listed.stdout.split()[0]
+    first = re.match(r"(?:\[[^\]]*\]|[^,\[])+", nodes)  # up to a comma outside of brackets
+    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", first[0]) if first is not None else nodes
