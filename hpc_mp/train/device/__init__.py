@@ -1,1 +1,1 @@
-"""The device of a rank: number formats, names for its profiler, and numbers on their way to the host."""
+"""The device of a rank: number formats, profiler spans, and the readback of numbers to the host."""

@@ -1,4 +1,4 @@
-"""Number formats: which one the masters have, which one computes, and an fp64 that stays fp64."""
+"""Number formats of masters and of computation, and an fp64 mode in which nothing falls back to fp32."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -11,8 +11,12 @@ from torch.overrides import TorchFunctionMode
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """``master``: parameters as they are updated, gradient sums and optimizer state; ``compute``: activations, matrix products,
-    and the parameters they are made with."""
+    """Number formats of a run.
+
+    Attributes:
+        master: format of the parameters that the optimizer updates, of gradient sums and of optimizer state.
+        compute: format of activations, of matrix products and of the parameters in them.
+    """
 
     master: torch.dtype
     compute: torch.dtype
@@ -31,10 +35,10 @@ PRECISIONS: dict[str, Precision] = {
 
 
 class StaysDouble(TorchFunctionMode):
-    """``with`` it, ``tensor.float()``, ``tensor.to(torch.float32)`` and ``dtype=torch.float32`` mean fp64.
+    """Mode in which ``tensor.float()``, ``tensor.to(torch.float32)`` and ``dtype=torch.float32`` mean fp64.
 
-    Modules of transformers compute norms, rotary tables and the softmax of attention in fp32 whatever they are given, which is
-    right for bf16 and takes away half of the digits of fp64: a difference of one rounding then shows as one of 1e-9.
+    Modules of transformers compute norms, rotary tables and the softmax of attention in fp32, whatever the format of their
+    inputs. This is right for bf16, but it costs half of the digits of fp64: a rounding difference then appears as 1e-9.
     """
 
     def __torch_function__(

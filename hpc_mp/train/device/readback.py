@@ -1,8 +1,8 @@
-"""Numbers of a step on their way to the host, which launches the next step meanwhile.
+"""Asynchronous readback of a step's numbers: the host launches the next step before it reads them.
 
-Asking a GPU for a number waits for all that was launched before: a host that asks in every step launches the next one too late,
-and the GPU waits in turn. So a step's numbers are copied to memory that the device can write to (pinned), behind all else, and
-read when the next step has been launched. A CPU computes at once, and the same numbers are read at the same moment.
+Reading a number from a GPU waits for all work launched before. A host that reads in every step launches the next one too late,
+and the GPU idles. So a step's numbers are copied to pinned host memory behind all other work, and the host reads them after it
+has launched the next step. A CPU computes synchronously; the host reads its numbers at the same point of the program.
 """
 
 import time
@@ -15,7 +15,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Instant:
-    """A point in a device's work: everything launched before it is behind it."""
+    """A point in the work of a device: it has passed when all work launched before it is done."""
 
     host: float
     event: torch.cuda.Event | None
@@ -30,16 +30,16 @@ class Instant:
 
     @property
     def passed(self) -> bool:
-        """Whether the device has come here."""
+        """True if the device has reached this point."""
         return self.event is None or self.event.query()
 
     def wait(self) -> None:
-        """The host waits until the device has come here."""
+        """Block the host until the device has reached this point."""
         if self.event is not None:
             self.event.synchronize()
 
     def seconds_since(self, earlier: "Instant") -> float:
-        """Of the device's time; both have been waited for."""
+        """Return the seconds of device time between two instants. Both must have passed."""
         if self.event is None or earlier.event is None:
             return self.host - earlier.host
         return earlier.event.elapsed_time(self.event) / 1000
@@ -50,7 +50,7 @@ class Readback:
 
     Args:
         values: one-dimensional, on the device.
-        began: when the device began with what they are about.
+        began: the beginning of the step that these numbers describe.
     """
 
     def __init__(self, values: Tensor, began: Instant) -> None:
@@ -60,21 +60,21 @@ class Readback:
 
     @property
     def there(self) -> bool:
-        """Whether they have come, so that nobody waits for them."""
+        """True if the numbers have arrived, so that ``read`` does not wait."""
         return self._ended.passed
 
     def read(self) -> Sequence[float]:
-        """The host waits for them."""
+        """Wait for the numbers and return them."""
         self._ended.wait()
-        found: list[float] = self._host.tolist()
-        return found
+        numbers: list[float] = self._host.tolist()
+        return numbers
 
     @property
     def seconds(self) -> float:
-        """From the beginning until they were there; to be asked for after ``read``."""
+        """Seconds of device time from ``began`` to the arrival of the numbers. Valid after ``read``."""
         return self._ended.seconds_since(self._began)
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host on the device; the host does not wait."""
+    """Copy a tensor of the host to the device without blocking the host."""
     return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)

@@ -1,4 +1,4 @@
-"""Names for torch's profiler: a picture of a step shows phases, actions, layers and collectives under these."""
+"""Names for torch's profiler: a trace of a step shows phases, actions, layers and collectives under these names."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -7,5 +7,5 @@ from torch.profiler import record_function
 
 
 def profiled(name: str) -> AbstractContextManager[object]:
-    """Name the inside for the profiler, if one is running: a name costs some microseconds."""
+    """Name the block for the profiler if one is running. A name costs some microseconds."""
     return record_function(name) if torch.autograd._profiler_enabled() else nullcontext()

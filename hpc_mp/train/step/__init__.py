@@ -1,1 +1,1 @@
-"""A step of the optimizer, from its microbatches to its numbers."""
+"""An optimizer step: its settings, its passes and its numbers."""

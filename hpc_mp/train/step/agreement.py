@@ -1,6 +1,6 @@
-"""Agreement of all ranks on the numbers of a step: each rank computes its share of them, and all get the same totals.
+"""Agreement of all ranks on the numbers of a step: each rank computes its shares, and all ranks receive the same totals.
 
-One message to all ranks carries the shares. They are summed in the order of ranks, so that all get the same bits.
+One message to all ranks carries the shares. Every rank sums them in the order of ranks, so that all results are bitwise equal.
 """
 
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ class Shares:
     """Shares of one rank, or their sums over all ranks; scalars in fp64.
 
     Attributes:
-        squares: sum of the squares of the gradients that count on this rank.
-        loss: summed over labels; ``count``: of labels that the forwards have counted.
-        router: losses of routers.
-        dropped, choices: number of choices that experts did not take, and of all choices.
+        squares: sum of the squares of the gradients that this rank counts.
+        loss: loss, summed over labels; ``count``: number of labels that the forwards have counted.
+        router: sum of the losses of routers.
+        dropped, choices: number of choices that experts dropped, and of all choices.
     """
 
     squares: Tensor
@@ -33,7 +33,7 @@ class Shares:
     choices: Tensor
 
     def exchanged(self, notes: Sequence[float], ranks: Tree) -> tuple["Shares", Tensor]:
-        """Return the sums over all ranks, and of each note the largest over them."""
+        """Return the sums over all ranks, and the largest value of each note over all ranks, (notes,)."""
         own = [torch.full((), note, dtype=torch.float64, device=self.loss.device) for note in notes]
         everyone = known_to_all(torch.stack([*astuple_of(self), *own]), ranks)
         count = len(fields(Shares))
@@ -49,7 +49,7 @@ class Agreed:
         norm: L2 norm of all gradients before clipping; if it is not finite, nothing is updated.
         absorbed: 1 if nothing is updated because there are no labels or fp16's loss scale is lowered, else 0.
         router_loss: sum of the losses of routers.
-        dropped: share of choices that experts did not take; NaN if experts have no capacity.
+        dropped: share of choices that experts dropped; NaN if experts have no capacity.
         scale: fp16's loss scale from now on, (3,).
         notes: largest value of each note over all ranks, (notes,).
     """
@@ -78,9 +78,9 @@ class StepNumbers:
         norm: L2 norm of all gradients before clipping; if it is not finite, nothing was updated.
         labels: number of labels that count.
         absorbed: True if nothing was updated because there were no labels or fp16's loss scale was lowered.
-        router_loss: sum of the losses of routers, a part of the loss that is trained, see ``router_loss``.
-        dropped: share of the choices of all tokens in all layers that experts did not take, see ``capacity``; NaN if experts
-            have no capacity.
+        router_loss: sum of the losses of routers, a part of the training objective, see ``router_loss``.
+        dropped: share of the choices of all tokens in all layers that experts dropped, see ``capacity``; NaN if experts have no
+            capacity.
         scale: fp16's loss scale after the step.
         notes: largest value of each note over all ranks.
         seconds: duration of the step on this rank's device.
@@ -98,7 +98,7 @@ class StepNumbers:
 
 
 def unpacked(values: Sequence[float], seconds: float) -> StepNumbers:
-    """Return the numbers that ``Agreed.packed`` has packed."""
+    """Unpack the values of ``Agreed.packed``. ``seconds``: duration of the step on this rank's device."""
     names = [field.name for field in fields(Agreed)][:-2]
     scalars = dict(zip(names, values, strict=False))
     scale, notes = values[len(names):len(names) + 3], values[len(names) + 3:]

@@ -1,11 +1,11 @@
-"""The loss scale of fp16: gradients too small for 16 bits are made larger, and a step in which they became too large is skipped.
+"""The dynamic loss scale of fp16: it keeps small gradients from underflow, and a step whose gradients overflow is skipped.
 
-The rule is that of DeepSpeed 0.19's ``DynamicLossScaler``, step by step, as a pure function over three numbers on the device: no
-host has to know whether a step overflowed before it launches the next one. The scale multiplies the gradient of the loss on the
-last stage; the gradient norm that all ranks agree on is divided by it, and so are gradients when they are used.
+The rule is that of DeepSpeed 0.19's ``DynamicLossScaler``, step by step. It is a pure function of three numbers on the device, so
+that the host need not know whether a step overflowed before it launches the next one. The scale multiplies the gradient of the
+loss on the last stage. The global gradient norm is divided by it, and so are the gradients in the optimizer's update.
 
 ====================================== ==============================================================================
-a step                                 what follows
+step                                   effect
 ====================================== ==============================================================================
 overflows, patience is more than 1     patience falls by one
 overflows, patience is 1               the scale is halved, down to ``minimum``
@@ -25,7 +25,7 @@ FACTOR = 2.0
 
 
 class ScaleRule(Protocol):
-    """How the scale moves; the job file's ``train.loss_scale`` has these fields. ``window`` 0: it does not."""
+    """Settings of the dynamic scale, those of the job file's ``train.loss_scale``. ``window`` 0: the scale is constant."""
 
     @property
     def initial(self) -> float: ...
@@ -40,12 +40,12 @@ class ScaleRule(Protocol):
 
 
 class ScaleState(NamedTuple):
-    """Between two steps.
+    """State of the loss scale between two steps.
 
     Attributes:
-        scale: of the next step.
-        good: steps without an overflow since the last one.
-        patience: overflows until the scale falls.
+        scale: scale of the next step.
+        good: number of steps since the last overflow.
+        patience: number of overflows until the scale falls.
     """
 
     scale: float
@@ -54,7 +54,7 @@ class ScaleState(NamedTuple):
 
 
 class Unscaled(NamedTuple):
-    """The rule of every other number format: the scale is 1 for ever."""
+    """Rule of all other number formats: the scale is always 1."""
 
     initial: float = 1.0
     window: int = 0
@@ -64,18 +64,21 @@ class Unscaled(NamedTuple):
 
 
 def first(rule: ScaleRule) -> ScaleState:
-    """Before the first step."""
+    """Return the state before the first step."""
     return ScaleState(rule.initial, 0.0, float(rule.hysteresis))
 
 
 def on_device(state: Sequence[float], device: torch.device) -> Tensor:
-    """As ``advanced`` takes it, (3,)."""
+    """Return a state as the tensor that ``advanced`` takes, (3,)."""
     return torch.tensor(state, dtype=torch.float64, device=device)
 
 
 def advanced(state: Tensor, finite: Tensor, rule: ScaleRule) -> tuple[Tensor, Tensor]:
-    """The state after a step whose gradient norm was finite or not, and whether it changed because it was not: then the scale can
-    be what was wrong with that step. Nothing is read back from the device."""
+    """Return the state after a step, and whether an overflow changed it.
+
+    ``finite``: whether the gradient norm of the step was finite. If an overflow changed the state, the scale may have caused it.
+    Nothing is read back from the device.
+    """
     if rule.window == 0:
         return state, torch.zeros_like(finite)
     scale, good, patience = state.unbind()

@@ -1,4 +1,4 @@
-"""How much memory a rank uses."""
+"""Memory of a rank: its peak, its limit, its state between steps, and a record of its resident set."""
 
 import resource
 import threading
@@ -12,12 +12,12 @@ import torch
 from hpc_mp.train.optimizer.optimizer import Optimizer
 from hpc_mp.train.parallel.data_axis import Unit
 
-POLL_S = 0.5  # between two polls of a process that may be about to be killed for its memory
-CHANGE = 1 / 16  # that is worth a write: a dozen of them on the way from 1 to 2 GB
+POLL_S = 0.5  # seconds between two polls: the process may be about to be killed for its memory
+CHANGE = 1 / 16  # smallest relative change that is written: a dozen writes on the way from 1 to 2 GB
 
 
 def peak_bytes(device: torch.device) -> int:
-    """Largest memory so far: allocated on the GPU, or the resident set of the process on a CPU (``ru_maxrss`` is in KiB)."""
+    """Return the peak memory in bytes: allocations on a GPU, or the resident set on a CPU (``ru_maxrss`` is in KiB)."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -31,13 +31,13 @@ def limit_bytes(device: torch.device, ranks_per_node: int) -> int:
 
 
 def state_bytes(units: Iterable[Unit], optimizer: Optimizer) -> dict[str, int]:
-    """Bytes of parameters, gradients and optimizer state that this rank holds between steps, and those that lie elsewhere."""
+    """Return the bytes of parameters, gradients and optimizer state on the device between steps, and those on host and disk."""
     units = list(units)
-    here = {id(storage): storage.nbytes() for unit in units
-            for storage in (unit.whole.untyped_storage(), *(() if unit.away else (unit.master.untyped_storage(),)))}
+    storages = {id(storage): storage.nbytes() for unit in units
+                for storage in (unit.whole.untyped_storage(), *(() if unit.away else (unit.master.untyped_storage(),)))}
     away = sum(array.nbytes for unit in units if unit.away for array in unit.away.arrays)
     return {
-        "parameters": sum(here.values()),
+        "parameters": sum(storages.values()),
         "gradients": sum(unit.gradient.held.nbytes for unit in units),
         "optimizer": optimizer.home.nbytes.device,
         "host": away + optimizer.home.nbytes.host,
@@ -47,7 +47,7 @@ def state_bytes(units: Iterable[Unit], optimizer: Optimizer) -> dict[str, int]:
 
 @contextmanager
 def resident_noted(file: Path) -> Iterator[None]:
-    """While the block runs, ``file`` says how many bytes this process holds: nobody can ask it once it was killed for them."""
+    """Keep this process's resident bytes in ``file`` while the block runs, so that they are known after an out-of-memory kill."""
     done = threading.Event()
     thread = threading.Thread(target=_note, args=(file, done), name="memory", daemon=True)
     thread.start()
@@ -63,9 +63,9 @@ def _note(file: Path, done: threading.Event) -> None:
     while True:
         resident = process.memory_info().rss
         if abs(resident - noted) > CHANGE * noted:
-            with suppress(OSError):  # a disk that is full now may not be so later
+            with suppress(OSError):  # a full disk may have room later
                 with open(file, "r+" if file.exists() else "w", encoding="ascii") as note:
-                    note.write(f"{resident:<20d}\n")  # over the number that was there: never an empty file
+                    note.write(f"{resident:<20d}\n")  # overwrites the last number: the file is never empty
                 noted = resident
         if done.wait(POLL_S):
             return

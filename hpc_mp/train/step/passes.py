@@ -1,6 +1,6 @@
-"""Forward and backward passes of batches of one shape: a rank's stages, made for that shape, and the pipeline that runs them.
+"""Forward and backward passes of batches of one shape: a rank's stages, built for that shape, and the pipeline that runs them.
 
-Passes of several shapes share the parameters of a rank, and so its gradients and its optimizer.
+Passes of several shapes share the parameters of a rank, and with them its gradients and its optimizer.
 """
 
 import torch
@@ -28,13 +28,13 @@ class Passes:
     """Passes of batches of one shape.
 
     Args:
-        model: makes the stages; a model that depends on the shape of a batch is made for this one.
-        layout: with the samples of a microbatch and their length.
-        data: the parameters of the rank.
+        model: builds the stages; a model that depends on the shape of a batch was made for this shape.
+        layout: its samples per microbatch and sequence length are those of this shape.
+        data: the data axis, which owns the parameters of the rank.
 
     Attributes:
-        router_loss: what routers add to the loss.
-        capacity: the choices that experts take.
+        router_loss: losses of the routers.
+        capacity: limit of the choices that experts take.
     """
 
     def __init__(self, model: StagedModel, layout: Layout, settings: EngineSettings, groups: Groups, data: DataAxis) -> None:
@@ -59,7 +59,7 @@ class Passes:
 
 
 def router_loss(settings: EngineSettings, layout: Layout, device: torch.device) -> RouterLoss:
-    """Return the losses of routers, for which the settings state the weight of a mean over the global batch."""
+    """Return the losses of routers. The weights in the settings are those of means over the global batch."""
     batch = layout.samples * layout.microbatches * layout.degrees.data
     return RouterLoss(settings.router_balance / batch, settings.router_z / (batch * layout.sequence), layout.samples,
                       layout.sequence, device)

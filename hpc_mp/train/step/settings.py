@@ -17,14 +17,14 @@ Rate = Callable[[int], float]
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """The division of a model and its training.
+    """Settings of a model's layout and its training.
 
     Attributes:
-        schedule: of the layout: the stages of each rank of a pipeline, and the order of its actions.
-        seed: of dropout.
-        rate: the learning rate of each step, from 0; None: that of the optimizer's settings.
+        schedule: schedule of the layout: the stages of each rank of a pipeline, and the order of its actions.
+        seed: seed of dropout.
+        rate: step, from 0 -> learning rate; None: the rate of the optimizer's settings.
         loss_scale: rule of fp16's loss scale.
-        home: makes the place of optimizer state between two steps.
+        home: makes the home of optimizer state between two steps.
         router_balance, router_z: weights of the routers' balance loss (a mean over samples) and z loss (a mean over tokens).
         compile: True if blocks and the loss are compiled, see ``compilation``.
     """
@@ -41,7 +41,7 @@ class EngineSettings:
     compile: bool = False
 
     def learning_rate(self, number: int) -> float:
-        """Return the rate of a step, from 0."""
+        """Return the learning rate of a step. ``number``: counts from 0."""
         return learning_rate(number, self.optimizer) if self.rate is None else self.rate(number)
 
 
@@ -52,8 +52,8 @@ class Microbatches:
     Attributes:
         batch: (stage, microbatch) -> the tensors that the stage needs of it, on the device.
         moment: microbatch -> the step and the global positions of its samples.
-        labels: number of its labels that count in the loss; None: the forward counts them.
-        enter: called with the microbatch before each of its forwards; None: nothing is.
+        labels: number of labels in this share that count in the loss; None: the forward counts them.
+        enter: called with the number of a microbatch before each of its forwards; None: not called.
     """
 
     batch: Callable[[int, int], Batch]
