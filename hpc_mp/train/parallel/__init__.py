@@ -1,1 +1,1 @@
-"""The axes along which ranks share out a model: tensor, sequence, context, experts, data."""
+"""The axes along which ranks divide a model and its batches: tensor, sequence, context, experts, data."""

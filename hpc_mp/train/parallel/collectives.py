@@ -1,9 +1,9 @@
-"""The sums and gathers of flat arrays over an axis, on any back end; all of them run beside the computing that follows, but for
-``known_to_all``, whose few numbers are waited for.
+"""Collectives on flat arrays over an axis, on any back end. All of them run asynchronously, except ``known_to_all`` and
+``from_first``, which return when their few numbers have arrived.
 
-gloo has no reduce-scatter of its own: torch makes it of an all-reduce, which sends twice the bytes. Here each rank sends every
-other one its piece and sums what it gets, in the order of ranks, so that the bytes are those of a ring and the sum is always the
-same to the last bit.
+gloo has no reduce-scatter of its own: torch emulates it with an all-reduce, which sends twice the bytes. Here each rank sends
+every other rank its piece, and sums the pieces that it receives in the order of ranks. The bytes are those of a ring, and the sum
+is bitwise reproducible.
 """
 
 from collections.abc import Callable
@@ -16,14 +16,14 @@ from torch import Tensor
 from hpc_mp.train.device.spans import profiled
 from hpc_mp.train.parallel.groups import Axis, Tree
 
-# torch 2.13's names, or the earlier ones
+# the names of torch 2.13, or the earlier ones
 GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 @dataclass(slots=True)
 class Running:
-    """A collective under way. ``wait`` may be called again; ``finish`` is what remains to be done with what has come."""
+    """A collective in flight. ``wait`` may be called again; ``finish``: called once, after the arrival of the result."""
 
     work: dist.Work | None = None
     finish: Callable[[], object] | None = None
@@ -45,7 +45,7 @@ def all_reduce(values: Tensor, axis: Axis, op: dist.ReduceOp.RedOpType = dist.Re
 
 
 def all_gather(whole: Tensor, part: Tensor, axis: Axis) -> Running:
-    """Fill ``whole``, (ranks x length,), with the parts of all ranks, (length,). ``part`` may lie in it at its own place."""
+    """Fill ``whole``, (ranks x length,), with the parts of all ranks, (length,). ``part`` may be its own slice of ``whole``."""
     if axis.size == 1:
         if not _begin_together(whole, part):
             whole.copy_(part)
@@ -56,9 +56,9 @@ def all_gather(whole: Tensor, part: Tensor, axis: Axis) -> Running:
 
 @torch.no_grad()
 def reduce_scatter(into: Tensor, whole: Tensor, axis: Axis) -> Running:
-    """Add the sum over the ranks of this rank's piece of ``whole``, (ranks x length,), to ``into``, (length,).
+    """Add this rank's piece of the sum of ``whole``, (ranks x length,), over the ranks to ``into``, (length,).
 
-    ``whole`` may be overwritten once the result has been waited for, and ``into`` may be its own piece: then it is replaced.
+    ``whole`` may be overwritten after ``wait``. ``into`` may be its own slice of ``whole``: then the sum replaces it.
     """
     length = into.numel()
     mine = whole[axis.rank * length:(axis.rank + 1) * length]
@@ -89,10 +89,10 @@ def reduce_scatter(into: Tensor, whole: Tensor, axis: Axis) -> Running:
 
 
 def known_to_all(values: Tensor, ranks: Tree) -> Tensor:
-    """A few numbers of each rank, (n,), as (ranks, n), the same on all.
+    """Gather a few numbers of each rank, (n,), on all ranks, (ranks, n).
 
-    gloo sends them up the tree and down again: 2 messages for most ranks. Its all-gather is a ring of ranks - 1 messages per
-    rank, each of which waits for the one before.
+    With gloo they go up the tree and down again: 2 messages for most ranks. gloo's own all-gather is a ring of ranks - 1 messages
+    per rank, and each message waits for the one before.
     """
     if ranks.size > 1 and not ranks.through_host:
         everyone = values.new_empty(ranks.size, *values.shape)
@@ -107,7 +107,7 @@ def known_to_all(values: Tensor, ranks: Tree) -> Tensor:
 
 
 def from_first(values: Tensor, ranks: Tree) -> Tensor:
-    """The numbers of rank 0, which all others have as many of. Over gloo alone; ``values`` is overwritten."""
+    """Broadcast the numbers of rank 0 over gloo. ``values`` has the same shape on all ranks, and is overwritten."""
     for axis in (ranks.heads, ranks.block):
         if axis.size > 1:
             dist.broadcast(values, group=axis.group, group_src=0)
@@ -115,7 +115,7 @@ def from_first(values: Tensor, ranks: Tree) -> Tensor:
 
 
 def _gathered(values: Tensor, axis: Axis, width: int) -> Tensor:
-    """On the first rank of an axis what all have, (width, …): zeros behind the last one. The others get nothing of use."""
+    """Gather on the first rank of an axis, (width, …), with zeros behind the last rank; other ranks get no meaningful result."""
     rows = values.new_zeros(width, *values.shape)
     if axis.size > 1:
         dist.gather(values, list(rows[:axis.size].unbind()) if axis.rank == 0 else None, group=axis.group, group_dst=0)
@@ -125,16 +125,18 @@ def _gathered(values: Tensor, axis: Axis, width: int) -> Tensor:
 
 
 def shift(values: Tensor, axis: Axis) -> tuple[Tensor, Running]:
-    """Send ``values`` to the next rank of the axis, the last one to the first, and get what the one before has sent. Every rank
-    does both at once, in one call: no order of sends and receives can block."""
+    """Send ``values`` to the next rank of the axis, the last one to the first, and receive those of the rank before.
+
+    Every rank sends and receives in one call, so that no order of sends and receives can deadlock.
+    """
     sent = values.contiguous()
-    came = torch.empty_like(sent)
+    arrived = torch.empty_like(sent)
     to, of = [0] * axis.size, [0] * axis.size
     to[(axis.rank + 1) % axis.size] = of[axis.rank - 1] = sent.numel()
     with profiled(f"shift, {axis.name}"):
-        return came, Running(dist.all_to_all_single(came.view(-1), sent.view(-1), of, to, group=axis.group, async_op=True))
+        return arrived, Running(dist.all_to_all_single(arrived.view(-1), sent.view(-1), of, to, group=axis.group, async_op=True))
 
 
 def _begin_together(one: Tensor, other: Tensor) -> bool:
-    """Whether two arrays begin at the same place of one storage; fake tensors, of a dry run, have no addresses to compare."""
+    """Return whether two arrays begin at the same place of one storage. The fake tensors of a dry run have no addresses."""
     return one.untyped_storage() is other.untyped_storage() and one.storage_offset() == other.storage_offset()

@@ -1,15 +1,15 @@
-"""Context parallelism: the ranks of a context group share out the tokens of every sample.
+"""Context parallelism: the ranks of a context group share the tokens of every sample.
 
-Each rank computes all layers for its own positions; attention alone needs the others' tokens. Two methods:
+Each rank computes all layers for its own positions; only attention needs the tokens of other ranks. There are two methods:
 
-- ``ulysses`` (DeepSpeed-Ulysses, arXiv:2309.14509): ranks hold the tokens one after the other. Around attention an all-to-all
-  exchanges tokens for heads: each rank attends with some of the heads over the whole sequence, by whatever function it would use
-  alone. Where key-value heads do not split evenly, they are repeated until they do.
-- ``ring``: keys and values travel from rank to rank, see ``ring_attention``. So that all have the same to do under the causal
-  mask, the sequence is cut into 2 C chunks, and rank c holds the chunks c and 2 C - 1 - c (Llama 3, arXiv:2407.21783, 3.3.2).
+- ``ulysses`` (DeepSpeed-Ulysses, arXiv:2309.14509): each rank holds one chunk of adjacent tokens. An all-to-all around attention
+  exchanges tokens for heads: each rank attends with some of the heads over the whole sequence, with the attention function of a
+  single rank. Key-value heads that do not split evenly are repeated until they do.
+- ``ring``: keys and values travel from rank to rank, see ``ring_attention``. To balance the work under the causal mask, the
+  sequence is cut into 2 C chunks, and rank c holds the chunks c and 2 C - 1 - c (Llama 3, arXiv:2407.21783, 3.3.2).
 
-Parameters and their gradients know nothing of it: context ranks are ranks of the data axis, whose sums are plain, for the loss is
-divided by the number of labels of the global batch.
+Parameters and their gradients do not depend on it: context ranks are ranks of the data axis, whose sums are plain, because the
+loss is divided by the number of labels of the global batch.
 """
 
 import copy
@@ -30,15 +30,15 @@ from hpc_mp.train.parallel.ring_attention import ring_attention
 
 CONTEXT = "hpc_mp_context"  # the name of our attention function in transformers' table
 
-AttentionResult = tuple[Tensor, Tensor | None]  # (batch, sequence, heads, head_dim), and weights where a function has them
+AttentionResult = tuple[Tensor, Tensor | None]  # (batch, sequence, heads, head_dim), and attention weights or None
 AttentionFunction = Callable[..., AttentionResult]
 
 
 class ContextAxis:
-    """The context axis as one rank sees it. Size 1 means that it has whole samples.
+    """The context axis as one rank sees it. With size 1 the rank has whole samples.
 
     Attributes:
-        positions: of this rank's tokens in their sample, (sequence / ranks,), ascending.
+        positions: positions of this rank's tokens in their sample, (sequence / ranks,), ascending.
     """
 
     def __init__(self, axis: Axis, method: str, sequence: int, device: torch.device) -> None:
@@ -49,18 +49,18 @@ class ContextAxis:
         return self.method.positions(torch.arange(self.sequence, device=device), self.axis.size, rank)
 
     def own(self, tokens: Tensor) -> Tensor:
-        """This rank's part of something with a number for each token, (samples, sequence)."""
+        """Return this rank's columns of a tensor with one number per token, (samples, sequence)."""
         return tokens if self.axis.size == 1 else tokens[:, self.positions]
 
     def mask(self, first: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the mask of attention in which a token of a sample sees no tokens before ``first``, see ``masks``."""
+        """Return the attention mask that hides the tokens before ``first`` from each token of a sample, see ``masks``."""
         return (added_mask if self.axis.size == 1 else self.method.mask)(first, dtype)
 
     def attach(self, attention: nn.Module, heads: int, functions: Callable[[str], AttentionFunction]) -> None:
-        """Let an attention module of transformers attend over the whole sequence.
+        """Make an attention module of transformers attend over the whole sequence.
 
         Args:
-            heads: query heads of this tensor rank.
+            heads: number of query heads of this tensor rank.
             functions: transformers' table of attention functions.
         """
         if self.axis.size == 1:
@@ -74,7 +74,7 @@ class ContextAxis:
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """The attributes of an attention module: its axis, and the attention function that it would use alone."""
+    """Attributes of an attention module: its axis, and its attention function for whole sequences."""
 
     axis: ContextAxis
     inner: AttentionFunction
@@ -82,13 +82,13 @@ class Attached:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A way to attend over tokens that several ranks hold.
+    """A method of attention over tokens that several ranks hold.
 
     Attributes:
-        positions: (all positions, ranks, rank) -> those of a rank.
-        attend: an attention function as transformers calls it.
-        attach: tells a module what it must know, given the axis and this tensor rank's query heads.
-        mask: (the first token that each token of a sample sees, format) -> what ``attend`` gets for a mask.
+        positions: (all positions, ranks, rank) -> positions of a rank.
+        attend: attention function as transformers calls it.
+        attach: (module, axis, query heads of this tensor rank) -> None; adapts a module to the axis.
+        mask: (first token that each token of a sample sees, dtype) -> the mask for ``attend``.
     """
 
     positions: Callable[[Tensor, int, int], Tensor]
@@ -102,7 +102,7 @@ def _one_after_the_other(positions: Tensor, ranks: int, rank: int) -> Tensor:
 
 
 def _balanced(positions: Tensor, ranks: int, rank: int) -> Tensor:
-    """A chunk that sees little and one that sees much: together as many for every rank."""
+    """Return an early chunk and a late one, whose causal work has the same sum on every rank."""
     if ranks == 1:
         return positions
     chunks = positions.chunk(2 * ranks)
@@ -111,12 +111,17 @@ def _balanced(positions: Tensor, ranks: int, rank: int) -> Tensor:
 
 def context_attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
                       **more: Any) -> AttentionResult:
-    """query, key, value: (batch, heads, this rank's tokens, head_dim); attention_mask: as the method makes it."""
+    """Attend by the method of the module's axis.
+
+    Args:
+        query, key, value: (batch, heads, this rank's tokens, head_dim).
+        attention_mask: the result of the method's ``mask``.
+    """
     return cast(Attached, module.context).axis.method.attend(module, query, key, value, attention_mask, **more)
 
 
 def _fewer_heads(module: nn.Module, axis: Axis, heads: int) -> None:
-    """Between the exchanges a module has a part of its heads."""
+    """Adapt a module to its share of heads between the two exchanges."""
     groups = getattr(module, "num_key_value_groups", 1)
     setattr(module, "num_key_value_groups", groups // _copies(heads // groups, axis.size))  # noqa: B010
     site = cast(HashDropout, module.attention_site)
@@ -124,7 +129,7 @@ def _fewer_heads(module: nn.Module, axis: Axis, heads: int) -> None:
 
 
 def _copies(kv_heads: int, ranks: int) -> int:
-    """How often key-value heads are repeated so that they split evenly; query heads do."""
+    """Return the number of copies of each key-value head that makes them split evenly, as query heads do."""
     return ranks // gcd(kv_heads, ranks)
 
 
@@ -132,19 +137,19 @@ def _ulysses(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask:
     attached = cast(Attached, module.context)
     axis = attached.axis.axis
     copies = _copies(key.shape[1], axis.size)
-    parts = [query, key, value] if copies == 1 else [query, *(each.repeat_interleave(copies, 1) for each in (key, value))]
-    # (to rank, batch, its heads of q, k and v, this rank's tokens, head_dim), in one message to each rank
+    parts = [query, key, value] if copies == 1 else [query, *(part.repeat_interleave(copies, 1) for part in (key, value))]
+    # (receiver, batch, receiver's heads of q, k and v, this rank's tokens, head_dim): one message to each rank
     sent = torch.cat([part.unflatten(1, (axis.size, -1)) for part in parts], 2).movedim(1, 0)
-    came: Tensor = _AllToAll.apply(sent, axis)
+    received: Tensor = _AllToAll.apply(sent, axis)
     query, key, value = (part.movedim(0, 2).flatten(2, 3)
-                         for part in came.split([part.shape[1] // axis.size for part in parts], 2))
+                         for part in received.split([part.shape[1] // axis.size for part in parts], 2))
     output, _ = attached.inner(module, query, key, value, mask, **more)  # (batch, sequence, own heads, head_dim)
     back: Tensor = _AllToAll.apply(output.unflatten(1, (axis.size, -1)).movedim(1, 0), axis)
     return back.movedim(0, 2).flatten(2, 3), None
 
 
 class _AllToAll(torch.autograd.Function):
-    """Piece i of (ranks, …) goes to rank i, and piece i of the result came from it; gradients go the same way back."""
+    """All-to-all of (ranks, …): piece i goes to rank i, and piece i of the result is from rank i; so do gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
@@ -158,10 +163,10 @@ class _AllToAll(torch.autograd.Function):
 
 def _exchange(x: Tensor, axis: Axis) -> Tensor:
     x = x.contiguous()
-    came = torch.empty_like(x)
+    received = torch.empty_like(x)
     with profiled(f"all-to-all, {axis.name}"):
-        dist.all_to_all_single(came, x, group=axis.group)
-    return came
+        dist.all_to_all_single(received, x, group=axis.group)
+    return received
 
 
 def _ring(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, first: Tensor | None, scaling: float,

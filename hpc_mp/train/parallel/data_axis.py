@@ -1,4 +1,4 @@
-"""The data axis: who holds which part of parameters, gradients and optimizer state, and when gradients are summed.
+"""The data axis: the parts of parameters, gradients and optimizer state that ranks hold, and the reduction of gradients.
 
 ==== =========================================== ======================================== =======================================
 zero held between steps by each rank of the axis and, while a step computes               gradients are summed
@@ -10,11 +10,11 @@ zero held between steps by each rank of the axis and, while a step computes     
 3    the same                                    the running unit, its part of gradients  after every microbatch
 ==== =========================================== ======================================== =======================================
 
-With ZeRO-2 and 3 too, a schedule may sum gradients once per step: then ranks hold all of them, in which microbatches add up.
-Parameters of ZeRO-3 may lie in host memory between uses, see ``host_parameters``. With a shard degree, replicas of a part
-all-reduce it once per step, at its end. Where the masters have the format that computes, they lie inside the parameters;
-otherwise ranks hold both. The loss is divided by the number of tokens of the global batch before backward: every reduction is a
-plain sum.
+With ZeRO-2 and 3 too, a schedule may sum gradients once per step: then ranks hold all gradients, and microbatches accumulate in
+them. Parameters of ZeRO-3 may lie in host memory between uses, see ``host_parameters``. With a shard degree, replicas of a part
+all-reduce it once, at the end of a step. If masters and computation have the same format, the masters lie inside the parameters;
+otherwise ranks hold both. The loss is divided by the number of labels of the global batch before the backward, so that every
+reduction is a plain sum.
 """
 
 from collections import Counter
@@ -35,13 +35,13 @@ from hpc_mp.train.parallel.host_parameters import Bus, HostPart
 
 
 class Unit:
-    """One unit of a stage: its parameters as the modules see them, this rank's masters of them, and their gradient.
+    """One unit of a stage: its flat parameter as the modules see it, this rank's part of the masters, and the gradient.
 
     Attributes:
-        tied: whether a backward brings several gradients of it.
-        parameters: by name, views of ``whole``.
+        tied: True if a backward yields several gradients of it.
+        parameters: name -> view of ``whole``.
         master: this rank's part, (part,), in the masters' format.
-        away: where it lies in host memory; None: on the device.
+        away: this rank's part in host memory; None: it is on the device.
     """
 
     def __init__(self, layout: FlatLayout, shard: Axis, gradient: UnitGradient, precision: Precision, gathers: bool,
@@ -66,39 +66,39 @@ class Unit:
             self.whole.untyped_storage().resize_(0)
 
     def _parameter(self, slot: ParameterSlot) -> nn.Parameter:
-        """A view with a version of its own: gathering anew what autograd has saved is no change of it."""
+        """Return a view with its own version counter, so that an unshard is no change of a tensor that autograd has saved."""
         return nn.Parameter(self.whole.data[slot.begin:slot.begin + slot.size].view(slot.shape))
 
     def collect(self, name: str) -> None:
-        """Take over the gradients of a parameter that autograd makes. Stages of a rank may share it, and each asks."""
+        """Move autograd's gradient of a parameter to its sink. Each stage that shares the parameter may call this."""
         if name not in self._collected:
             self._collected.add(name)
             self.parameters[name].register_post_accumulate_grad_hook(partial(_collected, self.sinks[name]))
 
     def filled(self) -> None:
-        """The host has given the masters values."""
+        """Publish values that the host has written into the masters."""
         if self.away is not None:
             self.away.filled()
         self.publish()
 
     def publish(self) -> None:
-        """The masters have new values: hand them to the ranks that compute with them, unless these ask for them themselves."""
+        """Distribute new values of the masters. A unit that is unsharded for each use gets them at its next request."""
         if not self.gathers:
             self._fill()
 
     def request(self) -> None:
-        """The parameters will be needed soon."""
+        """Begin to unshard the parameters, which are needed soon (prefetch)."""
         if self.gathers and self.whole.untyped_storage().nbytes() == 0:
             self.whole.untyped_storage().resize_(self._bytes)
             self._fill()
 
     def need(self) -> None:
-        """The parameters are needed now."""
+        """Unshard the parameters, and wait for them."""
         self.request()
         self._arriving.wait()
 
     def release(self) -> None:
-        """The parameters are not needed for a while."""
+        """Free the unsharded parameters."""
         if self.gathers:
             self._arriving.wait()
             self.whole.untyped_storage().resize_(0)
@@ -128,16 +128,16 @@ class DataAxis:
 
     Args:
         units: the rank's units, by name.
-        stages: names of the units of each stage of the rank.
-        layout: for its ZeRO stage, which makes no difference for a unit without other shards; with parameters offloaded, these
-            too lie in host memory.
+        stages: stage of the rank -> names of its units.
+        layout: gives the ZeRO stage, which makes no difference for a unit without other shards; if parameters are offloaded,
+            such units too lie in host memory.
     """
 
     def __init__(self, units: Mapping[str, FlatLayout], stages: Mapping[int, Iterable[str]], schedule: Schedule, groups: Groups,
                  layout: Layout, device: torch.device) -> None:
         precision, zero = PRECISIONS[layout.precision], layout.zero
         self.reductions = Counter(action.stage for action in schedule.ranks[groups.pipeline] if action.kind == "REDUCE")
-        once = any(count < schedule.microbatches for count in self.reductions.values())  # rather than after every microbatch
+        once = any(count < schedule.microbatches for count in self.reductions.values())  # per step, not per microbatch
         bus = Bus(device) if "parameters" in layout.offload else None
         self.ties, self.slabs = groups.ties, Slabs(precision.master, device)
         self.units: dict[str, Unit] = {}
@@ -152,22 +152,26 @@ class DataAxis:
         self._waiting: dict[str, int] = {}
 
     def begin(self) -> None:
-        """A step begins."""
+        """Reset gradients and counts at the beginning of a step."""
         for unit in self.units.values():
             unit.gradient.begin()
         self._waiting = {name: sum(count for stage, count in self.reductions.items() if unit in self.stages[stage])
                          for name, unit in self.units.items()}
 
     def announce(self, stage: int) -> None:
-        """The backward that begins is followed by a REDUCE of this stage. A tied weight gets several gradients in a backward:
-        it is complete at the REDUCE alone."""
+        """Announce that the backward which begins is followed by a REDUCE of this stage.
+
+        A tied weight gets several gradients in a backward, so that its gradient is complete only at the REDUCE.
+        """
         for unit in self.stages[stage]:
             if not unit.tied and (not unit.gradient.kept or self._waiting[unit.layout.unit] == 1):
                 unit.gradient.announce()
 
     def reduce(self, stage: int) -> None:
-        """At a REDUCE action: begin to sum what has not begun of itself. A unit that ranks keep whole is summed at the last
-        one of all its stages."""
+        """Begin the reductions of a REDUCE action that have not begun during the backward.
+
+        A gradient that ranks accumulate over the step is summed at the last REDUCE of all stages that have the unit.
+        """
         for unit in self.stages[stage]:
             self._waiting[unit.layout.unit] -= 1
             if unit.gradient.begun:
@@ -176,14 +180,16 @@ class DataAxis:
                 unit.gradient.reduce()
 
     def finish(self) -> None:
-        """The last backward is over: when this returns, every part has the sum over the data axis, and over the
-        stages that have the same unit."""
+        """Complete all reductions after the last backward.
+
+        Every part then has the sum over the data axis, and over the stages that have the same unit.
+        """
         self.slabs.settle()
         for unit in self.units.values():
             unit.gradient.reduce_replicas()
         for unit in self.units.values():
             unit.gradient.settle()
-        for _, unit in sorted(self.units.items()):  # in one order on all ranks: two of them may meet in several groups
+        for _, unit in sorted(self.units.items()):  # in the same order on all ranks: two ranks may share several groups
             if unit.layout.tie is not None and len(unit.layout.tie.stages) > 1:
                 all_reduce(unit.gradient.part, self.ties[unit.layout.tie.stages]).wait()
 

@@ -1,7 +1,7 @@
 """Dropout that is the same on every layout: the mask is an integer hash, not a random stream.
 
-An element is kept or dropped by a hash of (seed, step, site, global sample position, element index), so that a rank
-that holds a slice draws exactly its part of what one process would draw.
+A hash of (seed, step, site, global sample position, element index) decides whether an element is dropped, so that a rank that
+holds a slice draws exactly its part of the mask of a single process.
 """
 
 import hashlib
@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from hpc_mp.train.device.readback import to_device
 from hpc_mp.train.parallel.soft_cap import capped
 
-ATTENTION = "hpc_mp_eager"  # our attention function's name in transformers' table
+ATTENTION = "hpc_mp_eager"  # name of the engine's attention function in transformers' table
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Where training is: the optimizer step, and the global positions of a microbatch's samples. It travels with them."""
+    """A moment of training: the optimizer step, and the global positions of a microbatch's samples. It travels with them."""
 
     step: int
     samples: tuple[int, ...]
@@ -29,7 +29,7 @@ class Moment:
 
 @dataclass
 class DropoutClock:
-    """Which moment computes; the driver sets it before every forward, and before every backward for what is computed again."""
+    """The current moment. The driver sets it before every forward, and before every backward for its recomputations."""
 
     seed: int
     moment: Moment = field(default_factory=lambda: Moment(0, ()))
@@ -40,7 +40,7 @@ class DropoutClock:
             self.moment, self.keys = moment, {}
 
     def site_keys(self, site: int, device: torch.device) -> Tensor:
-        """Two 32-bit keys per sample, shape (2, samples), int32."""
+        """Return two 32-bit keys per sample, (2, samples), int32."""
         if site not in self.keys:
             pairs = [struct.unpack("<2i", hashlib.blake2b(struct.pack("<4q", self.seed, self.moment.step, site, sample),
                                                           digest_size=8).digest()) for sample in self.moment.samples]
@@ -49,11 +49,11 @@ class DropoutClock:
 
 
 class HashDropout(nn.Module):
-    """Replaces ``nn.Dropout``.
+    """Replacement of ``nn.Dropout``.
 
     Args:
         site: the module's Hugging Face name.
-        rows: which tokens, or heads, of a sample this rank has: positions in the first inner dimension of what is dropped.
+        rows: positions of this rank's tokens, or heads, in the whole sample: indexes along the dimension behind the samples.
     """
 
     def __init__(self, p: float, site: str, clock: DropoutClock, rows: Tensor) -> None:
@@ -62,7 +62,7 @@ class HashDropout(nn.Module):
         self.site = zlib.crc32(site.encode())
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: (samples, rows, …)."""
+        """Drop elements of x, (samples, rows, …)."""
         if self.p == 0.0 or not self.training:
             return x
         within = torch.arange(x.shape[2:].numel(), dtype=torch.int32, device=x.device)
@@ -78,11 +78,13 @@ class HashDropout(nn.Module):
 
 def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, scaling: float,
               dropout: float = 0.0, softcap: float | None = None, **kwargs: Any) -> tuple[Tensor, Tensor]:
-    """Attention by plain products with layout-independent dropout on the weights: ``attention_mask`` is added to scores; without
-    one it is causal if the module is, as with torch's fused attention. ``softcap``: see ``soft_cap``.
+    """Attention by plain products with layout-independent dropout on the weights.
 
-    query: (batch, this rank's heads, sequence, head_dim); key, value: the same with key-value heads. The module carries its
-    HashDropout as ``attention_site``, see ``section``.
+    Args:
+        module: has its HashDropout as ``attention_site``, see ``build_stage``.
+        query: (batch, this rank's heads, sequence, head_dim); key, value: the same with key-value heads.
+        attention_mask: added to scores; None: attention is causal if the module is, as with torch's fused attention.
+        softcap: see ``soft_cap``.
     """
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
@@ -91,22 +93,22 @@ def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, atte
     if attention_mask is not None:
         scores = scores + attention_mask
     elif module.is_causal:
-        seen = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
-        scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
+        visible = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
+        scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
     weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(query.dtype)
     weights = cast(HashDropout, module.attention_site)(weights)
     return (weights @ value).transpose(1, 2).contiguous(), weights
 
 
 def keep(keys: Tensor, index: Tensor, probability: float) -> Tensor:
-    """Which elements of every sample stay, (samples, …): two keyed rounds of murmur3's 32-bit finalizer over the element index.
+    """Return a mask of the elements that dropout keeps, (samples, …).
 
-    Two independent keys, one per round, make masks of different samples unrelated (with one key they would be
-    permutations of each other).
+    The hash is two keyed rounds of murmur3's 32-bit finalizer over the element index. Two independent keys, one per round, make
+    masks of different samples unrelated; with one key they would be permutations of each other.
 
     Args:
-        keys: two of each sample, (2, samples), int32.
-        index: of the elements within a sample, int32, (…).
+        keys: two keys of each sample, (2, samples), int32.
+        index: indexes of the elements within a sample, (…), int32.
     """
     first, second = (key.view(-1, *[1] * index.dim()) for key in keys)
     x = _mix_(index ^ first)
@@ -115,7 +117,7 @@ def keep(keys: Tensor, index: Tensor, probability: float) -> Tensor:
 
 
 def _mix_(x: Tensor) -> Tensor:
-    """murmur3's fmix32 (public domain, Austin Appleby) in place on int32 tensors, whose products wrap."""
+    """Apply murmur3's fmix32 (public domain, Austin Appleby) in place to int32 tensors, whose products wrap."""
     x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF)).mul_(-2048144789)
     x.bitwise_xor_((x >> 13).bitwise_and_(0x7FFFF)).mul_(-1028477387)
     return x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF))

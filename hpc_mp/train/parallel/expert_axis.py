@@ -1,9 +1,9 @@
-"""The expert axis: ranks that share out the experts of a block send each other the tokens that these are for.
+"""The expert axis: ranks that share the experts of a block exchange the tokens that are routed to them.
 
-A rank's rows, one for each choice of its tokens, lie expert by expert, and so rank by rank. How many there are for each expert
-goes ahead; then the rows travel in an all-to-all whose pieces are as long as routing has made them, and what the experts make of
-them travels back the same way. Either way's backward is the other way. At their experts' rank rows come rank by rank and are put
-in the order of its experts, so that an expert computes with the rows of all ranks at once.
+A rank's rows, one for each choice of its tokens, lie expert by expert, and so rank by rank. Ranks first exchange the number of
+rows for each expert. Then the rows travel in an all-to-all with pieces of these lengths, and the experts' outputs return the same
+way. The backward of each direction is the other direction. Rows arrive rank by rank and are sorted by expert, so that an expert
+computes with the rows of all ranks at once.
 """
 
 from collections.abc import Sequence
@@ -23,13 +23,13 @@ from hpc_mp.train.parallel.groups import Axis
 
 @dataclass(frozen=True, slots=True)
 class Journey:
-    """The way of one passage's rows to their experts and back.
+    """The way of the rows of one pass to their experts and back.
 
     Attributes:
-        sent, come: rows for each rank and from each rank.
-        order: of the rows that come, in the order of experts, the place where each came.
-        inverse: the place in the order of experts of each row that came.
-        counts: rows of each expert of this rank.
+        sent, come: number of rows for each rank and from each rank.
+        order: indexes of the received rows, sorted by expert.
+        inverse: place of each received row in this order.
+        counts: number of rows of each expert of this rank.
     """
 
     axis: Axis
@@ -40,11 +40,11 @@ class Journey:
     counts: tuple[int, ...]
 
     def out(self, rows: Tensor) -> Tensor:
-        """(rows of this rank's tokens, width) -> (rows for this rank's experts, width)."""
+        """Send (rows of this rank's tokens, width); return (rows for this rank's experts, width)."""
         return cast(Tensor, _Out.apply(rows, self))
 
     def back(self, rows: Tensor) -> Tensor:
-        """(rows of this rank's experts, width) -> (rows for this rank's tokens, width)."""
+        """Send (rows of this rank's experts, width); return (rows for this rank's tokens, width)."""
         return cast(Tensor, _Back.apply(rows, self))
 
     def to_experts(self, rows: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ class ExpertAxis:
     """The expert axis as one rank sees it.
 
     Args:
-        experts: of each block.
+        experts: number of experts of each block.
     """
 
     def __init__(self, axis: Axis, experts: int) -> None:
@@ -90,14 +90,17 @@ class ExpertAxis:
         self.own = parts[axis.rank]
 
     def journey(self, counts: Sequence[int], device: torch.device) -> Journey:
-        """counts: this rank's rows for each expert of the block. The host waits for the device here, and for the other ranks."""
+        """Exchange the numbers of rows, and return the way of the rows. The host waits for the device and for the other ranks.
+
+        Args:
+            counts: number of this rank's rows for each expert of the block.
+        """
         mine = self.own.stop - self.own.start
-        given = torch.tensor(counts, device=device)
-        received = _exchanged(given, self.parts, [mine] * self.size, self.axis)
-        # Tensors of a dry run have no values: other ranks send there what this one sends.
-        found = [*counts[self.own]] * self.size if isinstance(received, FakeTensor) else received.tolist()
-        from_each = [found[rank * mine:(rank + 1) * mine] for rank in range(self.size)]
-        expert = torch.arange(mine).repeat(self.size).repeat_interleave(torch.tensor(found), output_size=sum(found))
+        received = _exchanged(torch.tensor(counts, device=device), self.parts, [mine] * self.size, self.axis)
+        # Tensors of a dry run have no values: every other rank is assumed to send the same numbers as this one.
+        numbers = [*counts[self.own]] * self.size if isinstance(received, FakeTensor) else received.tolist()
+        from_each = [numbers[rank * mine:(rank + 1) * mine] for rank in range(self.size)]
+        expert = torch.arange(mine).repeat(self.size).repeat_interleave(torch.tensor(numbers), output_size=sum(numbers))
         order = expert.argsort(stable=True)
         ends = [*accumulate(self.parts, initial=0)]
         return Journey(self.axis, tuple(sum(counts[begin:end]) for begin, end in pairwise(ends)), tuple(map(sum, from_each)),

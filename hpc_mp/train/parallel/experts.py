@@ -1,9 +1,9 @@
-"""Experts: several MLPs in a block, of which a router gives each token some.
+"""Experts: several MLPs in a block; a router chooses some of them for each token.
 
-Three steps, apart from each other: ``dispatch`` says which row of which expert each choice of a token becomes, ``Dispatch``
-brings tokens to rows and rows back to tokens, and ``Experts`` computes with rows that lie expert by expert. No choice is dropped,
-but where experts have a capacity: see ``capacity``. The tensor axis cuts inside each expert, so that every rank has a share of
-every expert's output; it is entered and left around router and experts. The expert axis lies between rows and experts: see
+There are three independent steps: ``dispatch`` assigns each choice of a token to a row of an expert, ``Dispatch`` moves tokens to
+rows and rows back to tokens, and ``Experts`` computes with rows that lie expert by expert. Choices are dropped only if experts
+have a capacity, see ``capacity``. The tensor axis cuts inside each expert, so that every rank has a share of every expert's
+output; it is entered before router and experts, and left behind them. The expert axis lies between rows and experts, see
 ``expert_axis``.
 """
 
@@ -24,52 +24,54 @@ from hpc_mp.train.parallel.projection import TensorAxis
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Where tokens go. A token has ``choices`` experts; its choices are numbered token by token.
+    """The assignment of tokens to rows of experts. Each token has ``choices`` experts; choices are numbered token by token.
 
     Attributes:
-        given: how many tokens there are.
-        order: (rows,), the choice that each row is; rows of an expert follow each other. A choice that is dropped is no row.
-        counts: rows of each expert.
+        length: number of tokens.
+        order: (rows,), the choice of each row; the rows of an expert are adjacent. A dropped choice has no row.
+        counts: number of rows of each expert.
     """
 
-    given: int
+    length: int
     choices: int
     order: Tensor
     counts: tuple[int, ...]
 
     def rows(self, tokens: Tensor) -> Tensor:
-        """(tokens, width) -> (rows, width)."""
+        """Gather tokens, (tokens, width), into rows, (rows, width)."""
         return cast(Tensor, _ToRows.apply(tokens, self))
 
     def tokens(self, rows: Tensor, weights: Tensor) -> Tensor:
-        """(rows, width) -> (tokens, width): the sum over a token's choices, weighted with (tokens, choices)."""
+        """Combine rows, (rows, width), into tokens, (tokens, width): sums over choices with weights (tokens, choices)."""
         chosen = cast(Tensor, _ToChoices.apply(rows, self)).unflatten(0, (-1, self.choices))
         return (chosen * weights.unsqueeze(-1)).sum(1).to(rows.dtype)
 
     def at_choices(self, rows: Tensor) -> Tensor:
-        """(rows, width) -> (choices of all tokens, width), 0 where a choice is no row. No place is written twice: the order in
-        which a device writes is of no account."""
-        return rows.new_zeros(self.given * self.choices, rows.shape[1]).index_copy_(0, self.order, rows)
+        """Scatter rows, (rows, width), to the choices of all tokens, (tokens x choices, width); dropped choices get 0.
+
+        No place is written twice, so that the result does not depend on the order in which a device writes.
+        """
+        return rows.new_zeros(self.length * self.choices, rows.shape[1]).index_copy_(0, self.order, rows)
 
 
-def dispatch(index: Tensor, experts: int, most: int | None = None) -> Dispatch:
-    """index: (tokens, choices), experts by number; their count stands for none, where a choice is dropped. The host waits for the
-    device here: matrices have as many rows as come.
+def dispatch(index: Tensor, experts: int, limit: int | None = None) -> Dispatch:
+    """Assign choices to rows. The host waits for the device, because the number of rows follows routing.
 
     Args:
-        most: rows that an expert gets at most of these; None: as many as come.
+        index: numbers of the chosen experts, (tokens, choices); ``experts`` stands for a dropped choice.
+        limit: largest number of rows that an expert receives; None: no limit.
     """
     chosen = index.flatten()
-    if isinstance(chosen, FakeTensor):  # of a dry run, which knows no choices: experts get equal shares, if they take them
+    if isinstance(chosen, FakeTensor):  # of a dry run without choices: experts get equal shares, up to the limit
         shares = [len(chosen) // experts + (expert < len(chosen) % experts) for expert in range(experts)]
-        counts = shares if most is None else [min(share, most) for share in shares]
+        counts = shares if limit is None else [min(share, limit) for share in shares]
     else:
         counts = chosen.bincount(minlength=experts + 1)[:experts].tolist()
     return Dispatch(len(index), index.shape[1], chosen.argsort(stable=True)[:sum(counts)], tuple(counts))
 
 
 class _ToRows(torch.autograd.Function):
-    """Indexing whose backward is indexing too, instead of adding in an order that devices choose."""
+    """Indexing with a backward by indexing, because additions on a device have no fixed order."""
 
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, where: Dispatch) -> Tensor:
@@ -82,7 +84,7 @@ class _ToRows(torch.autograd.Function):
 
 
 class _ToChoices(torch.autograd.Function):
-    """Rows in the order of choices, and 0 for those that are dropped."""
+    """Rows in the order of choices, with 0 for dropped ones."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, where: Dispatch) -> Tensor:
@@ -95,12 +97,12 @@ class _ToChoices(torch.autograd.Function):
 
 
 class ExpertProjection(nn.Module):
-    """y = x W for each expert's own W: (rows, this rank's inputs) -> (rows, this rank's outputs), rows expert by expert.
+    """y = x W with each expert's own W: (rows, this rank's inputs) -> (rows, this rank's outputs), rows expert by expert.
 
-    The weight is (experts, …, in); what stands between are outputs side by side. Neither sums over the tensor axis.
+    The weight is (experts, …, in); the dimensions between are those of the outputs. There is no sum over the tensor axis here.
 
     Args:
-        last: nothing is under way when the gradient of this one's input is made, so that weights need not wait.
+        last: True if weight gradients can be computed as soon as this projection's input gradient is complete.
     """
 
     def __init__(self, name: str, last: bool, tensor: TensorAxis) -> None:
@@ -114,20 +116,19 @@ class ExpertProjection(nn.Module):
         return {self.name}
 
     def adopt(self, parameters: Mapping[str, nn.Parameter], sinks: Mapping[str, Sink]) -> None:
-        """Get the parameter, and where its gradient goes."""
+        """Take the parameter, and the sink of its gradient."""
         self.weight, self.sink = parameters[self.name], sinks[self.name]
 
     def forward(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
         return cast(Tensor, _ProjectExperts.apply(rows, self, counts, self.weight))
 
     def matrices(self) -> Iterator[Tensor]:
-        """(outputs, inputs) of each expert."""
+        """Return the matrices, (outputs, inputs), of all experts."""
         return iter(self.weight.flatten(1, -2))
 
 
 class _ProjectExperts(torch.autograd.Function):
-    """The products of all experts. The weight is an argument so that autograd knows that a gradient is wanted; its own goes to
-    the sink."""
+    """The products of all experts. The weight is an argument so that autograd runs the backward; the sink takes its gradient."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, projection: ExpertProjection, counts: Sequence[int], weight: Tensor) -> Tensor:
@@ -139,17 +140,17 @@ class _ProjectExperts(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         projection, counts = ctx.projection, ctx.counts
         rows, = ctx.saved_tensors
-        wanted = torch.cat([some @ matrix for some, matrix in zip(gradient.split(counts), projection.matrices(), strict=True)])
+        inputs = torch.cat([some @ matrix for some, matrix in zip(gradient.split(counts), projection.matrices(), strict=True)])
         weights = projection.tensor.weights
         weights.put_off(_ExpertGradient(projection.sink, counts), rows, gradient)
         if projection.tensor.size == 1 or projection.last:
             weights.meanwhile()
-        return wanted, None, None, None
+        return inputs, None, None, None
 
 
 @dataclass(frozen=True, slots=True)
 class _ExpertGradient:
-    """The weight gradient of one passage, which had so many rows for each expert."""
+    """The weight gradient of one pass. ``counts``: number of rows of each expert."""
 
     sink: Sink
     counts: Sequence[int]
@@ -159,14 +160,14 @@ class _ExpertGradient:
 
 
 class Experts(nn.Module):
-    """In place of transformers' module of experts with gated MLPs.
+    """Replacement of transformers' module of experts with gated MLPs.
 
     Args:
-        name: of the module in the model.
-        count: how many experts.
-        activation: of the gate.
-        ranks: that share the experts out.
-        intake: how many choices they take.
+        name: name of the module in the model.
+        count: number of experts.
+        activation: activation of the gate.
+        ranks: expert axis of the block.
+        intake: limit of the choices that experts take.
     """
 
     def __init__(self, name: str, count: int, activation: Callable[[Tensor], Tensor], tensor: TensorAxis, ranks: ExpertAxis,
@@ -177,10 +178,10 @@ class Experts(nn.Module):
         self.down = ExpertProjection(f"{name}.down_proj", True, tensor)
 
     def forward(self, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-        """hidden: (tokens, hidden); index, weights: (tokens, choices), the experts of each token and how much each one counts.
+        """Return the outputs, (tokens, hidden). index, weights: experts of each token and their weights, (tokens, choices).
 
-        Every tensor rank routes all tokens alike. Its share of the outputs, which are summed behind the module that router and
-        experts are in, gives it a share of the gradients of hidden states and of the router.
+        Every tensor rank routes all tokens alike. The outputs are shares that are summed behind the module of router and experts,
+        so that each rank has a share of the gradients of hidden states and of the router.
         """
         index, weights = self.intake.apply(index, weights, self.count)
         where = dispatch(index, self.count, self.intake.rows)

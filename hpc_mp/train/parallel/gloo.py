@@ -1,12 +1,12 @@
-"""gloo with one thread per rank that moves bytes, whatever the number of groups, and no socket that nobody needs.
+"""gloo with one I/O thread per rank, whatever the number of groups, and without unnecessary connections.
 
-torch gives every group of gloo a device of its own, whose thread wakes a hundred times a second even when nothing comes. A rank
-of tensor 2 × pipeline 4 × data 32 has ten groups, and 256 such ranks on one machine hardly did anything but wake. Here all groups
-of a process share one device, whose thread may wake late when nothing comes; messages wake it at once, as ever.
+torch gives every gloo group its own device, whose thread wakes a hundred times a second even without messages. A rank of tensor
+2 × pipeline 4 × data 32 has ten groups, and 256 such ranks on one machine spent most of their time on these wakes. Here all
+groups of a process share one device. Its thread may wake late if it is idle; messages still wake it at once.
 
-torch also wants a default group of all ranks, in which gloo connects every one with every other. Here it has no back end: what
-all ranks tell each other goes along a ``groups.Tree``. (gloo can connect late, but with a device that several groups share, two
-ranks that both send first then wait for ever.)
+torch also requires a default group of all ranks, in which gloo connects every rank with every other. Here it has no back end:
+messages among all ranks go along a ``groups.Tree``. (gloo can connect lazily, but two ranks that both send first then deadlock if
+several groups share a device.)
 """
 
 import ctypes
@@ -20,21 +20,21 @@ from typing import Any
 import torch.distributed as dist
 
 GLOO = "gloo_of_groups"
-SILENT = "silent"  # of a default group that no message passes through
+SILENT = "silent"  # back end of the default group, through which no message passes
 PR_SET_TIMERSLACK, PR_GET_TIMERSLACK = 29, 30  # linux/prctl.h
-SLACK_NS = 50_000_000  # closing a connection waits for the device's thread to wake, so that this is not more
+SLACK_NS = 50_000_000  # the upper bound, because closing a connection waits for the thread to wake
 
 
 class Silent(dist.ProcessGroup):
-    """All ranks, none connected: every message is torch's error that there is no back end."""
+    """A group of all ranks without connections: every message raises torch's error that there is no back end."""
 
     def _has_hooks(self) -> bool:
-        """torch asks when the group ends, and warns where there is no back end to ask."""
+        """Return False. torch calls this when the group ends, and would warn about the missing back end."""
         return False
 
 
 def register() -> None:
-    """Make both back ends known to torch, by these names."""
+    """Register both back ends with torch."""
     makers: dict[str, Callable[..., Any]] = {GLOO: _connected, SILENT: _silent}
     for name, maker in makers.items():
         if name.upper() not in dist.Backend._plugins:
@@ -42,7 +42,7 @@ def register() -> None:
 
 
 def _silent(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Silent:
-    return Silent(rank, size)  # type: ignore[call-arg]  # torch's stubs know no constructor that Python may extend
+    return Silent(rank, size)  # type: ignore[call-arg]  # torch's stubs lack the constructor
 
 
 def _connected(store: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroupGloo:
@@ -53,15 +53,17 @@ def _connected(store: dist.Store, rank: int, size: int, timeout: timedelta) -> d
 
 @cache
 def _device() -> Any:
-    """This process's own: it is made when a group first needs it."""
+    """Return the device of this process, which is created at its first use."""
     with _late_timers():
         return _gloo().create_default_device(lazy_init=False)
 
 
 @contextmanager
 def _late_timers() -> Iterator[None]:
-    """Threads that begin in the block may wake from a timer by ``SLACK_NS`` late. A busy kernel then wakes all of them at its own
-    ticks, and 256 ranks spend a sixth of two cores on this instead of a half."""
+    """Let threads that start in the block wake from a timer up to ``SLACK_NS`` late.
+
+    A busy kernel then wakes all of them at its own ticks, and 256 ranks spend a sixth of two cores on wakes instead of a half.
+    """
     if sys.platform != "linux":
         yield
         return
@@ -75,5 +77,5 @@ def _late_timers() -> Iterator[None]:
 
 
 def _gloo() -> Any:
-    """With the names that torch's stubs leave out."""
+    """Return the class as ``Any``, because torch's stubs lack some of its attributes."""
     return dist.ProcessGroupGloo

@@ -1,7 +1,7 @@
-"""Process groups of a run: an axis for each kind of parallelism, and a channel for each pair of stages that talk.
+"""Process groups of a run: an axis for each kind of parallelism, and a channel for each pair of adjacent stages.
 
-A rank's coordinates are those of ``arange(world)`` with its axes permuted as the order's letters say, so that every group ascends
-(other permutations are silently wrong on torch up to 2.13).
+A rank's coordinates are those of ``arange(world)`` with its axes permuted by the letters of the order, so that the ranks of every
+group ascend (other permutations are silently wrong on torch up to 2.13).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,21 +19,21 @@ from hpc_mp.layout.placement import Placement, normalize_order
 from hpc_mp.layout.schedule import Schedule
 from hpc_mp.train.parallel import gloo
 
-ONE_BLOCK = 16  # ranks that rank 0 hears one by one
+ONE_BLOCK = 16  # largest number of ranks that all send to rank 0 directly
 AXES = ("pipeline", "replicate", "shard", "tensor")
 Payload = Literal["F", "B"]  # an activation, or the gradient of one
-Channel = tuple[int, int, Payload]  # from which place of the pipeline, to which, with what
-NewGroup = Callable[..., dist.ProcessGroup | None]  # called as ``dist.new_group`` is
+Channel = tuple[int, int, Payload]  # (sender's place in the pipeline, receiver's place, payload)
+NewGroup = Callable[..., dist.ProcessGroup | None]  # has the arguments of ``dist.new_group``
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """The ranks that one kind of parallelism binds together, as one of them sees them.
+    """The ranks of one kind of parallelism, as one of them sees them.
 
     Attributes:
-        group: None where there is one rank alone, and nothing to send.
-        through_host: the back end is gloo, which moves tensors of the CPU only.
-        name: for a profiler's picture.
+        group: None for a single rank, which has nothing to send.
+        through_host: True if the back end is gloo, which moves only tensors in host memory.
+        name: name in a profiler's trace.
     """
 
     size: int = 1
@@ -45,12 +45,12 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """Ranks that tell each other a few numbers: by way of the first of each block of neighbours, and the first of these.
+    """Ranks that exchange a few numbers, through the first rank of each block of neighbours and through rank 0.
 
     Attributes:
-        block: this rank's. A tree of one block is all that an axis needs that is no larger.
-        heads: the first ranks of all blocks, as they see themselves; the others never use it.
-        width: how many ranks the blocks have; the last one may have fewer.
+        block: block of this rank. A small axis is a tree of one block.
+        heads: the first ranks of all blocks; only these ranks use it.
+        width: number of ranks of a block; the last block may have fewer.
     """
 
     size: int
@@ -70,11 +70,12 @@ def tree_of(axis: Axis) -> Tree:
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """A communicator of its own for every (from, to, payload) along this rank's pipeline, so that the order of messages on each
-    is the order of one direction alone, and none waits for another that it has nothing to do with.
+    """Communicators of this rank's pipeline, a separate one for every (sender, receiver, payload).
+
+    Messages on a communicator thus have the order of one direction alone, and no message waits for an unrelated one.
 
     Attributes:
-        ranks: global rank of every place of the pipeline.
+        ranks: place in the pipeline -> global rank.
     """
 
     ranks: tuple[int, ...]
@@ -84,7 +85,7 @@ class Channels:
 
 @dataclass(frozen=True, slots=True)
 class StateAxes:
-    """The ranks that train the same parameters. ``shard``: with other parts of their state; ``replicate``: with the same part."""
+    """The ranks that train the same parameters. ``shard``: with other parts of the state; ``replicate``: with the same part."""
 
     shard: Axis
     replicate: Axis
@@ -92,19 +93,19 @@ class StateAxes:
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """All that a rank needs to talk to others.
+    """All axes and channels of a rank.
 
     Attributes:
-        world: all ranks, for what their devices tell each other.
-        host: the same over gloo, for facts, which lie in host memory.
+        world: all ranks, for tensors on their devices.
+        host: all ranks over gloo, for facts in host memory.
         pipeline: this rank's place in the pipeline.
-        shard, replicate: the two halves of data × context: ranks with other parts of the same state, and with the same part.
+        shard, replicate: the two factors of data × context: ranks with other parts of the same state, and with the same part.
         context: the ranks that share the tokens of each sample.
-        data_rank: which replica of the model this rank computes in.
-        expert: the ranks that share out the experts of a block.
-        experts: those that have the same experts, where ranks share them out.
+        data_rank: number of the model replica that this rank belongs to.
+        expert: the ranks that share the experts of a block.
+        experts: the ranks with the same experts, if experts are shared.
         ties: stages that have copies of the same weights -> the ranks that hold them.
-        kv: the ranks of the tensor axis that hold the same key-value heads, where these are fewer than its ranks.
+        kv: the ranks of the tensor axis that hold the same key-value heads, if there are fewer heads than ranks.
     """
 
     world: Tree
@@ -122,17 +123,20 @@ class Groups:
     experts: StateAxes = field(default_factory=lambda: StateAxes(Axis(), Axis()))
 
     def holders(self, of_experts: bool) -> StateAxes:
-        """The ranks that hold state with this one: that of experts which ranks share out, or any other."""
+        """Return the ranks that hold state with this one: state of shared experts, or any other state."""
         return self.experts if of_experts else StateAxes(self.shard, self.replicate)
 
     def sharing(self, slot: ParameterSlot) -> Axis:
-        """The ranks whose gradients of a slot are shares of a sum; this one alone where its gradient is whole."""
+        """Return the ranks whose gradients of a slot are shares of a sum; this rank alone if its gradient is whole."""
         return {"tensor": self.tensor, "kv": self.kv, None: Axis()}[slot.shares]
 
 
 def new_group(ranks: list[int], **options: Any) -> dist.ProcessGroup | None:
-    """As ``dist.new_group``, which names groups by the number of calls, so that all ranks must call it for all groups of the
-    world. Those that this rank is not in are only counted here: 256 ranks with 645 groups start in 2 s less."""
+    """Make a group as ``dist.new_group`` does, and return None if this rank is not in it.
+
+    torch names groups by the number of calls, so that all ranks must call this for all groups of the world. A group without this
+    rank is only counted, by which 256 ranks with 645 groups start 2 s earlier.
+    """
     if dist.get_rank() in ranks:
         return dist.new_group(ranks, **options)
     dist.distributed_c10d._world.group_count += 1
@@ -145,23 +149,23 @@ def build(placement: Placement, shard_degree: int, device: torch.device, backend
     """Make every group that this rank is in; all ranks call this at the same time.
 
     Args:
-        host: what ``everyone`` gives.
-        timeout: how long a message of a step may take; None for torch's default.
-        kv_copies: how many neighbours along the tensor axis hold the same key-value heads.
-        expert_shards: over how many ranks with the same experts ZeRO shares out their state.
+        host: the result of ``everyone``.
+        timeout: longest duration of a message of a step; None: torch's default.
+        kv_copies: number of neighbours along the tensor axis that hold the same key-value heads.
+        expert_shards: number of ranks with the same experts among which ZeRO divides the experts' state.
         ties: stages that have copies of the same weights; None: the first and the last one may.
-        new: makes one of them, of the ranks given; it is called for all groups of the world, in the same order on all ranks.
+        new: makes a group of the given ranks; called for all groups of the world, in the same order on all ranks.
     """
     gloo.register()
     grid = _grid(placement, shard_degree)
     maker = _Maker(backend, timeout, new)
-    here = int((grid == dist.get_rank()).nonzero()[0, 0])
+    place = int((grid == dist.get_rank()).nonzero()[0, 0])
     replicate, shard, tensor = (
         maker.axis(grid.movedim(axis, -1).flatten(0, -2).tolist(), AXES[axis]) for axis in (1, 2, 3))
     pipelines = grid.flatten(1).t().tolist()
     mine = next(ranks for ranks in pipelines if dist.get_rank() in ranks)
     channels = Channels(tuple(mine), maker.channels(pipelines, schedule), maker.through_host)
-    _say_hello(channels, here, device)
+    _say_hello(channels, place, device)
     tied = {}
     for stages in [(0, len(schedule.placement) - 1)] if ties is None else ties:
         places = sorted({schedule.placement[stage] for stage in stages})
@@ -178,14 +182,14 @@ def build(placement: Placement, shard_degree: int, device: torch.device, backend
                             for axis, name in ((3, "expert"), (2, "shard of experts"), (1, "replicate of experts")))
         more = {"expert": expert, "experts": StateAxes(*experts)}
     world = host if maker.through_host else tree_of(Axis(dist.get_world_size(), dist.get_rank(), dist.group.WORLD))
-    return Groups(world, host, tensor, shard, replicate, here, channels, data_rank, context, tied, kv, **more)
+    return Groups(world, host, tensor, shard, replicate, place, channels, data_rank, context, tied, kv, **more)
 
 
 def everyone(timeout: timedelta | None = None, new: NewGroup = new_group) -> Tree:
-    """All ranks, over gloo; all of them call this at the same time.
+    """Return the tree of all ranks over gloo; all ranks call this at the same time.
 
     Args:
-        timeout: how long one may wait for the others; None for torch's default.
+        timeout: longest wait for other ranks; None: torch's default.
         new: as for ``build``.
     """
     gloo.register()
@@ -196,13 +200,13 @@ def everyone(timeout: timedelta | None = None, new: NewGroup = new_group) -> Tre
 
 
 def axis_of(groups: Sequence[Sequence[int]], backend: str) -> Axis:
-    """Make a group of each of these, which do not overlap, and return this rank's. All ranks call this."""
+    """Make groups of ranks that do not overlap, and return this rank's axis. All ranks call this."""
     return _Maker(backend, None, new_group).axis(groups)
 
 
 @dataclass(frozen=True, slots=True)
 class _Maker:
-    """Makes groups. All ranks make all groups of a kind in one order, and each keeps the one that it is in."""
+    """Maker of groups. All ranks make all groups of a kind in the same order, and each rank keeps its own one."""
 
     backend: str
     timeout: timedelta | None
@@ -224,13 +228,13 @@ class _Maker:
         return axis
 
     def channels(self, pipelines: Sequence[Sequence[int]], schedule: Schedule) -> dict[Channel, dist.ProcessGroup | None]:
-        """Those of this rank, by the places of the pipeline that they connect."""
-        wanted: set[Channel] = set()
+        """Return this rank's communicators, by the channels that they serve."""
+        ends: set[Channel] = set()
         for before, after in pairwise(schedule.placement):
             if before != after:
-                wanted |= {(before, after, "F"), (after, before, "B")}
+                ends |= {(before, after, "F"), (after, before, "B")}
         groups: dict[Channel, dist.ProcessGroup | None] = {}
-        for channel in sorted(wanted):
+        for channel in sorted(ends):
             for ranks in pipelines:
                 group = self._group(sorted((ranks[channel[0]], ranks[channel[1]])))
                 if dist.get_rank() in (ranks[channel[0]], ranks[channel[1]]):
@@ -240,41 +244,46 @@ class _Maker:
     def _group(self, ranks: Sequence[int]) -> dist.ProcessGroup | None:
         if len(ranks) == 1:
             return None
-        only = gloo.GLOO if self.through_host else "nccl"  # beside NCCL torch would connect the ranks of a group over gloo too
+        only = gloo.GLOO if self.through_host else "nccl"  # by default torch would connect the ranks over gloo too
         return self.new(list(ranks), timeout=self.timeout, backend=only)
 
 
-def _say_hello(channels: Channels, here: int, device: torch.device) -> None:
-    """Send a first word through every channel of this rank, in one order on all ranks: NCCL connects two ranks at their first
-    message, and both wait there. Inside a step, where receives are posted ahead of what they answer, two ranks could so wait
-    for each other for ever."""
+def _say_hello(channels: Channels, place: int, device: torch.device) -> None:
+    """Send a first message through every channel of this rank, in the same order on all ranks.
+
+    NCCL connects two ranks at their first message, and both wait there. Inside a step, where receives are posted ahead of sends,
+    two ranks could thus deadlock.
+    """
     word = torch.zeros(1, device="cpu" if channels.through_host else device)
     for (sender, receiver, _), group in sorted(channels.groups.items(), key=lambda item: item[0]):
-        if here == sender:
+        if place == sender:
             dist.send(word, channels.ranks[receiver], group=group)
         else:
             dist.recv(word, channels.ranks[sender], group=group)
 
 
 def _whole_grid(placement: Placement) -> torch.Tensor:
-    """The rank at every coordinate: (pipeline, data, context, tensor)."""
+    """Return the rank at every coordinate, (pipeline, data, context, tensor)."""
     degrees = placement.degrees
     sizes = {"D": degrees.data, "P": degrees.pipeline, "C": degrees.context, "T": degrees.tensor}
-    letters = normalize_order(placement.order, 2)  # with C, whatever its size
+    letters = normalize_order(placement.order, 2)  # with C, even if it has size 1
     grid = torch.arange(prod(sizes.values())).view([sizes[letter] for letter in letters])
     return grid.permute([letters.index(letter) for letter in "PDCT"])
 
 
 def _grid(placement: Placement, shard_degree: int) -> torch.Tensor:
-    """The rank at every coordinate of ``AXES``. Data and context are one axis here, on which ranks ascend: neighbours hold the
-    parts of a state, whichever of the two letters stands further to the right."""
+    """Return the rank at every coordinate of ``AXES``.
+
+    Data and context are one axis here, on which ranks ascend: neighbours hold the parts of a state, whichever of the two letters
+    stands further to the right.
+    """
     degrees = placement.degrees
     grid = _whole_grid(placement).flatten(1, 2).sort(1).values
     return grid.reshape(degrees.pipeline, -1, shard_degree, degrees.tensor)
 
 
 def check_coordinates(placement: Placement, rank: int) -> None:
-    """The groups to be made have the rank at the coordinates that the launcher wrote down. Raises RuntimeError."""
+    """Raise RuntimeError if the rank's coordinates in its groups are not those that the launcher wrote down."""
     place = placement.ranks[rank]
     pp, dp, cp, tp = (_whole_grid(placement) == rank).nonzero()[0].tolist()
     if (place.pp, place.dp, place.cp, place.tp) != (pp, dp, cp, tp):

@@ -1,15 +1,15 @@
-"""A rank's part of the parameters in host memory, with ZeRO-3: nothing of a unit is on the device but while it runs.
+"""A rank's part of the parameters in host memory, with ZeRO-3: the parameters of a unit are on the device only while it runs.
 
 ========= ===========================================================================================================
-masters   in the masters' format. The update streams over them: a chunk comes to the device, is updated and goes back.
-computed  the same values in the format that computes, which a request copies to the device to gather the unit there.
-          Where both formats are the same it is the masters themselves.
+masters   in the masters' format. The update streams over them: a chunk is copied to the device, updated and copied back.
+computed  the same values in the format of computation. A request copies them to the device, where the unit is unsharded.
+          If both formats are the same, these are the masters themselves.
 ========= ===========================================================================================================
 
-On a GPU this memory is pinned, and copies out of it run in a stream of their own: behind what has been computed so far, for the
-room that they fill may have been freed by that, and beside what is computed next. The gather of the unit follows in the same
-stream, and who needs the parameters waits for both. What a copy reads is overwritten by the update alone, which waits for all
-copies first (``Bus.settle``), and by the host, which does too (``Bus.synchronize``). On a CPU all is the same, without streams.
+On a GPU this memory is pinned, and copies from it run in a separate stream: behind the work launched so far, which may have freed
+the memory that they fill, and in parallel with later work. The all-gather of the unit follows in the same stream; a computation
+with the parameters waits for both. The sources of copies are overwritten by the update, which first waits for all copies
+(``Bus.settle``), and by the host, which does the same (``Bus.synchronize``). On a CPU the same happens without streams.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +23,7 @@ from hpc_mp.train.parallel.collectives import Running
 
 
 class Bus:
-    """The way of a rank's parameters from host memory to its device."""
+    """The stream of a rank's copies between host memory and its device."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -31,7 +31,7 @@ class Bus:
 
     @contextmanager
     def copying(self) -> Iterator[torch.cuda.Stream | None]:
-        """Start work behind everything that the current stream has been given so far, and beside what follows."""
+        """Run the block's work behind all work in the current stream so far, and in parallel with later work."""
         if self._stream is None:
             yield None
             return
@@ -40,12 +40,12 @@ class Bus:
             yield self._stream
 
     def settle(self) -> None:
-        """Let the current stream wait for all copies."""
+        """Make the current stream wait for all copies."""
         if self._stream is not None:
             torch.cuda.current_stream(self.device).wait_stream(self._stream)
 
     def synchronize(self) -> None:
-        """Let the host wait for all copies."""
+        """Make the host wait for all copies."""
         if self._stream is not None:
             self._stream.synchronize()
 
@@ -54,7 +54,7 @@ class HostPart:
     """The part of a unit, (length,), in host memory.
 
     Attributes:
-        master, computed: see above.
+        master, computed: (length,), see above.
     """
 
     def __init__(self, length: int, precision: Precision, bus: Bus) -> None:
@@ -69,13 +69,13 @@ class HostPart:
         return (self.master,) if self.computed is self.master else (self.master, self.computed)
 
     def filled(self) -> None:
-        """The host has given the masters other values."""
+        """Update ``computed`` after the host has changed the masters."""
         if self.computed is not self.master:
             self.bus.synchronize()
             self.computed.copy_(self.master)
 
     def arrive(self, own: Tensor, gather: Callable[[], Running]) -> Running:
-        """Begin to fill ``own``, (length,) on the device, and to gather the unit from there."""
+        """Begin to fill ``own``, (length,) on the device, and to all-gather the unit from it."""
         with self.bus.copying() as stream:
             own.copy_(self.computed, non_blocking=True)
             copied = None if stream is None else stream.record_event()
@@ -89,11 +89,11 @@ class HostPart:
         return Running(finish=finish)
 
     def fetch(self, begin: int, end: int, into: Tensor) -> None:
-        """Fill the beginning of ``into``, on the device, with these elements of the masters."""
+        """Copy these elements of the masters to the beginning of ``into``, on the device."""
         into[:end - begin].copy_(self.master[begin:end], non_blocking=True)
 
     def keep(self, begin: int, end: int, source: Tensor) -> None:
-        """Put updated masters back, in both formats."""
+        """Copy updated masters back, in both formats."""
         for array in self.arrays:
             array[begin:end].copy_(source[:end - begin].to(array.dtype), non_blocking=True)
 

@@ -1,12 +1,12 @@
-"""Which tokens of its sample a token sees: those from a first one up to itself, or all of its document.
+"""Attention masks: a token sees the tokens from a first one up to itself, or its whole document.
 
-The first one is that of the sample, of the token's document where documents are separate (``data.documents``), or of a window
-that ends with the token, whichever comes last. Documents lie one behind the other, so that this one number for each token says it
-all: ``(samples, sequence)``, or ``(1, sequence)`` where it is the same in all samples. Where there is none, attention is causal
-or bidirectional by itself: torch's fused kernels know that and need no mask. Padding is a document of its own.
+The first visible token is the beginning of the sample, of the token's document if documents are separate (``data.documents``), or
+of a window that ends with the token, whichever is last. Documents are contiguous, so that one number per token is sufficient:
+``(samples, sequence)``, or ``(1, sequence)`` if it is the same in all samples. Without it attention is causal or bidirectional by
+itself: torch's fused kernels need no mask then. Padding is a separate document.
 
-A mask is added to scores, in the format that computes, and all layers of a stage share it: of a boolean one torch would make an
-array like it in each layer, and keep that for the backward.
+A mask is added to scores, in the format of computation, and all layers of a stage share it: torch would convert a boolean mask in
+each layer, and keep the result for the backward.
 """
 
 import torch
@@ -14,12 +14,12 @@ from torch import Tensor
 
 
 def first_seen(begins: Tensor | None, window: int | None, positions: Tensor) -> Tensor | None:
-    """The first token that each token sees; None: that of the sample.
+    """Return the first visible token of each token, (samples or 1, sequence); None: the first token of the sample.
 
     Args:
-        begins: at which place of the sample each token's document begins, (samples, sequence); None: all at 0.
-        window: how many tokens a token sees, itself included; None: all.
-        positions: of all tokens of a sample.
+        begins: place in the sample at which each token's document begins, (samples, sequence); None: 0 for all.
+        window: number of tokens that a token sees, including itself; None: all.
+        positions: positions of all tokens of a sample, (sequence,).
     """
     if window is None or window >= len(positions):
         return begins
@@ -28,13 +28,13 @@ def first_seen(begins: Tensor | None, window: int | None, positions: Tensor) -> 
 
 
 def added_mask(first: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the mask, added to scores, that shows a token those from ``first`` to itself: (samples, 1, sequence, sequence)."""
+    """Return the mask, (samples, 1, sequence, sequence), with which a token sees the tokens from ``first`` to itself."""
     places = torch.arange(first.shape[1], device=first.device)
     return _added((places > places.unsqueeze(1)) | (places < first.unsqueeze(2)), dtype)
 
 
 def document_mask(begins: Tensor, dtype: torch.dtype) -> Tensor:
-    """What is added to scores so that a token sees all of its document: (samples, 1, sequence, sequence)."""
+    """Return the mask, (samples, 1, sequence, sequence), with which a token sees its whole document."""
     return _added(begins.unsqueeze(1) != begins.unsqueeze(2), dtype)
 
 
@@ -44,5 +44,5 @@ def _added(hidden: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def restarted(positions: Tensor, begins: Tensor | None) -> Tensor:
-    """Positions of some tokens of a sample as places in their documents: (samples, tokens), or (1, tokens) without documents."""
+    """Return the places of tokens in their documents, (samples, tokens), or their positions, (1, tokens), without documents."""
     return positions.unsqueeze(0) if begins is None else positions - begins[:, positions]

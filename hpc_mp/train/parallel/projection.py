@@ -1,10 +1,10 @@
-"""Tensor parallelism: what enters and leaves a cut layer, and projections whose two gradients are made in the best order.
+"""Tensor parallelism: the ends of cut layers, and projections that compute input gradients before weight gradients.
 
-Megatron-LM (arXiv:1909.08053, section 3): column projections cut their outputs, row projections their inputs. ``enter`` copies
-forward and all-reduces the gradient backward, ``leave`` all-reduces forward and copies the gradient backward. The gradient of a
-projection's input is wanted by whoever comes next, that of its weight by nobody before the end of the backward: so weights wait
-in a queue, which is worked off while the input's gradient is being summed, or, where a schedule splits the backward in two, at
-its W action (Qi et al., arXiv:2401.10241).
+Megatron-LM (arXiv:1909.08053, section 3): column projections cut their outputs, row projections their inputs. ``enter`` copies in
+the forward and all-reduces the gradient in the backward; ``leave`` all-reduces in the forward and copies the gradient in the
+backward. The layer before needs the gradient of a projection's input at once, but nothing needs that of its weight before the
+end of the backward. Therefore weight gradients wait in a queue. It is worked off during the all-reduce of the input
+gradient or, if a schedule splits the backward in two, at its W action (Qi et al., arXiv:2401.10241).
 """
 
 from collections import deque
@@ -21,16 +21,16 @@ from hpc_mp.train.parallel.groups import Axis
 
 
 class Waiting(Protocol):
-    """Whose gradient is put off: a projection."""
+    """A projection whose weight gradient is deferred."""
 
     def add_weight_gradient(self, x: Tensor, gradient: Tensor) -> None: ...
 
 
 class WeightGradients:
-    """Gradients of weights that are still to be made: (projection, its input, the gradient of its output).
+    """Queue of deferred weight gradients: (projection, its input, the gradient of its output).
 
     Attributes:
-        split: whether the backward that runs leaves them all to a later W.
+        split: True if the current backward leaves all of them to a later W.
     """
 
     def __init__(self) -> None:
@@ -41,41 +41,41 @@ class WeightGradients:
         self._waiting.append((projection, x, gradient))
 
     def meanwhile(self) -> None:
-        """Something else is under way: there is time for them."""
+        """Work the queue off while a collective is in flight, unless the backward is split."""
         if not self.split:
             self.work_off()
 
-    @torch.no_grad()  # behind a backward autograd is on again, and would keep these inputs in a graph that grows with every step
+    @torch.no_grad()  # outside of a backward autograd is on, and would keep these inputs in a growing graph
     def work_off(self) -> None:
         while self._waiting:
             projection, x, gradient = self._waiting.popleft()
             projection.add_weight_gradient(x, gradient)
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield the tensors of weight gradients that wait."""
+        """Yield the tensors that the queue holds."""
         for _, x, gradient in self._waiting:
             yield x
             yield gradient
 
     def take(self) -> "WeightGradients":
-        """All that wait, for a later ``work_off``."""
+        """Move all entries to a new queue, for a later ``work_off``."""
         taken = WeightGradients()
         taken._waiting, self._waiting = self._waiting, deque()
         return taken
 
 
 class TensorAxis:
-    """The tensor axis as one rank sees it. Size 1 means that nothing is cut and nothing is sent.
+    """The tensor axis as one rank sees it. With size 1 nothing is cut and nothing is sent.
 
-    Between cut layers every rank has the same hidden states; ``sequence.SequenceAxis`` has tokens of its own on each.
+    Between cut layers all ranks have the same hidden states; with ``sequence.SequenceAxis`` each rank has its own tokens.
 
     Args:
         modules: patterns of the modules that are cut.
 
     Attributes:
         weights: this rank's queue of weight gradients.
-        first_token: of this rank's tokens of a sample.
-        sharers: the ranks that have other tokens of the same samples between cut layers.
+        first_token: index of the first of this rank's tokens of a sample.
+        sharers: axes whose ranks have other tokens of the same samples between cut layers.
     """
 
     first_token = 0
@@ -88,41 +88,43 @@ class TensorAxis:
 
     @property
     def alone(self) -> "TensorAxis":
-        """The axis of a module that is not cut."""
+        """The axis for a module that is not cut."""
         return TensorAxis(Axis(), (), self.weights)
 
     def part(self, size: int) -> tuple[int, int]:
-        """(start, length) of this rank's part of a dimension of ``size``."""
+        """Return (start, length) of this rank's part of a dimension of ``size``."""
         sizes = chunk_sizes(size, self.size)
         return sum(sizes[:self.rank]), sizes[self.rank]
 
     def share(self, x: Tensor, dim: int) -> Tensor:
-        """Of all tokens, which lie along ``dim``, those that this rank has between cut layers."""
+        """Return the tokens of this rank between cut layers; all tokens of x lie along ``dim``."""
         return x
 
     def spread(self, x: Tensor) -> Tensor:
-        """Return the hidden states that a cut layer takes, or the gradient that its end takes."""
+        """Return the hidden states for a cut layer, or the output gradient for its end."""
         return x
 
     def summed(self, x: Tensor) -> tuple[Tensor, Running]:
-        """The sum over the axis of what each rank has made, on its way: at the end of a cut layer, and of the gradient at its
-        beginning. ``x`` may be overwritten."""
+        """Begin to sum x over the axis: outputs at the end of a cut layer, input gradients at its beginning.
+
+        ``x`` may be overwritten. The result is valid after ``wait``.
+        """
         return x, all_reduce(x, self.axis)
 
     def all_tokens(self, x: Tensor) -> Tensor:
-        """Before attention that is whole on every rank, which needs all tokens of the hidden states."""
+        """Return the hidden states of all tokens, for attention that is not cut."""
         return x
 
     def total(self, loss: Tensor) -> Tensor:
-        """The loss of all tokens, of the loss that a head which is not cut has found for this rank's."""
+        """Return the loss of all tokens, given the loss of this rank's tokens by a head that is not cut."""
         return loss
 
     def enter(self, x: Tensor) -> Tensor:
-        """Before a cut layer: ``spread`` forward, ``summed`` backward."""
+        """Begin a cut layer: ``spread`` in the forward, ``summed`` in the backward."""
         return x if self.size == 1 else _Enter.apply(x, self)
 
     def leave(self, x: Tensor) -> Tensor:
-        """Behind a cut layer: ``summed`` forward, ``spread`` backward."""
+        """End a cut layer: ``summed`` in the forward, ``spread`` in the backward."""
         return x if self.size == 1 else _Leave.apply(x, self)
 
 
@@ -135,21 +137,21 @@ class _Enter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        found, running = ctx.tensor.summed(gradient.contiguous())
+        total, running = ctx.tensor.summed(gradient.contiguous())
         ctx.tensor.weights.meanwhile()
         running.wait()
-        return found, None
+        return total, None
 
 
 class _Leave(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, tensor: TensorAxis) -> Tensor:
         ctx.tensor = tensor
-        found, running = tensor.summed(x)
+        total, running = tensor.summed(x)
         running.wait()
-        if found is x:
+        if total is x:
             ctx.mark_dirty(x)
-        return found
+        return total
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
@@ -157,14 +159,14 @@ class _Leave(torch.autograd.Function):
 
 
 class Projection(nn.Module):
-    """y = x W + b with what this rank holds of W: (…, this rank's inputs) -> (…, this rank's outputs).
+    """y = x W + b with this rank's part of W: (…, this rank's inputs) -> (…, this rank's outputs).
 
-    The input of a column projection must have passed ``enter``; the outputs of a row projection leave here, and its bias is
-    added once, after the sum.
+    The input of a column projection must have passed ``enter``. A row projection sums its outputs over the axis, and then adds
+    its bias once.
 
     Args:
-        transposed: W is stored as (in, …) as GPT-2's Conv1D does, all outputs behind, instead of (out, in).
-        row: the inputs are cut.
+        transposed: True if W is stored as (in, …), all output dimensions behind, as in GPT-2's Conv1D, instead of (out, in).
+        row: True if the inputs are cut.
     """
 
     def __init__(self, weight: str, bias: str | None, transposed: bool, row: bool, tensor: TensorAxis) -> None:
@@ -177,12 +179,12 @@ class Projection(nn.Module):
 
     @property
     def owned(self) -> set[str]:
-        """The parameters whose gradients autograd need not collect: a row's bias is no part of the product."""
+        """The parameters whose gradients autograd does not compute. A row's bias is not among them: it is added after the sum."""
         weight, bias = self.names
         return {weight} if bias is None or self.row else {weight, bias}
 
     def adopt(self, parameters: Mapping[str, nn.Parameter], sinks: Mapping[str, Sink]) -> None:
-        """Get the parameters, and where their gradients go."""
+        """Take the parameters, and the sinks of their gradients."""
         weight, bias = self.names
         self.weight = parameters[weight]
         self.bias = parameters[bias] if bias is not None else None
@@ -204,7 +206,7 @@ class Projection(nn.Module):
         return gradient @ (self.weight.flatten(1).t() if self.transposed else self.weight)
 
     def add_weight_gradient(self, x: Tensor, gradient: Tensor, more: bool = False) -> None:
-        """x: (…, in), gradient: (…, out). ``more``: other rows of the same backward follow."""
+        """Add the gradients of weight and bias. x: (…, in); gradient: (…, out); ``more``: other rows of this backward follow."""
         x, gradient = x.flatten(0, -2), gradient.flatten(0, -2)
         sink, bias = self.sinks
         sink.add_product(*((x.t(), gradient) if self.transposed else (gradient.t(), x)), more)
@@ -213,8 +215,10 @@ class Projection(nn.Module):
 
 
 class _Project(torch.autograd.Function):
-    """A projection's product, summed over the axis where the inputs are cut. The weight is an argument so that autograd knows
-    that a gradient is wanted; it gets none here."""
+    """The product of a projection, summed over the axis if the inputs are cut.
+
+    The weight is an argument so that autograd runs the backward, which returns no gradient of it.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, projection: Projection, weight: Tensor) -> Tensor:
@@ -232,8 +236,8 @@ class _Project(torch.autograd.Function):
         x, = ctx.saved_tensors
         if projection.row:
             gradient = projection.tensor.spread(gradient)
-        wanted = projection.input_gradient(gradient) if ctx.needs_input_grad[0] else None
+        inputs = projection.input_gradient(gradient) if ctx.needs_input_grad[0] else None
         projection.tensor.weights.put_off(projection, x, gradient)
         if projection.tensor.size == 1 or projection.row:
             projection.tensor.weights.meanwhile()
-        return wanted, None, None
+        return inputs, None, None

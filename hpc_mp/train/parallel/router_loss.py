@@ -1,17 +1,17 @@
-"""Losses of routers, beside that of the next token: they are part of what is trained, not of the loss that is reported.
+"""Losses of routers, beside that of the next token: they are part of the training objective, not of the reported loss.
 
-Of a sample with T tokens in a layer with N experts, of which a token takes K, with router logits z and p = softmax(z):
+For a sample with T tokens, in a layer with N experts and K choices of a token, with router logits z and p = softmax(z):
 
 - balance: N / (K T) × Σ_i (tokens that take expert i) × (1/T) Σ_t p_ti, the sequence-wise balance loss of DeepSeek-V3
   (arXiv:2412.19437, equations 17 to 20); 1 where experts get equal shares
 - z: Σ_t (log Σ_i exp z_ti)² (Zoph et al., arXiv:2202.08906, equation 5)
 
-Both are sums over layers and samples, divided by how many samples, or tokens, the global batch has; all tokens count, whatever
-their labels. That makes them the same on every layout. A balance over a microbatch, as in transformers' own loss, would depend on
-how samples are grouped.
+Both are sums over layers and samples, divided by the number of samples, or tokens, of the global batch. All tokens count,
+whatever their labels. So these losses are the same on every layout. A balance over a microbatch, as in transformers' own loss,
+would depend on the grouping of samples.
 
-A router's loss joins the graph behind the router: its gradient comes into being in the same backward as that of everything else,
-on whichever stage the router is.
+A router's loss joins the graph behind the router. Its gradient is thus computed in the same backward as all other gradients, on
+the stage of the router.
 """
 
 from collections.abc import Sequence
@@ -28,13 +28,13 @@ class RouterLoss:
     """The losses of all routers of a rank.
 
     Args:
-        balance, z: what a sample's balance loss, and a token's z loss, count in the loss.
-        samples: of a microbatch.
-        tokens: of a sample, wherever they are.
+        balance, z: weights of a sample's balance loss and of a token's z loss.
+        samples: number of samples in a microbatch.
+        tokens: number of tokens in a whole sample.
 
     Attributes:
-        scale: of the loss's gradient, fp16's; set before each step.
-        total: of a step, as far as its backwards have run.
+        scale: fp16's loss scale; set before each step.
+        total: sum of the losses of a step, as far as its backwards have run.
     """
 
     def __init__(self, balance: float, z: float, samples: int, tokens: int, device: torch.device) -> None:
@@ -43,16 +43,16 @@ class RouterLoss:
         self.total = torch.zeros((), dtype=torch.float64, device=device)
 
     def begin(self, scale: Tensor) -> None:
-        """A step begins."""
+        """Set the loss scale and reset ``total`` at the beginning of a step."""
         self.scale, self.total = scale, torch.zeros_like(self.total)
 
     def attach(self, router: nn.Module, experts: int, sharers: Sequence[Axis], counts: bool) -> None:
-        """Have the loss of a router join what it gives.
+        """Make the loss of a router join the graph at its output.
 
         Args:
-            router: its output is (logits, weights of the choices, the experts chosen), each (tokens, …).
-            sharers: the ranks that have other tokens of the same samples.
-            counts: whether the loss is this rank's to report: others may compute the same.
+            router: its output is (logits, weights of the choices, the chosen experts), each (tokens, …).
+            sharers: axes whose ranks have other tokens of the same samples.
+            counts: True if this rank reports the loss; other ranks may compute the same one.
         """
         def hook(_: nn.Module, args: Any, output: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
             logits, weights, chosen = output
@@ -64,7 +64,7 @@ class RouterLoss:
             router.register_forward_hook(hook)
 
     def of(self, logits: Tensor, chosen: Tensor, experts: int, sharers: Sequence[Axis]) -> Tensor:
-        """logits: (tokens, experts) of this rank's tokens, sample by sample; chosen: (tokens, choices)."""
+        """Return the loss. logits: (tokens, experts) of this rank's tokens, sample by sample; chosen: (tokens, choices)."""
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         taken = chosen.reshape(self.samples, -1)
         load = logits.new_zeros(self.samples, experts).scatter_add_(1, taken, torch.ones_like(taken, dtype=logits.dtype))
@@ -76,7 +76,7 @@ class RouterLoss:
 
 
 class _Join(torch.autograd.Function):
-    """Identity of the weights; the loss that joins here gets its gradient when theirs comes."""
+    """Identity of the weights. The loss that joins here gets its gradient with theirs."""
 
     @staticmethod
     def forward(ctx: Any, weights: Tensor, loss: Tensor, losses: RouterLoss, counts: bool) -> Tensor:

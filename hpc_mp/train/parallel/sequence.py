@@ -1,12 +1,12 @@
 """Sequence parallelism: between cut layers each tensor rank has its own tokens of every sample.
 
-Korthikanti et al., arXiv:2205.05198, section 4.2: norms, dropouts and residuals then hold and compute a share of the tokens, and
-the all-reduce at either end of a cut layer becomes an all-gather and a reduce-scatter of the same bytes: whatever goes into a cut
-layer is gathered along the sequence, whatever comes out is summed and cut along it, and each is the other's backward. What
-ranks hold alike sees other tokens on each of them, so that its gradients are shares of a sum.
+Korthikanti et al., arXiv:2205.05198, section 4.2: norms, dropouts and residuals hold and compute only a share of the tokens. The
+all-reduces at the ends of a cut layer become an all-gather and a reduce-scatter of the same bytes: the input of a cut layer is
+gathered along the sequence, its output is summed and scattered along it, and each is the backward of the other. Parameters that
+all ranks hold see different tokens on each rank, so that their gradients are shares of a sum.
 
-Tokens are cut as ``torch.chunk`` cuts; messages are as long as if all parts were as long as the first. What was gathered is kept
-for the gradients of the weights, (batch, whole sequence, hidden) for each layer's attention and MLP.
+Tokens are cut as by ``torch.chunk``; in messages all parts are padded to the length of the first. Gathered inputs are kept for
+the weight gradients, (batch, whole sequence, hidden) for each layer's attention and MLP.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ class SequenceAxis(TensorAxis):
     """A tensor axis whose ranks have (batch, their tokens, hidden) between cut layers.
 
     Args:
-        sequence: tokens of a sample.
+        sequence: number of tokens of a sample.
     """
 
     def __init__(self, axis: Axis, modules: tuple[str, ...], weights: WeightGradients, sequence: int) -> None:
@@ -37,14 +37,14 @@ class SequenceAxis(TensorAxis):
         return x.narrow(dim, self.first_token, self.tokens)
 
     def spread(self, x: Tensor) -> Tensor:
-        """All tokens, (batch, sequence, hidden), of those that each rank has."""
+        """All-gather the tokens of all ranks, (batch, sequence, hidden)."""
         part = F.pad(x, (0, 0, 0, self.longest - self.tokens)).contiguous()
         whole = part.new_empty(self.size, *part.shape)
         all_gather(whole.view(-1), part.view(-1), self.axis).wait()
         return whole.transpose(0, 1).flatten(1, 2)[:, :self.sequence].contiguous()
 
     def summed(self, x: Tensor) -> tuple[Tensor, Running]:
-        """This rank's tokens of the sum of (batch, sequence, hidden) over the ranks."""
+        """Reduce-scatter (batch, sequence, hidden): this rank's tokens of the sum over the ranks."""
         padded = F.pad(x, (0, 0, 0, self.longest * self.size - self.sequence))
         parts = padded.unflatten(1, (self.size, self.longest)).transpose(0, 1).contiguous()
         own = torch.zeros_like(parts[0])
@@ -59,7 +59,7 @@ class SequenceAxis(TensorAxis):
 
 
 class _Total(torch.autograd.Function):
-    """The sum over the axis of what each rank has found of a loss; backward each rank differentiates its own."""
+    """The sum of the ranks' shares of a loss; in the backward each rank differentiates its own share."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, axis: Axis) -> Tensor:

@@ -16,11 +16,11 @@ class Surroundings:
     """Axes, clock and settings that all stages of a rank share.
 
     Attributes:
-        context: the tokens of a sample on this rank, and their attention to the others.
-        experts: the ranks that share out the experts of a block; ``capacity``: the limit of their tokens.
+        context: the tokens of a sample on this rank, and their attention to other ranks' tokens.
+        experts: the ranks that share the experts of a block; ``capacity``: limit of the choices that experts take.
         router_loss: the losses of routers.
-        clock: the moment of training, from which dropout draws.
-        recompute: the blocks that are computed again in the backward, see ``recompute``.
+        clock: the current moment of training, from which dropout draws.
+        recompute: the recomputation setting, see ``recompute``.
         compile: True if blocks and the loss are compiled, see ``compilation``.
     """
 

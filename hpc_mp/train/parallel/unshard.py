@@ -1,4 +1,4 @@
-"""Parameters that are on the device only while they are used: gathered before a computation, freed behind it, and again for its
+"""Parameters that are on the device only while they are used: unsharded before a computation, freed behind it, and again for its
 backward."""
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from hpc_mp.train.parallel.data_axis import Unit
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """Units that are requested before their turn: those that come next in a forward, and in a backward."""
+    """Units to prefetch: the next ones of a forward, and of a backward."""
 
     forward: Sequence[Unit] = ()
     backward: Sequence[Unit] = ()
@@ -22,9 +22,9 @@ class Prefetch:
 
 def unsharded(units: Sequence[Unit], prefetch: Prefetch, compute: Callable[..., tuple[Tensor, ...]],
               *tensors: Tensor) -> tuple[Tensor, ...]:
-    """Compute with the parameters of some units, which are on the device meanwhile, and again during the backward."""
+    """Compute with the parameters of units, which are unsharded for the computation and again for its backward."""
     training = torch.is_grad_enabled() and any(unit.gathers for unit in units)
-    passed = any(tensor.requires_grad for tensor in tensors)  # a gradient comes out where they are not needed any more
+    passed = any(tensor.requires_grad for tensor in tensors)  # then a gradient leaves, behind which units can be freed
     if training and passed:
         tensors = _ReshardBehind.apply(units, *tensors)
     for unit in units:
@@ -38,7 +38,7 @@ def unsharded(units: Sequence[Unit], prefetch: Prefetch, compute: Callable[..., 
 
 
 class _UnshardBefore(torch.autograd.Function):
-    """Identity behind some units: their parameters are there again when the gradient comes back."""
+    """Identity behind a computation; its backward unshards the parameters before the gradient enters the computation."""
 
     @staticmethod
     def forward(ctx: Any, units: Sequence[Unit], prefetch: Sequence[Unit], at_end: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -51,13 +51,13 @@ class _UnshardBefore(torch.autograd.Function):
             unit.need()
         for unit in ctx.prefetch:
             unit.request()
-        if ctx.at_end:  # the first computation of a model: no gradient leaves it
+        if ctx.at_end:  # the first computation of a model, which no gradient leaves
             torch.autograd.Variable._execution_engine.queue_callback(partial(_release, ctx.units))
         return None, None, None, *gradients
 
 
 class _ReshardBehind(torch.autograd.Function):
-    """Identity before some units: their parameters are not needed any more when the gradient has passed them."""
+    """Identity before a computation; its backward frees the parameters when the gradient has left the computation."""
 
     @staticmethod
     def forward(ctx: Any, units: Sequence[Unit], *tensors: Tensor) -> tuple[Tensor, ...]:
