@@ -1,1 +1,1 @@
-"""The pipeline: what its stages are, and the order of their actions."""
+"""The pipeline: the interface of its stages, their activations, and the execution of a schedule."""

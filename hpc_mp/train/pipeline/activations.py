@@ -1,12 +1,12 @@
-"""Activations: tensors that autograd keeps from a forward to its backward. They are counted; with offload they wait on the host.
+"""Activations: tensors that autograd saves in a forward for its backward. They are counted, and may be offloaded to the host.
 
-A chunk's forward runs inside ``ChunkActivations.hooks``: whatever autograd saves there is noted by its storage, so that views of
-one array count once and move once. Parameters and tables that a stage keeps anyway are none of it. After the forward the storages
-of a chunk that leaves are copied to the host; before its backward they are copied back, when the schedule says so
-(``layout/schedule/residency.py``). Both run on a stream of their own on GPUs, from and to pinned memory. On a CPU, where
-activations lie in host memory already, a copy beside them takes the part of the host: nothing is gained there but the proof.
+A chunk's forward runs inside ``ChunkActivations.hooks``. The hooks record the storage of each tensor that autograd saves, so that
+views of one array are counted once and moved once. Parameters and tables that a stage holds anyway are excluded. The storages of
+an offloaded chunk are copied to the host after the forward, and back before the backward, at the time that the schedule gives
+(``layout/schedule/residency.py``). On a GPU both copies run in a separate stream, with pinned memory. On a CPU, where activations
+lie in host memory already, a second copy stands for the host: it saves nothing, but it tests the mechanism.
 
-Copies are made when the forward is over, so that they hold what a backward would have found.
+The copies are made when the forward is over, so that they have the values that the backward needs.
 """
 
 from collections.abc import Iterable
@@ -19,46 +19,47 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from hpc_mp.train.parallel.host_parameters import Bus
 
-SMALL = 4096  # bytes: what is smaller stays where it is, a copy of it would take longer than it is worth
+SMALL = 4096  # bytes: a smaller storage stays on the device, because its copy would cost more than it saves
 
 
 class SavedStorage:
-    """An array that autograd keeps, on the device or on the host."""
+    """A storage that autograd has saved, on the device or on the host."""
 
     def __init__(self, storage: torch.UntypedStorage, device: torch.device, counter: "Activations") -> None:
         self.nbytes = storage.nbytes()
         self._device, self._counter = device, counter
-        self._here: Tensor | None = torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
-        self._there: Tensor | None = None
+        self._device_copy: Tensor | None = torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
+        self._host_copy: Tensor | None = None
         counter.count(self.nbytes, 0)
 
     @property
     def storage(self) -> torch.UntypedStorage:
-        assert self._here is not None, "a backward needs what is still away"
-        return self._here.untyped_storage()
+        assert self._device_copy is not None, "a backward needs a storage that is still on the host"
+        return self._device_copy.untyped_storage()
 
     def leave(self, stream: torch.cuda.Stream | None) -> None:
-        assert self._here is not None
-        self._there = torch.empty(self.nbytes, dtype=torch.uint8, pin_memory=stream is not None)
-        self._there.copy_(self._here, non_blocking=True)
+        """Begin to copy the bytes to the host. ``stream``: the current stream, which copies; None on a CPU."""
+        assert self._device_copy is not None
+        self._host_copy = torch.empty(self.nbytes, dtype=torch.uint8, pin_memory=stream is not None)
+        self._host_copy.copy_(self._device_copy, non_blocking=True)
         if stream is not None:
-            self._here.record_stream(stream)
-        self._here = None
+            self._device_copy.record_stream(stream)
+        self._device_copy = None
         self._counter.count(-self.nbytes, self.nbytes)
 
-    def come_back(self, here: Tensor) -> None:
-        """``here``: where to, bytes on the device."""
-        assert self._there is not None
-        self._here = here.copy_(self._there, non_blocking=True)
-        self._there = None
+    def come_back(self, target: Tensor) -> None:
+        """Begin to copy the bytes back to ``target``, (nbytes,) on the device."""
+        assert self._host_copy is not None
+        self._device_copy = target.copy_(self._host_copy, non_blocking=True)
+        self._host_copy = None
         self._counter.count(self.nbytes, -self.nbytes)
 
     def __del__(self) -> None:
-        self._counter.count(*((-self.nbytes, 0) if self._here is not None else (0, -self.nbytes)))
+        self._counter.count(*((-self.nbytes, 0) if self._device_copy is not None else (0, -self.nbytes)))
 
 
 class SavedView(NamedTuple):
-    """A tensor that autograd keeps: which part of which storage. ``kind`` is an empty tensor of its format."""
+    """A saved tensor as a view of a saved storage. ``kind``: an empty tensor of its format."""
 
     whole: SavedStorage
     kind: Tensor
@@ -74,7 +75,7 @@ class ChunkActivations:
     """Activations of one chunk's forward.
 
     Args:
-        others: tensors that stay where they are, and are no activations.
+        others: tensors that are no activations and stay on the device.
     """
 
     def __init__(self, activations: "Activations", others: Iterable[Tensor]) -> None:
@@ -83,6 +84,7 @@ class ChunkActivations:
         self._arrived: torch.cuda.Event | None = None
 
     def hooks(self) -> AbstractContextManager[Any]:
+        """Return the context in which the chunk's forward runs."""
         return saved_tensors_hooks(self._pack, self._unpack)
 
     def _pack(self, tensor: Tensor) -> Tensor | SavedView:
@@ -99,37 +101,37 @@ class ChunkActivations:
         return saved.tensor() if isinstance(saved, SavedView) else saved
 
     def stay(self) -> None:
-        """The forward is over: from now on autograd alone knows what it keeps, and lets go of it piece by piece."""
+        """Keep the storages on the device after the forward. Autograd alone refers to them, and frees them one by one."""
         self._storages = {}
 
     def leave(self) -> None:
-        """The forward is over: copy everything to the host."""
+        """Begin to copy all storages to the host after the forward."""
         with self._activations.copying() as stream:
             for saved in self._storages.values():
                 saved.leave(stream)
 
     def come_back(self) -> None:
-        """The backward is near: begin to copy everything back."""
+        """Begin to copy all storages back, ahead of the backward."""
         device = self._activations.device
         room = [torch.empty(saved.nbytes, dtype=torch.uint8, device=device) for saved in self._storages.values()]
         with self._activations.copying() as stream:
-            for saved, here in zip(self._storages.values(), room, strict=True):
-                saved.come_back(here)
+            for saved, target in zip(self._storages.values(), room, strict=True):
+                saved.come_back(target)
             self._arrived = None if stream is None else stream.record_event()
         self._storages = {}
 
     def need(self) -> None:
-        """The backward begins."""
+        """Make the current stream wait for the copies, at the beginning of the backward."""
         if self._arrived is not None:
             torch.cuda.current_stream(self._activations.device).wait_event(self._arrived)
 
 
 class Activations:
-    """All that a rank keeps for its backwards: bytes now, and the most since ``begin``.
+    """Counter of the activations of a rank: current bytes, and their peaks since ``begin``.
 
     Attributes:
         here, away: bytes on the device and on the host.
-        most_here, most_away: their peaks.
+        most_here, most_away: peaks of these.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -138,18 +140,20 @@ class Activations:
         self.copying = Bus(device).copying
 
     def begin(self) -> None:
+        """Reset the peaks."""
         self.most_here, self.most_away = self.here, self.away
 
-    def count(self, here: int, away: int) -> None:
-        self.here, self.away = self.here + here, self.away + away
+    def count(self, device: int, host: int) -> None:
+        """Add to the bytes on the device and on the host."""
+        self.here, self.away = self.here + device, self.away + host
         self.most_here, self.most_away = max(self.most_here, self.here), max(self.most_away, self.away)
 
     def noted(self, tensors: Iterable[Tensor]) -> list[SavedStorage]:
-        """Count these tensors for as long as the list lives."""
+        """Count the storages of these tensors as long as the returned list lives."""
         storages = {_identity(tensor.untyped_storage()): tensor.untyped_storage() for tensor in tensors}
         return [SavedStorage(storage, self.device, self) for storage in storages.values() if storage.nbytes() >= SMALL]
 
 
 def _identity(storage: torch.UntypedStorage) -> int:
-    """Stays the same when a storage is emptied and filled again, as those of gathered units are."""
+    """Return an identity that does not change when a storage is freed and filled again, as those of unsharded units are."""
     return storage._cdata

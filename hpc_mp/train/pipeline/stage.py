@@ -1,8 +1,8 @@
-"""Interfaces between the engine and a model: stages, which a pipeline runs, and models, which make them.
+"""Interfaces between the engine and a model: stages, which a pipeline runs, and models, which build them.
 
-Nothing here knows a family of models or transformers. A stage receives named tensors from the stage before and its part of a
-batch. It returns named tensors for the next stage; the last stage returns the summed loss and its number of labels. The data axis
-owns the parameters of a stage, in units.
+This module does not depend on a family of models or on transformers. A stage receives named tensors from the stage before and its
+part of a batch. It returns named tensors for the next stage; the last stage returns the summed loss and its number of labels. The
+data axis owns the parameters of a stage, in units.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,13 +20,13 @@ from hpc_mp.train.parallel.data_axis import Unit
 if TYPE_CHECKING:
     from hpc_mp.train.parallel.surroundings import Surroundings
 
-Batch = Mapping[str, Tensor]  # tensors of a microbatch that a stage needs, on the device, by name
-Boundary = dict[str, Tensor]  # tensors that cross from one stage to the next, by name
+Batch = Mapping[str, Tensor]  # name -> tensor of a microbatch that a stage needs, on the device
+Boundary = dict[str, Tensor]  # name -> tensor that crosses from one stage to the next
 
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """A tensor that crosses from one stage to the next. ``differentiable``: its gradient comes back."""
+    """A tensor that crosses from one stage to the next. ``differentiable``: True if its gradient is sent back."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -37,8 +37,8 @@ class Stage(Protocol):
     """A part of a model on this rank.
 
     Attributes:
-        precision: formats of its parameters and of its computation.
-        units: its parameters, by names of units.
+        precision: number formats of its parameters and of its computation.
+        units: the units of its parameters, by name.
     """
 
     @property
@@ -48,19 +48,19 @@ class Stage(Protocol):
     def units(self) -> Mapping[str, Unit]: ...
 
     def __call__(self, received: Boundary, batch: Batch) -> Boundary | tuple[Tensor, Tensor]:
-        """Compute a microbatch. ``received``: the tensors of the stage before; empty on the first stage."""
+        """Compute a microbatch. ``received``: tensors from the stage before; empty on the first stage."""
 
     def adopt(self, units: Mapping[str, Unit]) -> None:
-        """Compute with the parameters of these units from now on."""
+        """Use the parameters of these units."""
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield the tensors that the stage holds besides activations."""
 
     def train(self) -> object:
-        """Switch dropout on."""
+        """Enable dropout."""
 
     def eval(self) -> object:
-        """Switch dropout off."""
+        """Disable dropout."""
 
 
 class StagedModel(Protocol):
@@ -74,13 +74,13 @@ class StagedModel(Protocol):
     def experts(self) -> int: ...
 
     def capacity(self, layout: Layout) -> int | None:
-        """Return the most choices of a sample that an expert takes; None if it takes all."""
+        """Return the limit of the choices that an expert takes of a sample; None if it takes all."""
 
     def units(self, layout: Layout, spans: Iterable[StageSpan], tensor: int, expert: int) -> Mapping[str, FlatLayout]:
         """Return the units of a rank with these stages and these tensor and expert coordinates, by name."""
 
     def received(self, layout: Layout, stage: int, tokens: int, dtype: torch.dtype) -> Mapping[str, Carried]:
-        """Return the tensors that a stage receives. ``tokens``: of a sample on this rank, between cut layers."""
+        """Return the tensors that a stage receives. ``tokens``: number of a sample's tokens on this rank, between cut layers."""
 
     def build(self, span: StageSpan, around: "Surroundings") -> Stage:
-        """Make a stage. Its parameters come with ``adopt``."""
+        """Build a stage without parameters, which ``adopt`` gives it."""
