@@ -1,1 +1,1 @@
-"""The optimizer, and the places of its state."""
+"""The optimizer, and the homes of its state."""

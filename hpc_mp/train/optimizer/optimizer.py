@@ -36,7 +36,7 @@ class OptimizerSettings(RateSettings, Protocol):
 
 
 SLOTS = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
-NORM_ROW = 4096  # numbers whose squares are summed in the format of the gradients
+NORM_ROW = 4096  # elements whose squares are summed in the format of the gradients
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,10 @@ class Held:
 
     Attributes:
         key: the parameter's Hugging Face name; for optimizer state ``optimizer.SLOT.NAME``.
-        shape: of the whole.
-        saved: whether this rank and its replicas have the part that is saved: another tensor rank or stage may hold it too.
-        replicas: the ranks that hold the same, and ``of_experts``: whether they are others than those of most state.
-        release: to be called with a part of ``values`` that was read or filled: what lies on a disk need not stay in memory.
+        shape: shape of the whole parameter.
+        saved: True if this rank or a replica saves the rectangle; another tensor rank or stage may hold a copy of it.
+        replicas: the ranks that hold the same rectangle. ``of_experts``: True if they are those of shared experts' state.
+        release: called with a part of ``values`` after it was read or filled, so that state on a disk need not stay in memory.
     """
 
     key: str
@@ -62,7 +62,7 @@ class Held:
 
 
 class HomeMaker(Protocol):
-    """Makes the home of optimizer state; ``masters``: those that lie in host memory."""
+    """Maker of the home of optimizer state. ``masters``: unit -> masters in host memory."""
 
     def __call__(
         self, shape: StateShape, stretches: Iterable[Stretch], device: torch.device, *, masters: HostParts,
@@ -73,18 +73,18 @@ class Optimizer:
     """torch's AdamW or SGD over this rank's part of every unit. Parameters that ``no_decay`` names have no weight decay.
 
     Args:
-        dtype, device: of masters and gradients.
-        home: makes the place where state lies between two steps.
+        dtype, device: format and device of masters and gradients.
+        home: makes the home of the state between two steps.
 
     Attributes:
-        slots: names of the numbers of state that each parameter has.
+        slots: names of the state's slots; each slot has one number per element of a parameter.
     """
 
     def __init__(self, units: Mapping[str, Unit], settings: OptimizerSettings, dtype: torch.dtype, device: torch.device,
                  home: HomeMaker = OnDevice) -> None:
         self.slots = SLOTS[settings.optimizer] if settings.optimizer == "adamw" or settings.momentum > 0 else ()
         self.units, self.settings = units, settings
-        # The fused optimizers know a scale of 32 bits only.
+        # The scale of torch's fused optimizers has only 32 bits.
         self.wide = dtype == torch.float64
         self.gradients = [(unit.gradient.part[begin:end], float(counts and unit.gradient.replicate.rank == 0))
                           for unit in units.values() for begin, end, counts in _stretches(unit, lambda piece: piece.slot.counts)]
@@ -97,29 +97,29 @@ class Optimizer:
         self.turns = [self._torch(turn) for turn in self.home.turns]
 
     def _torch(self, turn: Turn) -> torch.optim.Optimizer:
-        """Of what is updated at once."""
+        """Return torch's optimizer for the stretches of one turn."""
         settings = self.settings
         groups: dict[bool, list[Tensor]] = {False: [], True: []}
         state: dict[Tensor, dict[str, Tensor]] = {}
         for stretch, slots in turn:
-            unit, kept = self.units[stretch.unit], dict(slots)
-            part = kept.pop(MASTER, unit.master[stretch.begin:stretch.end])
+            unit, own = self.units[stretch.unit], dict(slots)
+            part = own.pop(MASTER, unit.master[stretch.begin:stretch.end])
             part.grad = unit.gradient.part[stretch.begin:stretch.end]
             groups[stretch.spared].append(part)
-            state[part] = kept
+            state[part] = own
             if settings.optimizer == "adamw":
                 state[part]["step"] = torch.zeros((), dtype=torch.float32, device=part.device)
-        given = [{"params": groups[False], "weight_decay": settings.weight_decay}, {"params": groups[True], "weight_decay": 0.0}]
-        made: torch.optim.Optimizer
+        params = [{"params": groups[False], "weight_decay": settings.weight_decay}, {"params": groups[True], "weight_decay": 0.0}]
+        optimizer: torch.optim.Optimizer
         if settings.optimizer == "adamw":
-            made = torch.optim.AdamW(given, lr=settings.learning_rate, betas=settings.betas, eps=settings.eps, fused=True)
+            optimizer = torch.optim.AdamW(params, lr=settings.learning_rate, betas=settings.betas, eps=settings.eps, fused=True)
         else:
-            made = torch.optim.SGD(given, lr=settings.learning_rate, momentum=settings.momentum, fused=True)
-        made.state.update(state)
-        return made
+            optimizer = torch.optim.SGD(params, lr=settings.learning_rate, momentum=settings.momentum, fused=True)
+        optimizer.state.update(state)
+        return optimizer
 
     def held(self) -> Iterator[Held]:
-        """Every rectangle of this rank's parts: of the parameters, and of their optimizer state."""
+        """Yield the rectangles of this rank's parts, of parameters and of their optimizer state."""
         state = self.home.arrays()
         for name, unit in self.units.items():
             arrays = {"": unit.master} | {f"optimizer.{slot}.": values for slot, values in state[name].items()}
@@ -131,21 +131,24 @@ class Optimizer:
                                unit.gradient.replicate, unit.layout.of_experts, release)
 
     def squared_norm(self) -> Tensor:
-        """This rank's share of the squared L2 norm of all gradients, a float64 scalar: summed over all ranks it is whole. What
-        another rank counts is looked at too: where it is not finite, neither is the share."""
+        """Return this rank's share of the squared L2 norm of all gradients, a float64 scalar; the sum over ranks is the whole.
+
+        Gradients that another rank counts have weight 0, so that the share is not finite if one of them is not.
+        """
         if not self.gradients:
             return torch.zeros((), dtype=torch.float64, device=self.weights.device)
         return (torch.stack([_squared_norm(part) for part, _ in self.gradients]) * self.weights).sum()
 
     @torch.no_grad()
     def step(self, rate: float, norm: Tensor, divisor: Tensor) -> None:
-        """Update with the gradients, scaled so that their norm is at most ``clip`` (torch's ``clip_grad_norm_`` formula); when
-        the norm is not finite, nothing changes. The host waits for nothing.
+        """Update the parameters with gradients clipped to the norm ``clip`` (torch's ``clip_grad_norm_`` formula).
+
+        Nothing changes if the norm is not finite. The host does not wait for the device.
 
         Args:
             rate: learning rate.
             norm: L2 norm of all gradients, a float64 scalar.
-            divisor: factor by which gradients are too large, a float64 scalar.
+            divisor: number by which gradients are divided, a float64 scalar.
         """
         clip, finite = self.settings.clip, norm.isfinite()
         scale = ((norm + 1e-6) / clip).clamp(min=1.0) if clip > 0 else torch.ones_like(norm)
@@ -163,7 +166,7 @@ class Optimizer:
         self.home.each(lambda turn: self.turns[turn].step())
 
     def set_steps(self, number: int) -> None:
-        """After loading a checkpoint: how many updates the state has behind it (for AdamW's bias correction)."""
+        """Set the number of updates of a loaded state, for AdamW's bias correction."""
         for turn in self.turns:
             for slices in turn.state.values():
                 if "step" in slices:
@@ -171,8 +174,10 @@ class Optimizer:
 
 
 def _squared_norm(part: Tensor) -> Tensor:
-    """A float64 scalar, of (length,). The sum of a row keeps the digits of the part's own format (1e-9 of the whole in fp32,
-    where one sum over millions of squares keeps 1e-5), and no copy of the part in fp64 is made."""
+    """Return the squared norm of (length,), a float64 scalar, without a copy of the part in fp64.
+
+    Sums over rows have a relative error of 1e-9 in fp32; one sum over millions of squares would have 1e-5.
+    """
     rows = part.numel() // NORM_ROW
     whole, rest = part[:rows * NORM_ROW].view(rows, NORM_ROW), part[rows * NORM_ROW:]
     norms = torch.cat((torch.linalg.vector_norm(whole, dim=1), torch.linalg.vector_norm(rest).view(1)))
@@ -180,7 +185,7 @@ def _squared_norm(part: Tensor) -> Tensor:
 
 
 def _stretches(unit: Unit, kind: Callable[[Piece], bool]) -> Iterator[tuple[int, int, bool]]:
-    """(begin, end, kind) of the stretches of a rank's part whose parameters are of one kind."""
+    """Yield (begin, end, kind) of the stretches of a rank's part with parameters of one kind."""
     begin = end = 0
     last = False
     for piece in unit.layout.pieces(unit.shard.rank):
@@ -194,7 +199,7 @@ def _stretches(unit: Unit, kind: Callable[[Piece], bool]) -> Iterator[tuple[int,
 
 
 def _stay(values: Tensor) -> None:
-    """Parameters are in memory all the time."""
+    """Release nothing: parameters are always in memory."""
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:

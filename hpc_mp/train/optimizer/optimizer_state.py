@@ -1,10 +1,10 @@
-"""Where optimizer state lies between two steps: on the device, in the host's memory, or in a file on a disk.
+"""Homes of optimizer state between two steps: the device, the host's memory, or a file on a disk.
 
-A home gives the optimizer turns. A turn is what is updated at once, with views of the state as it will be there by then. On the
-device there is one turn with everything. Elsewhere a turn has at most ``chunk_elements``, and the state streams through two
-buffers: while one chunk is updated, the one before is written back and the next one is fetched. A chunk of a stretch begins at a
-multiple of so many from where the stretch begins, so that vector instructions meet the same elements as without: the update is
-equal to the last bit. Masters in host memory stream too, in a row of the buffers beside those of the state.
+A home divides the update into turns. A turn is a set of stretches that are updated together, with views of their state. On the
+device one turn has all stretches. In another home a turn has at most ``chunk_elements``, and the state streams through two
+buffers: during the update of one chunk, the chunk before is written back and the next one is fetched. A chunk begins at a
+multiple of ``chunk_elements`` from the beginning of its stretch, so that vector instructions group the same elements as without
+chunks: the update is bitwise equal. Masters in host memory stream too, in a separate row of the buffers.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,13 +19,13 @@ from torch import Tensor
 from hpc_mp.layout.offload import BUFFERS, chunk_elements
 from hpc_mp.train.parallel.host_parameters import HostParts
 
-MASTER = "master"  # what a turn calls the parameters themselves, where they stream beside their state
-Arrays = Mapping[str, Mapping[str, Tensor]]  # unit -> slot -> this rank's part of it
+MASTER = "master"  # key of the parameters in a turn, if they stream with their state
+Arrays = Mapping[str, Mapping[str, Tensor]]  # unit -> slot -> this rank's part of the state
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Elements ``begin`` to ``end`` of a rank's part of a unit; ``spared`` from weight decay."""
+    """Elements ``begin`` to ``end`` of a rank's part of a unit. ``spared``: True if they have no weight decay."""
 
     unit: str
     begin: int
@@ -48,14 +48,14 @@ class StateShape:
 
 @dataclass(frozen=True, slots=True)
 class StateBytesAt:
-    """Bytes of optimizer state by where they lie, buffers among those on the device."""
+    """Bytes of optimizer state by place; those on the device include buffers."""
 
     device: int = 0
     host: int = 0
     disk: int = 0
 
 
-Turn = Sequence[tuple[Stretch, Mapping[str, Tensor]]]  # what is updated at once, each with its slots
+Turn = Sequence[tuple[Stretch, Mapping[str, Tensor]]]  # stretches that are updated together, each with its slots
 
 
 class StateHome(Protocol):
@@ -63,23 +63,23 @@ class StateHome(Protocol):
 
     @property
     def turns(self) -> Sequence[Turn]:
-        """In the order in which ``each`` calls for them."""
+        """The turns, in the order in which ``each`` updates them."""
 
     @property
     def nbytes(self) -> StateBytesAt: ...
 
     def each(self, update: Callable[[int], None]) -> None:
-        """Call ``update`` with the number of every turn, whose state is there meanwhile."""
+        """Call ``update`` with the number of each turn while its state is on the device."""
 
     def arrays(self) -> Arrays:
-        """All state, to be read or filled between two steps."""
+        """Return all state, to be read or filled between two steps."""
 
     def release(self, values: Tensor) -> None:
-        """This part of one of ``arrays`` has been read or filled: it need not stay in memory."""
+        """Release a part of one of ``arrays`` from memory after it was read or filled."""
 
 
 class OnDevice:
-    """All state where parameters are: on the device, both of them."""
+    """State on the device, which also has the masters."""
 
     def __init__(self, shape: StateShape, stretches: Iterable[Stretch], device: torch.device, *,
                  masters: HostParts = MappingProxyType({})) -> None:
@@ -88,8 +88,8 @@ class OnDevice:
         self._arrays = {unit: {slot: torch.zeros(length, dtype=shape.dtype, device=device) for slot in shape.slots}
                         for unit, length in shape.lengths.items()}
         self.nbytes = StateBytesAt(device=shape.nbytes)
-        self.turns = [[(each, {slot: whole[each.begin:each.end] for slot, whole in self._arrays[each.unit].items()})
-                       for each in stretches]]
+        self.turns = [[(stretch, {slot: whole[stretch.begin:stretch.end] for slot, whole in self._arrays[stretch.unit].items()})
+                       for stretch in stretches]]
 
     def each(self, update: Callable[[int], None]) -> None:
         update(0)
@@ -103,7 +103,7 @@ class OnDevice:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Elements ``begin`` to ``end`` of a rank's part of a unit, and what it consists of."""
+    """Elements ``begin`` to ``end`` of a rank's part of a unit, and their stretches."""
 
     unit: str
     begin: int
@@ -111,13 +111,13 @@ class Chunk:
     stretches: tuple[Stretch, ...]
 
 
-def chunks(stretches: Iterable[Stretch], most: int) -> Iterator[Chunk]:
-    """Stretches, cut at multiples of ``most`` from their beginnings; neighbours in a unit that fit are together."""
+def chunks(stretches: Iterable[Stretch], limit: int) -> Iterator[Chunk]:
+    """Yield chunks of at most ``limit`` elements: stretches are cut at multiples of it, and short neighbours joined."""
     held: list[Stretch] = []
     for stretch in stretches:
-        for begin in range(stretch.begin, stretch.end, most):
-            cut = replace(stretch, begin=begin, end=min(begin + most, stretch.end))
-            if held and (held[0].unit != cut.unit or cut.end - held[0].begin > most):
+        for begin in range(stretch.begin, stretch.end, limit):
+            cut = replace(stretch, begin=begin, end=min(begin + limit, stretch.end))
+            if held and (held[0].unit != cut.unit or cut.end - held[0].begin > limit):
                 yield _chunk(held)
                 held = []
             held.append(cut)
@@ -130,7 +130,7 @@ def _chunk(stretches: Sequence[Stretch]) -> Chunk:
 
 
 class Store(Protocol):
-    """Memory or a disk, from which chunks come and to which they go back."""
+    """Memory or a disk with the chunks of the state."""
 
     @property
     def nbytes(self) -> StateBytesAt: ...
@@ -139,7 +139,7 @@ class Store(Protocol):
         """Fill the beginning of a buffer, (slots, elements), with a chunk."""
 
     def keep(self, number: int, source: Tensor) -> None:
-        """Put it back."""
+        """Write a chunk back from a buffer."""
 
     def arrays(self) -> Arrays: ...
 
@@ -147,12 +147,13 @@ class Store(Protocol):
 
 
 class Streamed:
-    """State elsewhere. Each buffer has its own stream on a GPU, which fetches, updates and puts back in this order; the two run
-    beside each other.
+    """State in a store, which streams through buffers.
+
+    On a GPU each buffer has its own stream, which fetches, updates and writes back in this order; the streams run in parallel.
 
     Args:
-        open_store: makes the store of these chunks, which go through these buffers, (slots, elements).
-        masters: of all units, or of none.
+        open_store: (shape, chunks, buffers of (slots, elements)) -> store.
+        masters: unit -> masters in host memory, of all units or of none.
     """
 
     def __init__(self, shape: StateShape, stretches: Iterable[Stretch], device: torch.device,
@@ -167,9 +168,9 @@ class Streamed:
         self._store = open_store(shape, self._chunks, self._of_state)
         self._device = device
         self._streams = [torch.cuda.Stream(device) for _ in self._buffers] if device.type == "cuda" else []
-        self.turns = [[(each, {slot: row[each.begin - chunk.begin:each.end - chunk.begin]
-                               for slot, row in zip(rows, self._buffers[number % BUFFERS], strict=True)})
-                       for each in chunk.stretches] for number, chunk in enumerate(self._chunks)]
+        self.turns = [[(stretch, {slot: row[stretch.begin - chunk.begin:stretch.end - chunk.begin]
+                                  for slot, row in zip(rows, self._buffers[number % BUFFERS], strict=True)})
+                       for stretch in chunk.stretches] for number, chunk in enumerate(self._chunks)]
 
     @property
     def nbytes(self) -> StateBytesAt:
@@ -198,7 +199,7 @@ class Streamed:
         for stream in self._streams:
             stream.synchronize()
         for part in self._masters.values():
-            part.bus.synchronize()  # the host may now fill them
+            part.bus.synchronize()  # after which the host may fill them
         return self._store.arrays()
 
     def release(self, values: Tensor) -> None:

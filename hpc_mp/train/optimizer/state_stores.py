@@ -1,4 +1,4 @@
-"""Stores of optimizer state that streams: the host's memory, the device's own, and a file on a disk of the node."""
+"""Stores of streamed optimizer state: the host's memory, the device's memory, and a file on a disk of the node."""
 
 import mmap
 import os
@@ -15,11 +15,11 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.offload import BUFFERS
 from hpc_mp.train.optimizer.optimizer_state import Arrays, Chunk, StateBytesAt, StateShape
 
-AROUND = 2 << 20  # bytes, at a multiple of them in a file: Linux may map all of them where one is looked at (a large folio)
+AROUND = 2 << 20  # bytes: Linux may map an aligned block of this size of a file when one byte of it is read (a large folio)
 
 
 class MemoryStore:
-    """Arrays that are there all the time."""
+    """Arrays that are always in memory."""
 
     def __init__(self, shape: StateShape, chunks: Sequence[Chunk], device: torch.device, pinned: bool) -> None:
         self._arrays = {
@@ -32,8 +32,8 @@ class MemoryStore:
             target[:len(row)].copy_(row, non_blocking=True)
 
     def keep(self, number: int, source: Tensor) -> None:
-        for row, made in zip(self._rows[number], source, strict=True):
-            row.copy_(made[:len(row)], non_blocking=True)
+        for row, updated in zip(self._rows[number], source, strict=True):
+            row.copy_(updated[:len(row)], non_blocking=True)
 
     def arrays(self) -> Arrays:
         return self._arrays
@@ -51,7 +51,7 @@ class HostStore(MemoryStore):
 
 
 class DeviceStore(MemoryStore):
-    """Memory of the device, for state whose parameters alone stream."""
+    """Memory of the device, if only the masters stream."""
 
     def __init__(self, shape: StateShape, chunks: Sequence[Chunk], buffers: Sequence[Tensor]) -> None:
         super().__init__(shape, chunks, buffers[0].device, False)
@@ -59,11 +59,13 @@ class DeviceStore(MemoryStore):
 
 
 class FileStore:
-    """A file of this rank alone in a directory of its node. It has no name: nobody else can open it, and it is gone when the rank
-    ends, however it ends. One thread reads and writes in the order in which it is asked to.
+    """An unnamed file of this rank in a directory of its node.
+
+    No other process can open it, and it vanishes with the rank, however that ends. One thread reads and writes in the order of
+    the calls.
 
     Raises:
-        HpcMpError: the directory is not there, or has not room enough.
+        HpcMpError: the directory does not exist, or has not enough room.
     """
 
     def __init__(self, directory: Path, shape: StateShape, chunks: Sequence[Chunk], buffers: Sequence[Tensor]) -> None:
@@ -75,23 +77,23 @@ class FileStore:
                 self._begins[unit, slot], end = end, end + length * shape.dtype.itemsize
         try:
             self._file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115  # open as long as the rank lives
-            os.posix_fallocate(self._file.fileno(), 0, end)  # zeros, and nobody else can take the room away
+            os.posix_fallocate(self._file.fileno(), 0, end)  # zeros, in reserved room
         except OSError as error:
             raise HpcMpError(f"parallel.offload_directory = {directory}",
                              f"cannot hold {end} bytes of optimizer state on {os.uname().nodename} ({error.strerror})",
                              "name a directory that every node has on a disk of its own, with room for all its ranks") from None
         self._staged = [torch.empty(buffer.shape, dtype=buffer.dtype, pin_memory=True) if buffer.is_cuda else buffer
-                        for buffer in buffers]  # a disk reads into the host's memory
+                        for buffer in buffers]  # a disk reads into host memory
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="optimizer state")
         self._reading: dict[int, Future[None]] = {}
         self._writing: deque[Future[None]] = deque()
         self._mapped: mmap.mmap | None = None
 
     def fetch(self, number: int, into: Tensor) -> None:
-        """The next chunk is read meanwhile, behind the writing of the one whose memory it takes."""
-        for wanted in (number, number + 1):
-            if wanted < len(self._chunks) and wanted not in self._reading:
-                self._reading[wanted] = self._thread.submit(self._move, os.preadv, wanted)
+        """Fetch a chunk, and begin to read the next one, behind the write of the chunk whose memory it takes."""
+        for index in (number, number + 1):
+            if index < len(self._chunks) and index not in self._reading:
+                self._reading[index] = self._thread.submit(self._move, os.preadv, index)
         self._reading.pop(number).result()
         if into.is_cuda:
             into.copy_(self._staged[number % BUFFERS], non_blocking=True)
@@ -106,7 +108,7 @@ class FileStore:
             self._writing.popleft().result()
 
     def arrays(self) -> Arrays:
-        """The file as memory: only what is looked at is read."""
+        """Return the file, mapped into memory: only pages that are used are read."""
         while self._writing:
             self._writing.popleft().result()
         if self._mapped is None:
@@ -121,7 +123,7 @@ class FileStore:
         first = values.data_ptr() - torch.frombuffer(self._mapped, dtype=torch.uint8).data_ptr()
         extent = 1 + sum((size - 1) * stride for size, stride in zip(values.shape, values.stride(), strict=True))
         begin, end = first // AROUND * AROUND, first + extent * values.element_size()
-        # The mapping is shared: what was changed stays in the file.
+        # The mapping is shared: changes stay in the file.
         self._mapped.madvise(mmap.MADV_DONTNEED, begin, -(-(end - begin) // AROUND) * AROUND)
 
     def _length(self, number: int) -> int:
@@ -133,7 +135,7 @@ class FileStore:
         self._move(os.pwritev, number)
 
     def _move(self, call: Callable[[int, list[memoryview], int], int], number: int) -> None:
-        """Read or write a chunk, all slots of it."""
+        """Read or write all slots of a chunk."""
         chunk = self._chunks[number]
         for slot, row in zip(self._shape.slots, self._staged[number % BUFFERS], strict=True):
             left = memoryview(row[:self._length(number)].view(torch.uint8).numpy())
