@@ -1,1 +1,1 @@
-"""The makers of stages: Hugging Face models, lists of layers, modules with cut points."""
+"""Models that build stages: Hugging Face models, lists of layers, modules with cut points."""

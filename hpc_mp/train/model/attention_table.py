@@ -1,4 +1,4 @@
-"""The engine's attention functions in transformers' table, in which the blocks of a model find them by name."""
+"""The engine's attention functions in transformers' table, where the blocks of a model look them up by name."""
 
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ def attention_function(name: str) -> AttentionFunction:
 
 
 def _recomputed(name: str) -> AttentionFunction:
-    """Return the function with this name as one whose inside is computed again."""
+    """Return the function with this name, wrapped so that the backward recomputes it."""
 
     def recomputed(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
                    **settings: Any) -> tuple[Tensor, None]:

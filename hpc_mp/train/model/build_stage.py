@@ -1,15 +1,15 @@
-"""The making of a stage: what is applied to Hugging Face's modules, in this order.
+"""The construction of a stage: changes of Hugging Face's modules, in this order.
 
 ============== ===================================================================================================================
-embedding      on the first stage: cut along the vocabulary, with what is added to it and applied behind it
+embedding      on the first stage: cut along the vocabulary, with its further lookups and the modules behind it
 blocks         the layers of the stage, without values
 tensor         column and row projections in place of linear ones; gradients of shared inputs are summed
-experts        this rank's experts in place of all, and the losses of routers
+experts        this rank's experts in place of all experts, and the losses of routers
 head           on the last stage: the last norm, the head and the loss, cut along the vocabulary
 dropout        masks that are the same on every layout
-attention      which heads this rank has, and how it attends to the tokens of other context ranks
+attention      this rank's heads, and the attention to tokens of other context ranks
 compilation    of blocks
-driver         the model's own forward, with the layers of other stages passed through
+driver         the model's own forward, in which layers of other stages return their input
 ============== ===================================================================================================================
 """
 
@@ -33,12 +33,12 @@ from hpc_mp.train.parallel.experts import Experts
 from hpc_mp.train.parallel.projection import Projection, TensorAxis
 from hpc_mp.train.parallel.surroundings import Surroundings
 
-if TYPE_CHECKING:  # a rank imports transformers when it has met the others
+if TYPE_CHECKING:  # a rank imports transformers after its rendezvous
     from hpc_mp.train.model.causal_model import CausalModel
 
 
 def build_stage(model: "CausalModel", span: StageSpan, around: Surroundings) -> CausalStage:
-    """Make a stage, whose parameters come with ``adopt``."""
+    """Build a stage without parameters, which ``adopt`` gives it."""
     whole = model.skeleton()
     blocks = [f"{model.family.blocks}.{layer}" for layer in span.layers]
     stage = CausalStage(model.family, model.shape, span, list(groups_of(blocks, around.recompute)), around)
@@ -49,7 +49,7 @@ def build_stage(model: "CausalModel", span: StageSpan, around: Surroundings) -> 
 
 
 def _tensor_of(model: "CausalModel", path: str, around: Surroundings) -> TensorAxis:
-    """The tensor axis as the module that a weight or a module belongs to sees it, which may be whole on every rank."""
+    """Return the tensor axis for the module at a path, which may be whole on every rank."""
     module = model.family.module_of(model.shape, f"{path}.weight")
     return around.tensor if around.tensor.cut.cuts(module) else around.tensor.alone
 
@@ -86,7 +86,7 @@ def _tensor(stage: CausalStage, model: "CausalModel", whole: nn.Module, around: 
             setattr(block.get_submodule(parent), leaf, projection)
             behind_attention = family.block_module(inner) == family.block_module(family.attention)
             if how == "row" and behind_attention and tensor.size == 1:
-                change_before(projection, partial(around.tensor.share, dim=1))  # attention has seen all
+                change_before(projection, partial(around.tensor.share, dim=1))  # attention has all tokens
         for inner in family.enters:
             if _tensor_of(model, f"{path}.{inner}", around).size > 1:
                 change_before(block.get_submodule(inner), around.tensor.enter)
@@ -95,7 +95,7 @@ def _tensor(stage: CausalStage, model: "CausalModel", whole: nn.Module, around: 
 
 
 def _experts(stage: CausalStage, model: "CausalModel", whole: nn.Module, around: Surroundings) -> None:
-    """Each rank has a share of what a block's experts and its router say, and the block's module sums it."""
+    """Replace the experts. Each rank has a share of the output of router and experts, which their parent module sums."""
     family, count = model.family, model.shape.experts
     if family.experts is None:
         return
@@ -111,7 +111,7 @@ def _experts(stage: CausalStage, model: "CausalModel", whole: nn.Module, around:
         counts = bool(others) or around.tensor.rank == 0
         intake = Intake(around.capacity, around.context.sequence, positions, sharers, counts)
         setattr(module, leaf, Experts(f"{path}.{family.experts}", count, activation, tensor, around.experts, intake))
-        if tensor.rank == 0:  # of ranks that see the same tokens, and each find a share of the router's gradient, one adds it
+        if tensor.rank == 0:  # their gradients of the router are shares: one rank adds the loss
             around.router_loss.attach(module.get_submodule(family.router), count, sharers, counts)
         if tensor.size > 1:
             module.register_forward_hook(lambda _, inputs, output, tensor=tensor: tensor.leave(output.clone()))
@@ -141,7 +141,7 @@ def _dropout(stage: CausalStage, model: "CausalModel", whole: nn.Module, around:
 
 
 def _attention(stage: CausalStage, model: "CausalModel", whole: nn.Module, around: Surroundings) -> None:
-    """Weights of attention are dropped as those of this rank's heads."""
+    """Attach this rank's heads, their dropout, and the context axis to attention modules."""
     family, shape = model.family, model.shape
     for layer in stage.span.layers:
         path = f"{family.blocks}.{layer}.{family.attention}"
@@ -172,7 +172,7 @@ def _driver(stage: CausalStage, model: "CausalModel", whole: nn.Module, around: 
         for path in paths:
             calls[int(path.rpartition(".")[2])] = LayerCall(group, path, stage.get_submodule(path))
     replaced: dict[str, nn.Module] = {path: Nothing() for path in family.lookups}
-    replaced |= {path: nn.Identity() for path in (*family.behind_embedding, family.norm)}  # the stage applies them itself
+    replaced |= {path: nn.Identity() for path in (*family.behind_embedding, family.norm)}  # the stage calls them itself
     if family.rotary is not None:
         with around.precision.computing():
             rotary = type(whole.get_submodule(family.rotary))(model.config)
@@ -187,7 +187,7 @@ def stage_blocks(stage: CausalStage) -> list[str]:
 
 
 def _check_buffers(stage: CausalStage) -> None:
-    """Raise RuntimeError if transformers has buffers without values in a block."""
+    """Raise RuntimeError if a block has buffers without values."""
     empty = [name for name, buffer in stage.named_buffers() if buffer.is_meta]
     if empty:
         raise RuntimeError(f"{stage.family.model_type}: nothing gives values to {', '.join(empty)}")

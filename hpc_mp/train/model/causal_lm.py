@@ -1,4 +1,4 @@
-"""A causal language model of transformers as the engine takes it."""
+"""A causal language model of transformers as the engine's ``StagedModel``."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

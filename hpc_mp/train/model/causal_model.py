@@ -1,6 +1,6 @@
-"""A model as transformers has it: its configuration, its modules without values, and the attention functions of its blocks.
+"""A model of transformers: its configuration, its modules without values, and the attention functions of its blocks.
 
-Of the engine this module and what it imports alone import transformers, which takes seconds: the others only name its types.
+In the engine only this module and its imports import transformers, which takes seconds; other modules only name its types.
 """
 
 import copy
@@ -30,7 +30,7 @@ class CausalModel:
 
     Attributes:
         config: Hugging Face's configuration.
-        loss: a function of the logits and the batch; None: the cross entropy of the next token.
+        loss: function of the logits and the batch; None: the cross entropy of the next token.
     """
 
     config: PreTrainedConfig
@@ -40,12 +40,12 @@ class CausalModel:
 
     @property
     def padding(self) -> dict[str, int]:
-        """The embedding's name -> its row that stays zero, where the model has one."""
+        """The embedding's name -> its row that stays zero; empty if the model has no such row."""
         row = cast(nn.Embedding, self.skeleton().get_submodule(self.family.embedding)).padding_idx
         return {} if row is None else {f"{self.family.embedding}.weight": row}
 
     def skeleton(self) -> nn.Module:
-        """Modules of Hugging Face without values, as of a model of one layer. Stages take what is at its ends, each once."""
+        """Return the modules of a model with one layer, without values, from which a stage takes those at its ends."""
         config = copy.copy(self.config)
         config.num_hidden_layers = 1
         whole = without_values(self.family, config)
@@ -58,20 +58,20 @@ class CausalModel:
         return getattr(self.config, "final_logit_softcapping", None)
 
     def embedding_scale(self, skeleton: nn.Module) -> float:
-        """Return what the embedding multiplies hidden states with."""
+        """Return the factor by which the embedding multiplies hidden states."""
         return float(getattr(skeleton.get_submodule(self.family.embedding), "scalar_embed_scale", 1.0))
 
     @staticmethod
     def attention_function(name: str) -> AttentionFunction:
-        """Return the function that blocks find under this name."""
+        """Return the attention function with this name in transformers' table."""
         return attention_function(name)
 
     def driver(self, skeleton: nn.Module, layers: Sequence[Callable[..., Tensor]], replaced: Mapping[str, nn.Module]) -> Driver:
-        """The forward of the model without its head, as a function of hidden states and positions.
+        """Return the model's forward without its head, as a function of hidden states and positions.
 
         Args:
-            layers: called in place of the model's own.
-            replaced: path -> the module that takes its place; outside of the forward there is none to replace.
+            layers: called in place of the model's own layers.
+            replaced: path -> replacement of the module there; paths outside of the forward have no effect.
         """
         path, _, name = self.family.blocks.rpartition(".")
         base = copy.copy(skeleton.get_submodule(path))
@@ -84,7 +84,7 @@ class CausalModel:
         return driver_of(base, self.family.hidden_argument)
 
     def block(self, skeleton: nn.Module, layer: int) -> nn.Module:
-        """A layer's module, without values: a rank makes those of its stages alone."""
+        """Return a layer's module, without values. A rank makes only those of its own stages."""
         kind = type(skeleton.get_submodule(f"{self.family.blocks}.0"))
         with torch.device("meta"):
             block: nn.Module = kind(self.config, layer)
@@ -94,8 +94,16 @@ class CausalModel:
 
 def hugging_face_config(config: Mapping[str, Any], family: Family, dropout: float | None,
                         recompute: str = "none") -> PreTrainedConfig:
-    """The model's configuration; ``dropout`` overrides every probability. Dropped weights and capped scores need our own
-    attention function, all others use torch's fused one. Raises HpcMpError if the installed transformers is too old."""
+    """Return the model's configuration, with the attention function that its settings need.
+
+    Attention with dropped weights or capped scores needs the engine's own function; all other models use torch's fused one.
+
+    Args:
+        dropout: overrides all probabilities; None: those of ``config``.
+
+    Raises:
+        HpcMpError: the installed transformers is too old.
+    """
     check_release(family)
     values = {key: value for key, value in config.items() if key not in ("model_type", "architectures")}
     if dropout is not None:
@@ -108,22 +116,22 @@ def hugging_face_config(config: Mapping[str, Any], family: Family, dropout: floa
 
 
 def check_release(family: Family) -> None:
-    """Raise HpcMpError if the installed transformers has another code for a family than the engine knows."""
+    """Raise HpcMpError if the installed transformers is older than the engine's code for a family."""
     if Version(transformers.__version__) < Version(family.since):
         raise HpcMpError(f"transformers {transformers.__version__}", f"is too old for {family.model_type} models",
                          f"install transformers>={family.since}")
 
 
 def without_values(family: Family, config: PreTrainedConfig) -> nn.Module:
-    """Return the family's model as transformers makes it, on the meta device."""
+    """Return a model of the family on the meta device."""
     with torch.device("meta"):
         return cast(nn.Module, getattr(transformers, family.architecture)(config))
 
 
 def _check_table(family: Family, weights: Iterable[Weight], module: nn.Module) -> None:
-    """Raises RuntimeError when a family's table is not what transformers has."""
-    given = {weight.name: prod(weight.shape) for weight in weights}
-    found = {name: parameter.numel() for name, parameter in module.named_parameters()}
-    if given != found:
-        different = sorted(dict(given.items() ^ found.items()))
+    """Raise RuntimeError if a family's table of weights does not match a module of transformers."""
+    table = {weight.name: prod(weight.shape) for weight in weights}
+    actual = {name: parameter.numel() for name, parameter in module.named_parameters()}
+    if table != actual:
+        different = sorted(dict(table.items() ^ actual.items()))
         raise RuntimeError(f"the table of {family.model_type} does not match transformers: {', '.join(different)}")

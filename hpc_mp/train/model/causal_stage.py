@@ -1,7 +1,7 @@
 """A stage of the pipeline: a part of a Hugging Face model, driven by the model's own forward.
 
-Its blocks are Hugging Face's own modules; their parameters are views of flat units, which the data axis owns. The module tree
-carries Hugging Face's names, so that ``named_parameters`` are the names of a checkpoint. ``build_stage`` makes it.
+Its blocks are Hugging Face's own modules; their parameters are views of flat parameters, which the data axis owns. The module
+tree has Hugging Face's names, so that the names of ``named_parameters`` are those of a checkpoint. ``build_stage`` builds it.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,14 +31,14 @@ class CausalStage(nn.Module):
     """One stage.
 
     Args:
-        span: which layers, and whether embedding and head belong to it.
-        groups: the paths of its layers, by what is recomputed together.
+        span: its layers, and whether it has the embedding and the head.
+        groups: paths of its layers, in groups that are recomputed together.
 
     Attributes:
-        positions: of the tokens that attention sees on this rank, in their sample, (tokens,).
-        driver: the model's forward; not before ``build_stage`` is over.
-        rotary: its rotary tables, or none; no part of the tree, for they have no parameters.
-        objective: on the last stage.
+        positions: positions in their sample of this context rank's tokens, (tokens,).
+        driver: the model's forward; ``build_stage`` sets it.
+        rotary: one module of rotary tables, or none; outside of the module tree, because it has no parameters.
+        objective: the loss; only on the last stage.
     """
 
     driver: Driver
@@ -54,14 +54,14 @@ class CausalStage(nn.Module):
         self.whole_samples = self.positions.unsqueeze(0)
         self.rotary: list[RotaryTables] = []
         self.units: dict[str, Unit] = {}
-        self.gathered: list[tuple[list[Unit], Prefetch]] = []  # of each group, with those that are requested meanwhile
-        self.embedded: list[Unit] = []  # those of the embedding; ``behind``: of what is applied behind it
+        self.gathered: list[tuple[list[Unit], Prefetch]] = []  # units of each group, and those to prefetch with it
+        self.embedded: list[Unit] = []  # units of the embedding; ``behind``: of the modules behind it
         self.behind: list[Unit] = []
-        self._masks: dict[int | None, Tensor | None] = {}  # by window: of the microbatch that computes
-        self._kept_masks: dict[int | None, Tensor | None] = {}  # of samples of one document, in which all are alike
+        self._masks: dict[int | None, Tensor | None] = {}  # by window, for the current microbatch
+        self._kept_masks: dict[int | None, Tensor | None] = {}  # by window, for samples of one document
 
     def graft(self, path: str, module: nn.Module) -> None:
-        """Attach a module under its Hugging Face path."""
+        """Attach a module at its Hugging Face path."""
         *parents, leaf = path.split(".")
         node: nn.Module = self
         for name in parents:
@@ -71,7 +71,7 @@ class CausalStage(nn.Module):
         node.add_module(leaf, module)
 
     def adopt(self, units: Mapping[str, Unit]) -> None:
-        """Put the parameters of this stage's flat units in place of those that transformers made."""
+        """Replace the parameters of transformers' modules by those of this stage's units."""
         self.units = dict(units)
         parameters = {name: parameter for unit in self.units.values() for name, parameter in unit.parameters.items()}
         sinks = {name: sink for unit in self.units.values() for name, sink in unit.sinks.items()}
@@ -95,19 +95,21 @@ class CausalStage(nn.Module):
             several, [[], *first], [*first[1:], []], strict=False)]
 
     def tensors(self) -> Iterator[Tensor]:
-        """What a stage holds besides activations: its parameters, and what every microbatch gets."""
+        """Yield the tensors that a stage holds besides activations: parameters, masks, positions and rotary tables."""
         yield from (unit.whole for unit in self.units.values())
         yield self.whole_samples
         yield from (mask for mask in self._kept_masks.values() if mask is not None)
         yield from (table for rotary in self.rotary for tables in rotary.kept.values() for table in tables)
 
     def forward(self, received: Boundary, batch: Batch) -> Boundary | tuple[Tensor, Tensor]:
-        """Compute a microbatch of whole samples, of which this rank of a context group computes its own tokens.
+        """Compute this context rank's tokens of a microbatch.
 
-        batch: ``ids`` on the first stage, with the indexes of the family's further embeddings, and ``labels`` on the last one,
-        (batch, sequence); labels are shifted already. ``begins`` on all stages, at which place of its sample each token's
-        document begins, (batch, sequence): tokens attend to their own document, in which positions count from 0. Without it
-        every sample is one document.
+        Args:
+            received: hidden states from the stage before; empty on the first stage.
+            batch: whole samples, (batch, sequence). ``ids`` on the first stage, with the indexes of the family's further
+                embeddings; ``labels``, already shifted, on the last stage. ``begins`` on all stages: the place in its sample at
+                which each token's document begins. Tokens attend to their own document, in which positions count from 0.
+                Without it every sample is one document.
         """
         begins = batch.get("begins")
         places = self.whole_samples if begins is None else restarted(self.positions, begins)
@@ -120,7 +122,7 @@ class CausalStage(nn.Module):
         return self._finish(hidden, batch)
 
     def block(self, path: str, hidden: Tensor, settings: Settings) -> Tensor:
-        """Compute one layer. A recomputation does not run inside what the backward runs in."""
+        """Compute one layer, in ``Precision.computing``, which a recomputation does not inherit from the backward."""
         with profiled(path), self.precision.computing():
             return result_of(self.get_submodule(path)(hidden, **settings))
 
@@ -128,13 +130,15 @@ class CausalStage(nn.Module):
         return self._masks[self.windows[path]]
 
     def around(self, group: int, compute: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
-        """Compute a group of layers. The next group's parameters are requested when this one begins, in the backward those of the
-        group before."""
+        """Compute a group of layers with its parameters unsharded.
+
+        The next group's parameters are prefetched at its beginning; in the backward, those of the group before.
+        """
         return unsharded(*self.gathered[group], lambda hidden: (compute(hidden),), hidden)[0]
 
     @torch.no_grad()
     def _see(self, begins: Tensor | None, dtype: torch.dtype) -> None:
-        """Make the masks of the layers. Attention that gets none is causal or bidirectional by itself."""
+        """Set the masks of the layers. Attention without a mask is causal or bidirectional by itself."""
         if begins is None and self._kept_masks:
             self._masks = self._kept_masks
             return
@@ -163,7 +167,7 @@ class CausalStage(nn.Module):
         return unsharded(self.behind, Prefetch(), behind, hidden)[0]
 
     def _index(self, name: str, batch: Batch, places: Tensor) -> Tensor:
-        """Return an index of this rank's tokens, by which an embedding looks up."""
+        """Return the indexes with which a further embedding looks up this rank's tokens."""
         if name == POSITIONS:
             return places
         return self.context.own(batch[name] if name in batch else torch.zeros_like(batch["ids"]))

@@ -1,7 +1,7 @@
-"""Blocks compiled by torch.compile: elementwise kernels between two products become one.
+"""Blocks compiled by torch.compile, which fuses the elementwise kernels between two products.
 
-What the engine does itself stays outside of the graphs: projections, whose weight gradients wait in a queue, experts, whose rows
-are counted on the host, and the keys of dropout. A graph is compiled once for all layers alike, at the first step.
+The engine's own modules stay outside of the graphs: projections, whose weight gradients are deferred, experts, whose rows are
+counted on the host, and the keys of dropout. A graph is compiled once for all equal layers, at the first step.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ Function = Callable[..., Any]
 
 
 def compile_block(block: nn.Module) -> None:
-    """Have a block compiled at its first call, but for the modules of the engine inside."""
+    """Compile a block at its first call, except the engine's own modules in it."""
     for module in block.modules():
         if isinstance(module, Projection | Experts | HashDropout):
             module.forward = torch.compiler.disable(module.forward)  # type: ignore[method-assign]
@@ -26,10 +26,10 @@ def compile_block(block: nn.Module) -> None:
 
 
 def compiled(function: Function) -> Function:
-    """A function of tensors, compiled for each of the shapes that it is given."""
+    """Compile a function of tensors for each shape of its arguments."""
     return torch.compile(function, dynamic=False)
 
 
 def as_it_is(function: Function) -> Function:
-    """Nothing is compiled."""
+    """Return a function without compilation."""
     return function

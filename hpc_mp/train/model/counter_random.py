@@ -1,8 +1,8 @@
-"""Normal numbers that depend on a key and on an element's index alone: whoever holds a slice draws just that slice.
+"""Normal numbers that depend only on a key and an element's index, so that a rank draws only its own slices.
 
 Elements 2i and 2i + 1 of a tensor come from word i of a Philox stream (Salmon et al., "Parallel random numbers: as easy as
-1, 2, 3", SC 2011), of which numpy guarantees that it stays the same in all releases: the word's two halves make two normal
-numbers (Box and Muller, Annals of Mathematical Statistics 29, 1958). It does not matter what else is drawn, or in which order.
+1, 2, 3", SC 2011), which numpy guarantees not to change between releases. The word's two halves become two normal numbers (Box
+and Muller, Annals of Mathematical Statistics 29, 1958). The result does not depend on other draws or on their order.
 """
 
 import hashlib
@@ -15,20 +15,20 @@ from numpy.typing import NDArray
 from hpc_mp.layout.flat import Box, stretches
 
 # Philox gives 4 words per count. Logarithm and cosine of a vector register may differ in the last bit from those of a single
-# number: every element is computed at the same place within a line, whatever is drawn around it.
+# number. Therefore an element is always computed at the same place within a line, whichever part is drawn.
 WORDS = 4
 PAIR = 2  # elements of a word
-LINE = 128  # elements: 64 pairs, a multiple of every vector register that is four times unrolled
-LONG = 1 << 15  # elements that are computed at once: they stay within a processor's cache
+LINE = 128  # elements: 64 pairs, a multiple of every vector register, unrolled four times
+LONG = 1 << 15  # elements that are computed at once: they fit into a processor's cache
 
 
 def key_of(seed: int, name: str) -> int:
-    """The key of a tensor's stream."""
+    """Return the key of a tensor's stream."""
     return int.from_bytes(hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=16).digest(), "little")
 
 
 def normal(key: int, shape: tuple[int, ...], box: Box) -> NDArray[np.float32]:
-    """Standard normal numbers of a part of a tensor of this shape; ``box``: the part, a slice for each dimension."""
+    """Return standard normal numbers for a part of a tensor of this shape. ``box``: the part, a slice for each dimension."""
     sizes = tuple(part.stop - part.start for part in box)
     values = np.empty(prod(sizes), np.float32)
     done = 0
@@ -41,7 +41,7 @@ def normal(key: int, shape: tuple[int, ...], box: Box) -> NDArray[np.float32]:
 
 
 def _run(key: int, start: int, length: int) -> NDArray[np.float32]:
-    """Elements ``start`` … ``start + length`` of a key's stream."""
+    """Return ``length`` elements of a key's stream, from ``start`` on."""
     first = start - start % LINE
     count = start + length - first
     stream = Philox(key=key)

@@ -1,6 +1,6 @@
-"""First values of the parameters: drawn from seed and name, or read as slices of a safetensors checkpoint.
+"""Initial values of the parameters: drawn from seed and name, or read as slices of a safetensors checkpoint.
 
-Both depend on a parameter's name and global index only, so every layout starts from the same model.
+Both depend only on a parameter's name and global index, so that every layout starts from the same model.
 """
 
 import math
@@ -19,16 +19,18 @@ from hpc_mp.layout.models.weight_files import StoredWeight, stored_in, stored_pa
 from hpc_mp.train.model.counter_random import key_of, normal
 from hpc_mp.train.parallel.fill import Source
 
-TYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  # safetensors' names
-SHORT = 1 << 15  # bytes: shorter parts of rows are read with the whole rows, which takes less time than so many reads
-
+TYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  # names in safetensors files
+SHORT = 1 << 15  # bytes: shorter parts of rows are read with their whole rows, which is faster than many small reads
 
 
 def drawn(seed: int, layers: int, initializer_range: float, padding: dict[str, int]) -> Source:
-    """Random first values in fp32; each depends on the seed, the weight's name and the element's global index alone.
+    """Return a source of random values in fp32, which depend only on seed, weight name and global index of an element.
 
-    Normal with ``initializer_range``; projections that write into the residual stream are divided by sqrt(2 x layers)
-    where the family asks for it (GPT-2, and transformers' ``_init_weights``). ``padding``: embedding name -> its zero row.
+    They are normal with the deviation ``initializer_range``. Projections that write into the residual stream are divided by
+    sqrt(2 x layers) if the family's weights say so (GPT-2, as in transformers' ``_init_weights``).
+
+    Args:
+        padding: embedding name -> its row of zeros.
     """
     constants = {"ones": 1.0, "zeros": 0.0}
 
@@ -46,16 +48,16 @@ def drawn(seed: int, layers: int, initializer_range: float, padding: dict[str, i
 
 
 def read(directory: Path, family: Family) -> Source:
-    """First values from a Hugging Face checkpoint, which rank 0 has checked; only the slices that a rank holds are read."""
+    """Return a source of values from a Hugging Face checkpoint, which rank 0 has checked. A rank reads only its own slices."""
     files, weights_in = weight_files(directory), cache(stored_in)
 
     def one(weight: Weight, at: tuple[int, ...], name: str, box: Box) -> Tensor:
         stored, inner = weights_in(files[name])[name], box[len(at):]
         if stored.shape == weight.shape[len(at):]:
             return part_of(stored, inner)
-        assert weight.cut  # it is stored as its ``fused_shape``
-        before, width, wanted = weight.cut - 1, weight.shape[weight.cut], box[weight.cut]
-        parts = [part_of(stored, (*box[:before], slice(n * width + wanted.start, n * width + wanted.stop), *box[weight.cut + 1:]))
+        assert weight.cut  # it is stored in its ``fused_shape``
+        before, width, share = weight.cut - 1, weight.shape[weight.cut], box[weight.cut]
+        parts = [part_of(stored, (*box[:before], slice(n * width + share.start, n * width + share.stop), *box[weight.cut + 1:]))
                  for n in range(box[before].start, box[before].stop)]
         return torch.stack(parts, dim=before)
 
@@ -68,13 +70,13 @@ def read(directory: Path, family: Family) -> Source:
 
 
 def part_of(stored: StoredWeight, box: Box) -> Tensor:
-    """A part of a stored weight, without what the kernel would read ahead for a rank that does not want it.
+    """Return a part of a stored weight, read without the kernel's readahead, which would fetch parts of other ranks.
 
     Raises:
         OSError: it cannot be read, or its file has become shorter.
     """
     kind, sizes = TYPES[stored.dtype], [part.stop - part.start for part in box]
-    bytes_of = [math.prod(stored.shape[axis + 1:]) * kind.itemsize for axis in range(len(box))]  # of one index
+    bytes_of = [math.prod(stored.shape[axis + 1:]) * kind.itemsize for axis in range(len(box))]  # of one index of each dimension
     cut = max((axis for axis, size in enumerate(sizes) if size < stored.shape[axis]), default=0)
     while cut and sizes[cut] * bytes_of[cut] < SHORT:
         cut -= 1

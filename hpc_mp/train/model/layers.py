@@ -1,8 +1,8 @@
 """The layers of a stage as the forward of a Hugging Face model calls them.
 
-The model's own forward runs on every stage, with all of its layers in their places: those of this stage are ``LayerCall``, all
-others pass hidden states through. Steps of the forward before and behind its layers are replaced too: it looks no positions up,
-and its rotary tables are the same on every layout.
+The model's own forward runs on every stage, with a callable for each layer: ``LayerCall`` for a layer of this stage, ``passed``
+for any other. Steps of the forward before and behind its layers are replaced too: it looks up no positions, and its rotary tables are
+the same on every layout.
 """
 
 import inspect
@@ -21,7 +21,7 @@ Driver = Callable[[Tensor, Tensor], Tensor]  # hidden states and positions -> hi
 
 
 def driver_of(base: nn.Module, argument: str) -> Driver:
-    """Return a model's forward. ``argument``: its name for hidden states."""
+    """Return a model's forward as a driver. ``argument``: the name of its argument for hidden states."""
     def drive(hidden: Tensor, positions: Tensor) -> Tensor:
         return cast(Tensor, base(**{argument: hidden}, position_ids=positions, use_cache=False).last_hidden_state)
 
@@ -44,11 +44,11 @@ class LayerHost(Protocol):
 class LayerGroup:
     """Layers that are recomputed together, or a single layer.
 
-    Calls are noted, and computed at that of the last layer: so a group is a unit of recomputation whatever loop calls its layers.
+    Calls are recorded, and computed at the call of the last layer. So a group is a unit of recomputation, whatever loop calls it.
 
     Args:
-        number: of the group in its stage.
-        again: whether its inside is computed again in the backward.
+        number: number of the group in its stage.
+        again: True if the backward recomputes it.
     """
 
     def __init__(self, host: LayerHost, number: int, paths: Sequence[str], again: bool) -> None:
@@ -74,45 +74,44 @@ class LayerGroup:
 
 
 class LayerCall:
-    """A layer of this stage in the model's loop. The mask is ours: it knows documents, and the tokens of context ranks."""
+    """A layer of this stage in the model's loop. Its mask is the engine's, for documents and for tokens of context ranks."""
 
     def __init__(self, group: LayerGroup, path: str, block: nn.Module) -> None:
         self.group, self.path = group, path
         self.names = tuple(inspect.signature(type(block).forward).parameters)[2:]
 
     def __call__(self, hidden: Tensor, *positional: Any, **settings: Any) -> Tensor:
-        given = dict(zip(self.names, positional, strict=False)) | settings
-        return self.group.call(hidden, given | {"attention_mask": self.group.host.mask(self.path)})
+        arguments = dict(zip(self.names, positional, strict=False)) | settings
+        return self.group.call(hidden, arguments | {"attention_mask": self.group.host.mask(self.path)})
 
 
 def passed(hidden: Tensor, *_: Any, **__: Any) -> Tensor:
-    """A layer of another stage: hidden states pass through."""
+    """Return hidden states unchanged, in place of a layer of another stage."""
     return hidden
 
 
 class Nothing(nn.Module):
-    """In place of learned positions, which the stage itself has added: zero, of no dimension."""
+    """Replacement of learned positions, which the stage itself has added: a scalar zero."""
 
     def forward(self, positions: Tensor) -> Tensor:
         return torch.zeros((), device=positions.device)
 
 
 class RotaryTables(nn.Module):
-    """In place of a model's module of rotary tables, which has no parameters.
+    """Replacement of a model's module of rotary tables, which has no parameters.
 
-    transformers chooses frequencies by the largest position that it gets (longrope, dynamic), and ranks, microbatches and
-    documents have their own: so all get the last position of a whole sample besides. Tables of the positions of whole samples are
-    kept.
+    transformers chooses frequencies by the largest position in a call (longrope, dynamic), which differs among ranks,
+    microbatches and documents. Therefore each call also has the last position of a whole sample. Tables for whole samples are cached.
 
     Args:
         rotary: transformers' module, with values.
-        positions: of this rank's tokens where samples are one document, (1, tokens).
-        length: of a whole sample.
+        positions: positions of this rank's tokens in samples of one document, (1, tokens).
+        length: number of tokens of a whole sample.
     """
 
     def __init__(self, rotary: nn.Module, positions: Tensor, length: int) -> None:
         super().__init__()
-        self._rotary = [rotary]  # no part of the tree: its buffers belong to no checkpoint
+        self._rotary = [rotary]  # outside of the module tree: its buffers belong to no checkpoint
         self.positions, self.length = positions, length
         self.kept: dict[tuple[Any, ...], tuple[Tensor, ...]] = {}
 
@@ -130,12 +129,12 @@ class RotaryTables(nn.Module):
 
 
 def behind_the_last(places: Tensor, length: int) -> Tensor:
-    """Return positions (samples, tokens) with the last one of a whole sample before them."""
+    """Return positions, (samples, 1 + tokens), with the last position of a whole sample before the given ones."""
     return torch.cat((places.new_full((len(places), 1), length - 1), places), 1)
 
 
 def change_before(module: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
-    """Have a module compute with changed hidden states."""
+    """Make a module compute with changed hidden states."""
     def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if args:
             return (change(args[0]), *args[1:]), kwargs
@@ -145,14 +144,14 @@ def change_before(module: nn.Module, change: Callable[[Tensor], Tensor]) -> None
 
 
 def cut_heads(attention: nn.Module, hidden: int, heads: int, kv_heads: int, ranks: int) -> None:
-    """Tell an attention module of transformers that it has the heads of one tensor rank. Modules know some of these numbers."""
-    known = {"split_size": hidden // ranks, "num_attention_heads": heads // ranks,
-             "num_key_value_groups": heads // max(ranks, kv_heads)}
-    for name, value in known.items():
+    """Set the numbers of heads of one tensor rank in an attention module of transformers. A module has some of these numbers."""
+    numbers = {"split_size": hidden // ranks, "num_attention_heads": heads // ranks,
+               "num_key_value_groups": heads // max(ranks, kv_heads)}
+    for name, value in numbers.items():
         if hasattr(attention, name):
             setattr(attention, name, value)
 
 
 def result_of(output: Any) -> Tensor:
-    """Return the hidden states of what a block returns."""
+    """Return the hidden states in a block's output."""
     return cast(Tensor, output if isinstance(output, Tensor) else output[0])

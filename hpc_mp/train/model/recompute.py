@@ -1,23 +1,24 @@
-"""Recomputation: what a forward does not keep is computed once more when the backward comes.
+"""Recomputation: the backward recomputes the activations that a forward has not kept.
 
 =========== ===================================================== ==========================================================
-recompute   kept between a forward and its backward               computed again
+recompute   kept between a forward and its backward               recomputed in the backward
 =========== ===================================================== ==========================================================
-none        everything that a backward needs                      nothing
-selective   the same without what is inside the attention core:   the core: products with keys and values, softmax, dropout
-            its queries, keys and values are kept                 (Korthikanti et al., arXiv:2205.05198)
-full        the input of each block                               each block, just before its backward
-every-N     the input of each N-th block of a stage               groups of N blocks one behind the other, as Megatron-LM's
+none        all that a backward needs                             nothing
+selective   the same, but of the attention core only its queries, the core: products with keys and values, softmax, dropout
+            keys and values                                       (Korthikanti et al., arXiv:2205.05198)
+full        the input of each block                               each block
+every-N     the input of each N-th block of a stage               groups of N consecutive blocks, as Megatron-LM's
                                                                   ``uniform`` method and SageMaker's ``group_N`` do
 =========== ===================================================== ==========================================================
 
 ``full`` is ``every-1``; a larger N keeps fewer inputs and holds N blocks at once in the backward. Embedding, last norm and head
-are never computed again. The core with torch's fused attention keeps nothing quadratic in the sequence, so that ``selective``
-frees little there: its output and one number per row. It pays where attention weights are dropped, which takes our own attention.
+are never recomputed. The core with torch's fused attention keeps nothing quadratic in the sequence, so that ``selective`` saves
+little there: its output and one number per row. It is useful if attention weights are dropped, for which the engine has its own
+attention.
 
-Dropout needs no generator's state: its masks are hashes of the moment, which the driver sets before each backward. The tensor
-axis sums again what a block's forward sums, on all of its ranks alike. Weight gradients that wait for their W hold recomputed
-inputs, so a schedule with W keeps a chunk's inputs of products from I to W.
+Dropout needs no generator state: its masks are hashes of the moment, which the driver sets before each backward. The all-reduces
+of the tensor axis in a block's forward are repeated, on all of its ranks. Deferred weight gradients hold recomputed inputs, so
+that a schedule with W actions keeps a chunk's inputs of products from I to W.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,30 +31,30 @@ from hpc_mp.layout.flat import blocks_together
 from hpc_mp.train.parallel.dropout import ATTENTION
 
 Computed = TypeVar("Computed")
-FUSED = "hpc_mp_fused"  # torch's own attention, under a name for which transformers makes no masks
+FUSED = "hpc_mp_fused"  # torch's fused attention, under a name for which transformers makes no masks
 
 
 def groups_of(blocks: Sequence[str], recompute: str) -> Iterator[Sequence[str]]:
-    """The blocks of a stage, by what is computed again together; one by one where nothing is."""
+    """Yield the groups of a stage's blocks that are recomputed together; single blocks if none are."""
     size = blocks_together(recompute) or 1
     return (blocks[place:place + size] for place in range(0, len(blocks), size))
 
 
 def attention_name(own: bool, recompute: str) -> str:
-    """The attention function that a model's blocks use, in transformers' table.
+    """Return the name in transformers' table of the attention function for a model's blocks.
 
     Args:
-        own: whether it is what torch's fused attention does not compute: weights are dropped, or scores have a cap.
+        own: True if torch's fused attention cannot be used, because weights are dropped or scores have a cap.
     """
     name = ATTENTION if own else FUSED
     return recomputed_name(name) if recompute == "selective" else name
 
 
 def computed_again(function: Callable[..., Computed], *tensors: Tensor | None) -> Computed:
-    """``function(*tensors)``; of what it computes only the arguments are kept. Without gradients it is just called."""
+    """Return ``function(*tensors)``; only the arguments are kept for the backward. Without gradients this is a plain call."""
     return cast(Computed, checkpoint(function, *tensors, use_reentrant=False, preserve_rng_state=False))
 
 
 def recomputed_name(name: str) -> str:
-    """The name of an attention function beside its own, under which its inside is computed again."""
+    """Return the name of the recomputed variant of an attention function."""
     return f"hpc_mp_recomputed_{name}"
