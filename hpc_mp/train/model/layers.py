@@ -1,8 +1,8 @@
 """The layers of a stage as the forward of a Hugging Face model calls them.
 
 The model's own forward runs on every stage, with a callable for each layer: ``LayerCall`` for a layer of this stage, ``passed``
-for any other. Steps of the forward before and behind its layers are replaced too: it looks up no positions, and its rotary tables are
-the same on every layout.
+for any other. Steps of the forward before and behind its layers are replaced too: it looks up no positions, and its rotary
+tables are the same on every layout.
 """
 
 import inspect
@@ -101,7 +101,8 @@ class RotaryTables(nn.Module):
     """Replacement of a model's module of rotary tables, which has no parameters.
 
     transformers chooses frequencies by the largest position in a call (longrope, dynamic), which differs among ranks,
-    microbatches and documents. Therefore each call also has the last position of a whole sample. Tables for whole samples are cached.
+    microbatches and documents. Therefore each call also has the last position of a whole sample. Tables for whole samples are
+    cached.
 
     Args:
         rotary: transformers' module, with values.
