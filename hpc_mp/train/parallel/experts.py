@@ -140,12 +140,13 @@ class _ProjectExperts(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         projection, counts = ctx.projection, ctx.counts
         rows, = ctx.saved_tensors
-        inputs = torch.cat([some @ matrix for some, matrix in zip(gradient.split(counts), projection.matrices(), strict=True)])
+        input_gradient = torch.cat([
+            some @ matrix for some, matrix in zip(gradient.split(counts), projection.matrices(), strict=True)])
         weights = projection.tensor.weights
         weights.put_off(_ExpertGradient(projection.sink, counts), rows, gradient)
         if projection.tensor.size == 1 or projection.last:
             weights.meanwhile()
-        return inputs, None, None, None
+        return input_gradient, None, None, None
 
 
 @dataclass(frozen=True, slots=True)

@@ -236,8 +236,8 @@ class _Project(torch.autograd.Function):
         x, = ctx.saved_tensors
         if projection.row:
             gradient = projection.tensor.spread(gradient)
-        inputs = projection.input_gradient(gradient) if ctx.needs_input_grad[0] else None
+        input_gradient = projection.input_gradient(gradient) if ctx.needs_input_grad[0] else None
         projection.tensor.weights.put_off(projection, x, gradient)
         if projection.tensor.size == 1 or projection.row:
             projection.tensor.weights.meanwhile()
-        return inputs, None, None
+        return input_gradient, None, None
