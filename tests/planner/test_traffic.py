@@ -108,7 +108,7 @@ def count(folder: Path) -> None:
 
     ring("all_reduce", lambda n, args, more: 2 * (n - 1) / n * payload(tensor(args, more, 0, "tensor")))
     # With sizes all that is sent goes to a neighbour; without them a part to each rank: a reduce-scatter, or Ulysses' exchange.
-    ring("all_to_all_single", lambda n, args, more: (1 if len(args) > 2 else (n - 1) / n) * tensor(args, more, 1, "input").nbytes)
+    ring("all_to_all_single", lambda n, args, more: (1 if any(args[2:]) else (n - 1) / n) * tensor(args, more, 1, "input").nbytes)
     gather = collectives.GATHER
 
     def gathering(whole: Any, part: Any, group: Any = None, async_op: bool = False) -> Any:

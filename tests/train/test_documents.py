@@ -146,7 +146,8 @@ positions_that_stand_still = wrapped(causal_stage, "restarted", lambda restarted
 begins_one_too_far = wrapped(causal_stage, "first_seen", lambda seen: lambda begins, window, positions: torch.minimum(
     seen(begins, window, positions) + 1, positions))
 no_mask = wrapped(causal_stage, "first_seen", lambda seen: lambda begins, window, positions: None)
-a_ring_without_documents = wrapped(context, "ring_attention", lambda ring: lambda *given: ring(*given[:-2], None, given[-1]))
+a_ring_without_documents = wrapped(context, "ring_attention", lambda attend: lambda *states: attend(
+    *states[:-1], replace(states[-1], first=None)))
 
 
 @planted(TokenRows, "_counts")

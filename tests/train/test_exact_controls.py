@@ -43,8 +43,7 @@ window_off_by_one = wrapped(causal_stage, "first_seen", lambda seen: lambda begi
 # Every tensor rank drops attention weights as if its heads were the first ones.
 cut_heads_all_alike = wrapped(dropout.HashDropout, "__init__", lambda init: lambda self, p, site, clock, rows: init(
     self, p, site, clock, rows - rows.min() if site.startswith("attention.") else rows))
-unsummed_tensor_gradient = wrapped(projection._Enter, "backward", lambda backward: staticmethod(
-    lambda ctx, gradient: (gradient, None)))
+unsummed_tensor_gradient = wrapped(projection.TensorAxis, "_input_gradient", lambda summed: lambda self, gradient: gradient)
 unsummed_tensor_output = wrapped(projection, "all_reduce", lambda reduce: nothing_sent)
 # Norms and row biases keep the gradient of this rank's tokens.
 unsummed_shares_of_tokens = wrapped(groups.Groups, "sharing", lambda sharing: lambda self, slot: (
@@ -67,7 +66,8 @@ shifted_positions = wrapped(groups.Groups, "data_rank", lambda slot: property(la
 # Each rank of a ring leaves the last part out.
 forgotten_block = wrapped(ring_attention, "_blocks", lambda blocks: lambda ring, turn, tokens: (
     iter(()) if turn == ring.axis.size - 1 else blocks(ring, turn, tokens)))
-one_way_exchange = wrapped(context._AllToAll, "backward", lambda backward: staticmethod(lambda ctx, gradient: (gradient, None)))
+one_way_exchange = wrapped(context, "with_backward", lambda function: lambda forward, _, x: function(
+    forward, lambda gradient: gradient, x))
 # Every context rank counts the labels of whole samples.
 labels_counted_by_all = wrapped(engine._LabelCount, "__init__", lambda init: lambda self, own, mine, device: init(
     self, own, replace(mine, context=groups.Axis()), device))

@@ -217,8 +217,8 @@ def summed_over(other: Callable[[groups.Groups], groups.Axis]) -> Callable[[], N
 
 to_another_place = wrapped(expert_axis.Journey, "to_tokens", lambda back: lambda self, rows: back(self, rows).roll(1, 0))
 # Rows of other ranks are computed by whichever expert is next.
-unsorted_rows = wrapped(expert_axis.Journey, "to_experts", lambda there: lambda self, rows: expert_axis._exchanged(
-    rows, self.sent, self.come, self.axis))
+unsorted_rows = wrapped(expert_axis.Journey, "to_experts", lambda there: lambda self, rows: expert_axis.all_to_all(
+    rows, self.axis, self.sent, self.come))
 loss_on_every_tensor_rank = wrapped(router_loss.RouterLoss, "of", lambda loss: lambda self, *given: 2 * loss(self, *given))
 # Each rank balances its own tokens of a sample.
 own_tokens_alone = wrapped(router_loss.RouterLoss, "of", lambda loss: lambda self, logits, chosen, experts, sharers: loss(

@@ -24,12 +24,13 @@ Ranks that share the tokens of samples exchange the choices of all tokens, in an
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from hpc_mp.train.parallel.collectives import all_reduce
+from hpc_mp.train.parallel.custom_backward import with_backward
 from hpc_mp.train.parallel.groups import Axis
 
 
@@ -65,6 +66,11 @@ class Capacity:
     def begin(self) -> None:
         """Reset ``total`` at the beginning of a step."""
         self.total = torch.zeros_like(self.total)
+
+    def count(self, drops: Tensor, gradient: Tensor) -> Tensor:
+        """Add ``drops`` to ``total``, in a backward: once, however often the block is computed. Return the gradient unchanged."""
+        self.total = self.total + drops
+        return gradient
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,21 +110,5 @@ class Intake:
         taken = kept(everyone, self.capacity.limit)[:, self.positions].flatten(0, 1)
         if self.counts:
             drops = torch.stack(((~taken).sum(), torch.full((), taken.numel(), device=index.device))).double()
-            weights = cast(Tensor, _Count.apply(weights, drops, self.capacity))
+            weights = with_backward(lambda weights: weights.view_as(weights), partial(self.capacity.count, drops), weights)
         return index.masked_fill(~taken, none), weights
-
-
-class _Count(torch.autograd.Function):
-    """Identity of the weights. The drops are counted in its backward: once, however often the block is computed."""
-
-    @staticmethod
-    def forward(ctx: Any, weights: Tensor, drops: Tensor, capacity: Capacity) -> Tensor:
-        ctx.capacity = capacity
-        ctx.save_for_backward(drops)
-        return weights.view_as(weights)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        drops, = ctx.saved_tensors
-        ctx.capacity.total = ctx.capacity.total + drops
-        return gradient, None, None

@@ -1,12 +1,12 @@
-"""Collectives on flat arrays over an axis, on any back end. All of them run asynchronously, except ``known_to_all`` and
-``from_first``, which return when their few numbers have arrived.
+"""Collectives on flat arrays over an axis, on any back end. They run asynchronously, except ``all_to_all``, and
+``known_to_all`` and ``from_first``, which return when their few numbers have arrived.
 
 gloo has no reduce-scatter of its own: torch emulates it with an all-reduce, which sends twice the bytes. Here each rank sends
 every other rank its piece, and sums the pieces that it receives in the order of ranks. The bytes are those of a ring, and the sum
 is bitwise reproducible.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -73,9 +73,7 @@ def reduce_scatter(into: Tensor, whole: Tensor, axis: Axis) -> Running:
             work = SCATTER(summed, whole, group=axis.group, async_op=True)
         keep = into.copy_ if inside else into.add_
         return Running(work, lambda: keep(summed))
-    arrived = torch.empty_like(whole)
-    with profiled(f"reduce-scatter, {axis.name}"):
-        work = dist.all_to_all_single(arrived, whole, group=axis.group, async_op=True)
+    arrived, work = _exchange(f"reduce-scatter, {axis.name}", whole, axis)
 
     @torch.no_grad()
     def sum_up() -> None:
@@ -129,12 +127,29 @@ def shift(values: Tensor, axis: Axis) -> tuple[Tensor, Running]:
 
     Every rank sends and receives in one call, so that no order of sends and receives can deadlock.
     """
-    sent = values.contiguous()
-    arrived = torch.empty_like(sent)
     to, of = [0] * axis.size, [0] * axis.size
-    to[(axis.rank + 1) % axis.size] = of[axis.rank - 1] = sent.numel()
-    with profiled(f"shift, {axis.name}"):
-        return arrived, Running(dist.all_to_all_single(arrived.view(-1), sent.view(-1), of, to, group=axis.group, async_op=True))
+    to[(axis.rank + 1) % axis.size] = of[axis.rank - 1] = values.numel()
+    arrived, work = _exchange(f"shift, {axis.name}", values.flatten(), axis, to, of)
+    return arrived.view(values.shape), Running(work)
+
+
+def all_to_all(x: Tensor, axis: Axis, sent: Sequence[int] | None = None, come: Sequence[int] | None = None) -> Tensor:
+    """Exchange parts of x along its first dimension with all ranks, in their order. It does not run asynchronously.
+
+    Args:
+        sent, come: lengths of the parts for each rank, and of those from each rank; None: all are equal.
+    """
+    return _exchange(f"all-to-all, {axis.name}", x, axis, sent, come, begin=False)[0]
+
+
+def _exchange(name: str, x: Tensor, axis: Axis, sent: Sequence[int] | None = None, come: Sequence[int] | None = None,
+              begin: bool = True) -> tuple[Tensor, dist.Work | None]:
+    """Exchange parts of x as ``all_to_all`` does, under a name in a profiler's trace. ``begin``: only begin it."""
+    x = x.contiguous()
+    arrived = torch.empty_like(x) if come is None else x.new_empty(sum(come), *x.shape[1:])
+    with profiled(name):
+        work = dist.all_to_all_single(arrived, x, come and list(come), sent and list(sent), group=axis.group, async_op=begin)
+    return arrived, work
 
 
 def _begin_together(one: Tensor, other: Tensor) -> bool:

@@ -15,18 +15,19 @@ loss is divided by the number of labels of the global batch.
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import gcd
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from hpc_mp.train.device.spans import profiled
+from hpc_mp.train.parallel.collectives import all_to_all
+from hpc_mp.train.parallel.custom_backward import with_backward
 from hpc_mp.train.parallel.dropout import HashDropout
 from hpc_mp.train.parallel.groups import Axis
 from hpc_mp.train.parallel.masks import added_mask
-from hpc_mp.train.parallel.ring_attention import ring_attention
+from hpc_mp.train.parallel.ring_attention import AttentionRing, ring_attention
 
 CONTEXT = "hpc_mp_context"  # the name of our attention function in transformers' table
 
@@ -56,28 +57,20 @@ class ContextAxis:
         """Return the attention mask that hides the tokens before ``first`` from each token of a sample, see ``masks``."""
         return (added_mask if self.axis.size == 1 else self.method.mask)(first, dtype)
 
-    def attach(self, attention: nn.Module, heads: int, functions: Callable[[str], AttentionFunction]) -> None:
+    def attach(self, attention: Any, heads: int, functions: Callable[[str], AttentionFunction]) -> None:
         """Make an attention module of transformers attend over the whole sequence.
 
         Args:
+            attention: the module, whose attributes ``config`` and ``context`` are set.
             heads: number of query heads of this tensor rank.
             functions: transformers' table of attention functions.
         """
         if self.axis.size == 1:
             return
-        config = copy.copy(cast(Any, attention.config))  # the model's other modules share it
-        setattr(attention, "context", Attached(self, functions(str(config._attn_implementation))))  # noqa: B010
-        config._attn_implementation = CONTEXT
-        setattr(attention, "config", config)  # noqa: B010
+        attention.config = copy.copy(attention.config)  # the model's other modules share it
+        attention.context = partial(self.method.attend, self, functions(str(attention.config._attn_implementation)))
+        attention.config._attn_implementation = CONTEXT
         self.method.attach(attention, self.axis, heads)
-
-
-@dataclass(frozen=True, slots=True)
-class Attached:
-    """Attributes of an attention module: its axis, and its attention function for whole sequences."""
-
-    axis: ContextAxis
-    inner: AttentionFunction
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,19 +79,15 @@ class Method:
 
     Attributes:
         positions: (all positions, ranks, rank) -> positions of a rank.
-        attend: attention function as transformers calls it.
+        attend: (axis, attention function for whole sequences, arguments as from transformers) -> its result.
         attach: (module, axis, query heads of this tensor rank) -> None; adapts a module to the axis.
         mask: (first token that each token of a sample sees, dtype) -> the mask for ``attend``.
     """
 
     positions: Callable[[Tensor, int, int], Tensor]
     attend: AttentionFunction
-    attach: Callable[[nn.Module, Axis, int], None] = lambda module, axis, heads: None
+    attach: Callable[[Any, Axis, int], None] = lambda module, axis, heads: None
     mask: Callable[[Tensor, torch.dtype], Tensor] = added_mask
-
-
-def _one_after_the_other(positions: Tensor, ranks: int, rank: int) -> Tensor:
-    return positions.chunk(ranks)[rank]
 
 
 def _balanced(positions: Tensor, ranks: int, rank: int) -> Tensor:
@@ -117,15 +106,14 @@ def context_attention(module: nn.Module, query: Tensor, key: Tensor, value: Tens
         query, key, value: (batch, heads, this rank's tokens, head_dim).
         attention_mask: the result of the method's ``mask``.
     """
-    return cast(Attached, module.context).axis.method.attend(module, query, key, value, attention_mask, **more)
+    return cast(AttentionFunction, module.context)(module, query, key, value, attention_mask, **more)
 
 
-def _fewer_heads(module: nn.Module, axis: Axis, heads: int) -> None:
+def _fewer_heads(module: Any, axis: Axis, heads: int) -> None:
     """Adapt a module to its share of heads between the two exchanges."""
     groups = getattr(module, "num_key_value_groups", 1)
-    setattr(module, "num_key_value_groups", groups // _copies(heads // groups, axis.size))  # noqa: B010
-    site = cast(HashDropout, module.attention_site)
-    site.rows = site.rows.chunk(axis.size)[axis.rank]
+    module.num_key_value_groups = groups // _copies(heads // groups, axis.size)
+    module.attention_site.rows = module.attention_site.rows.chunk(axis.size)[axis.rank]
 
 
 def _copies(kv_heads: int, ranks: int) -> int:
@@ -133,50 +121,36 @@ def _copies(kv_heads: int, ranks: int) -> int:
     return ranks // gcd(kv_heads, ranks)
 
 
-def _ulysses(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **more: Any) -> AttentionResult:
-    attached = cast(Attached, module.context)
-    axis = attached.axis.axis
+def _ulysses(context: ContextAxis, inner: AttentionFunction, module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
+             mask: Tensor | None, **more: Any) -> AttentionResult:
+    axis = context.axis
     copies = _copies(key.shape[1], axis.size)
     parts = [query, key, value] if copies == 1 else [query, *(part.repeat_interleave(copies, 1) for part in (key, value))]
     # (receiver, batch, receiver's heads of q, k and v, this rank's tokens, head_dim): one message to each rank
     sent = torch.cat([part.unflatten(1, (axis.size, -1)) for part in parts], 2).movedim(1, 0)
-    received: Tensor = _AllToAll.apply(sent, axis)
+    received = _exchanged(sent, axis)
     query, key, value = (part.movedim(0, 2).flatten(2, 3)
                          for part in received.split([part.shape[1] // axis.size for part in parts], 2))
-    output, _ = attached.inner(module, query, key, value, mask, **more)  # (batch, sequence, own heads, head_dim)
-    back: Tensor = _AllToAll.apply(output.unflatten(1, (axis.size, -1)).movedim(1, 0), axis)
-    return back.movedim(0, 2).flatten(2, 3), None
+    output, _ = inner(module, query, key, value, mask, **more)  # (batch, sequence, own heads, head_dim)
+    return _exchanged(output.unflatten(1, (axis.size, -1)).movedim(1, 0), axis).movedim(0, 2).flatten(2, 3), None
 
 
-class _AllToAll(torch.autograd.Function):
-    """All-to-all of (ranks, …): piece i goes to rank i, and piece i of the result is from rank i; so do gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
-        ctx.axis = axis
-        return _exchange(x, axis)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _exchange(gradient, ctx.axis), None
+def _exchanged(x: Tensor, axis: Axis) -> Tensor:
+    """Return the all-to-all of (ranks, …); gradients go the same way back."""
+    exchange = partial(all_to_all, axis=axis)
+    return with_backward(exchange, exchange, x)
 
 
-def _exchange(x: Tensor, axis: Axis) -> Tensor:
-    x = x.contiguous()
-    received = torch.empty_like(x)
-    with profiled(f"all-to-all, {axis.name}"):
-        dist.all_to_all_single(received, x, group=axis.group)
-    return received
-
-
-def _ring(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, first: Tensor | None, scaling: float,
-          softcap: float | None = None, **more: Any) -> AttentionResult:
-    context = cast(Attached, module.context).axis
-    return ring_attention(query, key, value, scaling, context.axis, lambda rank: context.positions_of(rank, query.device),
-                          context.sequence, cast(HashDropout, module.attention_site), first, softcap), None
+def _ring(context: ContextAxis, inner: AttentionFunction, module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
+          first: Tensor | None, scaling: float, softcap: float | None = None, **more: Any) -> AttentionResult:
+    site = cast(HashDropout, module.attention_site)
+    keys = site.clock.site_keys(site.site, query.device) if site.training and site.p else None
+    ring = AttentionRing(context.axis, partial(context.positions_of, device=query.device), scaling, context.sequence, site, keys,
+                         first, softcap)
+    return ring_attention(query, key, value, ring), None
 
 
 METHODS: Mapping[str, Method] = {
-    "ulysses": Method(_one_after_the_other, _ulysses, _fewer_heads),
+    "ulysses": Method(lambda positions, ranks, rank: positions.chunk(ranks)[rank], _ulysses, _fewer_heads),
     "ring": Method(_balanced, _ring, mask=lambda first, dtype: first),
 }

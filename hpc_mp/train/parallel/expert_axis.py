@@ -9,15 +9,14 @@ computes with the rows of all ranks at once.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from hpc_mp.layout.models import ExpertCut
-from hpc_mp.train.device.spans import profiled
+from hpc_mp.train.parallel.collectives import all_to_all
+from hpc_mp.train.parallel.custom_backward import with_backward
 from hpc_mp.train.parallel.groups import Axis
 
 
@@ -41,39 +40,17 @@ class Journey:
 
     def out(self, rows: Tensor) -> Tensor:
         """Send (rows of this rank's tokens, width); return (rows for this rank's experts, width)."""
-        return cast(Tensor, _Out.apply(rows, self))
+        return with_backward(self.to_experts, self.to_tokens, rows)
 
     def back(self, rows: Tensor) -> Tensor:
         """Send (rows of this rank's experts, width); return (rows for this rank's tokens, width)."""
-        return cast(Tensor, _Back.apply(rows, self))
+        return with_backward(self.to_tokens, self.to_experts, rows)
 
     def to_experts(self, rows: Tensor) -> Tensor:
-        return _exchanged(rows, self.sent, self.come, self.axis)[self.order]
+        return all_to_all(rows, self.axis, self.sent, self.come)[self.order]
 
     def to_tokens(self, rows: Tensor) -> Tensor:
-        return _exchanged(rows[self.inverse], self.come, self.sent, self.axis)
-
-
-class _Out(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, journey: Journey) -> Tensor:
-        ctx.journey = journey
-        return journey.to_experts(rows)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return ctx.journey.to_tokens(gradient), None
-
-
-class _Back(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, journey: Journey) -> Tensor:
-        ctx.journey = journey
-        return journey.to_tokens(rows)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return ctx.journey.to_experts(gradient), None
+        return all_to_all(rows[self.inverse], self.axis, self.come, self.sent)
 
 
 class ExpertAxis:
@@ -95,21 +72,13 @@ class ExpertAxis:
         Args:
             counts: number of this rank's rows for each expert of the block.
         """
-        mine = self.own.stop - self.own.start
-        received = _exchanged(torch.tensor(counts, device=device), self.parts, [mine] * self.size, self.axis)
+        mine = self.parts[self.axis.rank]
+        received = all_to_all(torch.tensor(counts, device=device), self.axis, self.parts, [mine] * self.size)
         # Tensors of a dry run have no values: every other rank is assumed to send the same numbers as this one.
         numbers = [*counts[self.own]] * self.size if isinstance(received, FakeTensor) else received.tolist()
-        from_each = [numbers[rank * mine:(rank + 1) * mine] for rank in range(self.size)]
         expert = torch.arange(mine).repeat(self.size).repeat_interleave(torch.tensor(numbers), output_size=sum(numbers))
         order = expert.argsort(stable=True)
-        ends = [*accumulate(self.parts, initial=0)]
-        return Journey(self.axis, tuple(sum(counts[begin:end]) for begin, end in pairwise(ends)), tuple(map(sum, from_each)),
-                       order.to(device), order.argsort().to(device), tuple(map(sum, zip(*from_each, strict=True))))
-
-
-def _exchanged(rows: Tensor, sent: Sequence[int], come: Sequence[int], axis: Axis) -> Tensor:
-    """Exchange rows over an axis. ``sent``, ``come``: number of rows for and from each rank, in the order of ranks."""
-    arrived = rows.new_empty(sum(come), *rows.shape[1:])
-    with profiled(f"all-to-all, {axis.name}"):
-        dist.all_to_all_single(arrived, rows.contiguous(), list(come), list(sent), group=axis.group)
-    return arrived
+        sent = tuple(sum(counts[begin:end]) for begin, end in pairwise(accumulate(self.parts, initial=0)))
+        come = tuple(sum(numbers[rank * mine:(rank + 1) * mine]) for rank in range(self.size))
+        by_expert = tuple(sum(numbers[own::mine]) for own in range(mine))
+        return Journey(self.axis, sent, come, order.to(device), order.argsort().to(device), by_expert)

@@ -9,22 +9,24 @@ output; it is entered before router and experts, and left behind them. The exper
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from hpc_mp.train.parallel.capacity import Intake
+from hpc_mp.train.parallel.custom_backward import with_backward
 from hpc_mp.train.parallel.expert_axis import ExpertAxis
 from hpc_mp.train.parallel.gradients import Sink
-from hpc_mp.train.parallel.projection import TensorAxis
+from hpc_mp.train.parallel.projection import Project, TensorAxis
 
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
     """The assignment of tokens to rows of experts. Each token has ``choices`` experts; choices are numbered token by token.
+
+    Forwards and backwards read and write by index, no place twice, because additions on a device have no fixed order.
 
     Attributes:
         length: number of tokens.
@@ -39,19 +41,17 @@ class Dispatch:
 
     def rows(self, tokens: Tensor) -> Tensor:
         """Gather tokens, (tokens, width), into rows, (rows, width)."""
-        return cast(Tensor, _ToRows.apply(tokens, self))
+        return with_backward(lambda tokens: tokens[self.order // self.choices], lambda rows: self._choices(rows).sum(1), tokens)
 
     def tokens(self, rows: Tensor, weights: Tensor) -> Tensor:
         """Combine rows, (rows, width), into tokens, (tokens, width): sums over choices with weights (tokens, choices)."""
-        chosen = cast(Tensor, _ToChoices.apply(rows, self)).unflatten(0, (-1, self.choices))
+        chosen = with_backward(self._choices, lambda choices: choices.flatten(0, 1)[self.order], rows)
         return (chosen * weights.unsqueeze(-1)).sum(1).to(rows.dtype)
 
-    def at_choices(self, rows: Tensor) -> Tensor:
-        """Scatter rows, (rows, width), to the choices of all tokens, (tokens x choices, width); dropped choices get 0.
-
-        No place is written twice, so that the result does not depend on the order in which a device writes.
-        """
-        return rows.new_zeros(self.length * self.choices, rows.shape[1]).index_copy_(0, self.order, rows)
+    def _choices(self, rows: Tensor) -> Tensor:
+        """Scatter rows, (rows, width), to the choices of all tokens, (tokens, choices, width); dropped choices get 0."""
+        scattered = rows.new_zeros(self.length * self.choices, rows.shape[1]).index_copy_(0, self.order, rows)
+        return scattered.unflatten(0, (-1, self.choices))
 
 
 def dispatch(index: Tensor, experts: int, limit: int | None = None) -> Dispatch:
@@ -68,32 +68,6 @@ def dispatch(index: Tensor, experts: int, limit: int | None = None) -> Dispatch:
     else:
         counts = chosen.bincount(minlength=experts + 1)[:experts].tolist()
     return Dispatch(len(index), index.shape[1], chosen.argsort(stable=True)[:sum(counts)], tuple(counts))
-
-
-class _ToRows(torch.autograd.Function):
-    """Indexing with a backward by indexing, because additions on a device have no fixed order."""
-
-    @staticmethod
-    def forward(ctx: Any, tokens: Tensor, where: Dispatch) -> Tensor:
-        ctx.where = where
-        return tokens[where.order // where.choices]
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return ctx.where.at_choices(gradient).unflatten(0, (-1, ctx.where.choices)).sum(1), None
-
-
-class _ToChoices(torch.autograd.Function):
-    """Rows in the order of choices, with 0 for dropped ones."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, where: Dispatch) -> Tensor:
-        ctx.where = where
-        return where.at_choices(rows)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient[ctx.where.order], None
 
 
 class ExpertProjection(nn.Module):
@@ -120,44 +94,33 @@ class ExpertProjection(nn.Module):
         self.weight, self.sink = parameters[self.name], sinks[self.name]
 
     def forward(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
-        return cast(Tensor, _ProjectExperts.apply(rows, self, counts, self.weight))
-
-    def matrices(self) -> Iterator[Tensor]:
-        """Return the matrices, (outputs, inputs), of all experts."""
-        return iter(self.weight.flatten(1, -2))
-
-
-class _ProjectExperts(torch.autograd.Function):
-    """The products of all experts. The weight is an argument so that autograd runs the backward; the sink takes its gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, projection: ExpertProjection, counts: Sequence[int], weight: Tensor) -> Tensor:
-        ctx.save_for_backward(rows)
-        ctx.projection, ctx.counts = projection, counts
-        return torch.cat([F.linear(some, matrix) for some, matrix in zip(rows.split(counts), projection.matrices(), strict=True)])
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        projection, counts = ctx.projection, ctx.counts
-        rows, = ctx.saved_tensors
-        input_gradient = torch.cat([
-            some @ matrix for some, matrix in zip(gradient.split(counts), projection.matrices(), strict=True)])
-        weights = projection.tensor.weights
-        weights.put_off(_ExpertGradient(projection.sink, counts), rows, gradient)
-        if projection.tensor.size == 1 or projection.last:
-            weights.meanwhile()
-        return input_gradient, None, None, None
+        return cast(Tensor, Project.apply(rows, _Products(self.weight, self.sink, counts, self.last, self.tensor), self.weight))
 
 
 @dataclass(frozen=True, slots=True)
-class _ExpertGradient:
-    """The weight gradient of one pass. ``counts``: number of rows of each expert."""
+class _Products:
+    """The products of all experts in one pass, a projection for ``Project``. ``counts``: number of rows of each expert."""
 
+    weight: Tensor
     sink: Sink
     counts: Sequence[int]
+    last: bool
+    tensor: TensorAxis
+    row: bool = False
 
-    def add_weight_gradient(self, x: Tensor, gradient: Tensor) -> None:
-        self.sink.add_products((g.t(), rows) for g, rows in zip(gradient.split(self.counts), x.split(self.counts), strict=True))
+    def product(self, rows: Tensor) -> Tensor:
+        return torch.cat([part @ matrix.t() for part, matrix in self._by_expert(rows)])
+
+    def input_gradient(self, gradient: Tensor) -> Tensor:
+        return torch.cat([part @ matrix for part, matrix in self._by_expert(gradient)])
+
+    def add_weight_gradient(self, rows: Tensor, gradient: Tensor) -> None:
+        pairs = zip(gradient.split(self.counts), rows.split(self.counts), strict=True)
+        self.sink.add_products((outer.t(), inner) for outer, inner in pairs)
+
+    def _by_expert(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield each expert's rows, and its matrix, (outputs, inputs)."""
+        return zip(rows.split(self.counts), self.weight.flatten(1, -2), strict=True)
 
 
 class Experts(nn.Module):

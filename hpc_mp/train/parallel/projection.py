@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from hpc_mp.layout.models import TensorCut, chunk_sizes
 from hpc_mp.train.parallel.collectives import Running, all_reduce
+from hpc_mp.train.parallel.custom_backward import with_backward
 from hpc_mp.train.parallel.gradients import Sink
 from hpc_mp.train.parallel.groups import Axis
 
@@ -101,8 +102,8 @@ class TensorAxis:
         return x
 
     def spread(self, x: Tensor) -> Tensor:
-        """Return the hidden states for a cut layer, or the output gradient for its end."""
-        return x
+        """Return the hidden states for a cut layer, or the output gradient for its end. The result may be a view."""
+        return x.view_as(x)
 
     def summed(self, x: Tensor) -> tuple[Tensor, Running]:
         """Begin to sum x over the axis: outputs at the end of a cut layer, input gradients at its beginning.
@@ -120,42 +121,24 @@ class TensorAxis:
         return loss
 
     def enter(self, x: Tensor) -> Tensor:
-        """Begin a cut layer: ``spread`` in the forward, ``summed`` in the backward."""
-        return x if self.size == 1 else _Enter.apply(x, self)
+        """Begin a cut layer: ``spread`` in the forward, ``summed`` in the backward, while weight gradients are computed."""
+        return x if self.size == 1 else with_backward(self.spread, self._input_gradient, x)
 
     def leave(self, x: Tensor) -> Tensor:
-        """End a cut layer: ``summed`` in the forward, ``spread`` in the backward."""
-        return x if self.size == 1 else _Leave.apply(x, self)
+        """End a cut layer: ``summed`` in the forward, which may overwrite x, and ``spread`` in the backward."""
+        return x if self.size == 1 else with_backward(self.sum, self.spread, x)
 
-
-class _Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, tensor: TensorAxis) -> Tensor:
-        ctx.tensor = tensor
-        whole = tensor.spread(x)
-        return whole.view_as(whole)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        total, running = ctx.tensor.summed(gradient.contiguous())
-        ctx.tensor.weights.meanwhile()
+    def sum(self, x: Tensor) -> Tensor:
+        """Return the result of ``summed``."""
+        total, running = self.summed(x)
         running.wait()
-        return total, None
-
-
-class _Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, tensor: TensorAxis) -> Tensor:
-        ctx.tensor = tensor
-        total, running = tensor.summed(x)
-        running.wait()
-        if total is x:
-            ctx.mark_dirty(x)
         return total
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return ctx.tensor.spread(gradient), None
+    def _input_gradient(self, gradient: Tensor) -> Tensor:
+        total, running = self.summed(gradient.contiguous())
+        self.weights.meanwhile()
+        running.wait()
+        return total
 
 
 class Projection(nn.Module):
@@ -173,6 +156,7 @@ class Projection(nn.Module):
         super().__init__()
         self.names = weight, bias
         self.transposed, self.row, self.tensor = transposed, row, tensor
+        self.last = row  # a column's weight gradients are computed during the sum of its input gradient
         self.weight: nn.Parameter
         self.bias: nn.Parameter | None = None
         self.sinks: tuple[Sink, Sink | None]
@@ -191,7 +175,7 @@ class Projection(nn.Module):
         self.sinks = sinks[weight], sinks[bias] if bias is not None else None
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = _Project.apply(x, self, self.weight)
+        y: Tensor = Project.apply(x, self, self.weight)
         return y + self.bias if self.bias is not None and self.row else y
 
     def product(self, x: Tensor) -> Tensor:
@@ -214,30 +198,27 @@ class Projection(nn.Module):
             bias.add(gradient.sum(0, dtype=bias.unit.slabs.dtype).view(bias.slot.shape), more)
 
 
-class _Project(torch.autograd.Function):
-    """The product of a projection, summed over the axis if the inputs are cut.
+class Project(torch.autograd.Function):
+    """The product of a projection, summed over the axis if the inputs are cut; its weight gradient is put off.
 
-    The weight is an argument so that autograd runs the backward, which returns no gradient of it.
+    The projection is a ``Projection``, or has the same methods. The weight is an argument so that autograd runs the backward,
+    which returns no gradient of it.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, projection: Projection, weight: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, projection: Any, weight: Tensor) -> Tensor:
         ctx.save_for_backward(x)
         ctx.projection = projection
-        y = projection.product(x)
-        if projection.row:
-            y, running = projection.tensor.summed(y)
-            running.wait()
-        return y
+        y: Tensor = projection.product(x)
+        return projection.tensor.sum(y) if projection.row else y
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
-        projection = ctx.projection
-        x, = ctx.saved_tensors
+        projection, (x,) = ctx.projection, ctx.saved_tensors
         if projection.row:
             gradient = projection.tensor.spread(gradient)
         input_gradient = projection.input_gradient(gradient) if ctx.needs_input_grad[0] else None
         projection.tensor.weights.put_off(projection, x, gradient)
-        if projection.tensor.size == 1 or projection.row:
+        if projection.tensor.size == 1 or projection.last:
             projection.tensor.weights.meanwhile()
         return input_gradient, None, None

@@ -26,32 +26,26 @@ QUERIES = 1024  # of a block, which bounds the memory of scores
 
 
 @dataclass(frozen=True, slots=True)
-class _AttentionRing:
+class AttentionRing:
     """Facts that all blocks of one attention share.
 
     Attributes:
-        positions: rank -> positions of its tokens.
+        positions: rank -> positions of its tokens, ascending.
         length: number of tokens of a whole sample.
-        heads: numbers of this rank's query heads in the model.
-        probability: probability with which weights are dropped.
+        site: dropout of attention weights; its rows are the numbers of this rank's query heads in the model.
         keys: keys of dropout's hash for the current samples; None: no dropout.
-        first: first visible token of each token, (samples, length); None: the first of the sample.
-        cap: soft cap of scores, see ``soft_cap``.
+        first: first visible token of each token, (samples, length), see ``masks``; None: the first of the sample.
+        cap: soft cap of scores, see ``soft_cap``; None: no cap.
     """
 
     axis: Axis
     positions: Callable[[int], Tensor]
     scaling: float
     length: int
-    heads: Tensor
-    probability: float
+    site: HashDropout
     keys: Tensor | None
     first: Tensor | None
     cap: float | None
-
-    def source(self, turn: int) -> int:
-        """Return the rank whose keys and values this rank has at a turn of the ring."""
-        return (self.axis.rank - turn) % self.axis.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,21 +62,12 @@ class _AttentionBlock:
     diagonal: bool
 
 
-def ring_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float, axis: Axis, positions: Callable[[int], Tensor],
-                   length: int, site: HashDropout, first: Tensor | None = None, cap: float | None = None) -> Tensor:
+def ring_attention(query: Tensor, key: Tensor, value: Tensor, ring: AttentionRing) -> Tensor:
     """Return the causal attention of this rank's tokens, (batch, this rank's tokens, heads, head_dim).
 
     Args:
         query, key, value: (batch, heads, this rank's tokens, head_dim); the heads of keys and values divide those of queries.
-        positions: rank -> positions of its tokens, ascending.
-        length: number of tokens of a whole sample.
-        site: dropout of attention weights.
-        first: first visible token of each token, (batch, length), see ``masks``; None: the first of the sample.
-        cap: soft cap of scores, see ``soft_cap``; None: no cap.
     """
-    probability = site.p if site.training else 0.0
-    keys = site.clock.site_keys(site.site, query.device) if probability else None
-    ring = _AttentionRing(axis, positions, scaling, length, site.rows, probability, keys, first, cap)
     grouped = query.unflatten(1, (key.shape[1], -1))  # (batch, key-value heads, query heads of each, tokens, head_dim)
     output: Tensor = _RingAttention.apply(grouped, torch.stack((key, value)), ring)
     return output.flatten(1, 2).transpose(1, 2).contiguous()
@@ -90,7 +75,7 @@ def ring_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float, ax
 
 class _RingAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: Tensor, pair: Tensor, ring: _AttentionRing) -> Tensor:
+    def forward(ctx: Any, query: Tensor, pair: Tensor, ring: AttentionRing) -> Tensor:
         """Merge the outputs of all turns.
 
         Args:
@@ -100,10 +85,7 @@ class _RingAttention(torch.autograd.Function):
         wide = torch.promote_types(query.dtype, torch.float32)
         output = torch.zeros(query.shape, dtype=wide, device=query.device)
         total = torch.full(query.shape[:-1], -torch.inf, dtype=wide, device=query.device)  # log of the sum of exponentials
-        current, running = pair, Running()
-        for turn in range(ring.axis.size):
-            if turn + 1 < ring.axis.size:
-                coming, running = shift(current, ring.axis)
+        for turn, current in enumerate(_around(pair, ring.axis)):
             for block in _blocks(ring, turn, query.shape[-2]):
                 key, value = current[..., block.keys, :].unbind()
                 scores = _scores(query[..., block.queries, :], key, block, ring)
@@ -113,9 +95,6 @@ class _RingAttention(torch.autograd.Function):
                 after = torch.logaddexp(before, log_z)
                 part.mul_((before - after).exp().unsqueeze(-1)).add_(_rows(weights, value) * (log_z - after).exp().unsqueeze(-1))
                 before.copy_(after)
-            running.wait()
-            if turn + 1 < ring.axis.size:
-                current = coming
         result = output.to(query.dtype)
         ctx.save_for_backward(query, pair, result, total)
         ctx.ring = ring
@@ -124,15 +103,12 @@ class _RingAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         query, pair, output, total = ctx.saved_tensors
-        ring: _AttentionRing = ctx.ring
+        ring: AttentionRing = ctx.ring
         wide = total.dtype
         share = (gradient.to(wide) * output.to(wide)).sum(-1, keepdim=True)  # subtracted by the backward of the softmax
         query_gradient = torch.zeros(query.shape, dtype=wide, device=query.device)
-        current, running = pair, Running()
         arrived, travelling = torch.empty(0), Running()
-        for turn in range(ring.axis.size):
-            if turn + 1 < ring.axis.size:
-                coming, running = shift(current, ring.axis)
+        for turn, current in enumerate(_around(pair, ring.axis)):
             own = torch.zeros(pair.shape, dtype=wide, device=query.device)
             for block in _blocks(ring, turn, query.shape[-2]):
                 key, value = current[..., block.keys, :].unbind()
@@ -150,16 +126,22 @@ class _RingAttention(torch.autograd.Function):
             if turn > 0:
                 own += arrived
             arrived, travelling = shift(own, ring.axis)
-            running.wait()
-            if turn + 1 < ring.axis.size:
-                current = coming
         travelling.wait()
         return query_gradient.to(query.dtype), arrived.to(pair.dtype), None
 
 
-def _blocks(ring: _AttentionRing, turn: int, tokens: int) -> Iterator[_AttentionBlock]:
+def _around(pair: Tensor, axis: Axis) -> Iterator[Tensor]:
+    """Yield this rank's keys and values, then those of the ranks before it. The next ones travel while a caller computes."""
+    for turn in range(axis.size):
+        coming, running = shift(pair, axis) if turn + 1 < axis.size else (pair, Running())
+        yield pair
+        running.wait()
+        pair = coming
+
+
+def _blocks(ring: AttentionRing, turn: int, tokens: int) -> Iterator[_AttentionBlock]:
     """Yield the blocks of scores of this rank's queries with the keys that it has at a turn."""
-    source = ring.source(turn)
+    source = (ring.axis.rank - turn) % ring.axis.size
     mine, theirs = ring.positions(ring.axis.rank), ring.positions(source)
     begin = tokens // 2 if source > ring.axis.rank else 0
     diagonal = source == ring.axis.rank
@@ -169,7 +151,7 @@ def _blocks(ring: _AttentionRing, turn: int, tokens: int) -> Iterator[_Attention
         yield _AttentionBlock(queries, keys, mine[queries], theirs[keys], diagonal)
 
 
-def _scores(queries: Tensor, key: Tensor, block: _AttentionBlock, ring: _AttentionRing) -> Tensor:
+def _scores(queries: Tensor, key: Tensor, block: _AttentionBlock, ring: AttentionRing) -> Tensor:
     """Return the scores of a block, in at least fp32.
 
     A query may see no key of a source: the finite minimum keeps the logarithm of the sum finite, and the merge with the query's
@@ -195,14 +177,14 @@ def _columns(left: Tensor, right: Tensor) -> Tensor:
     return left.flatten(-3, -2).transpose(-1, -2) @ right.flatten(-3, -2)
 
 
-def _kept(block: _AttentionBlock, ring: _AttentionRing) -> Tensor | None:
+def _kept(block: _AttentionBlock, ring: AttentionRing) -> Tensor | None:
     """Return a mask of the weights that dropout keeps, (samples, heads, queries, keys), as with whole samples; None: all."""
     if ring.keys is None:
         return None
-    index = (ring.heads.view(-1, 1, 1) * ring.length + block.query_positions.unsqueeze(1)) * ring.length + block.key_positions
-    return keep(ring.keys, index.to(torch.int32), ring.probability)
+    index = (ring.site.rows.view(-1, 1, 1) * ring.length + block.query_positions.unsqueeze(1)) * ring.length + block.key_positions
+    return keep(ring.keys, index.to(torch.int32), ring.site.p)
 
 
-def _dropped(weights: Tensor, mask: Tensor | None, ring: _AttentionRing) -> Tensor:
+def _dropped(weights: Tensor, mask: Tensor | None, ring: AttentionRing) -> Tensor:
     """Apply dropout to weights, or to their gradients."""
-    return weights if mask is None else torch.where(mask.view(weights.shape), weights / (1.0 - ring.probability), 0.0)
+    return weights if mask is None else torch.where(mask.view(weights.shape), weights / (1.0 - ring.site.p), 0.0)

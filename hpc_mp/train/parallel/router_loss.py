@@ -15,12 +15,13 @@ the stage of the router.
 """
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hpc_mp.train.parallel.collectives import all_reduce
+from hpc_mp.train.parallel.custom_backward import with_backward
 from hpc_mp.train.parallel.groups import Axis
 
 
@@ -58,7 +59,7 @@ class RouterLoss:
             logits, weights, chosen = output
             if not torch.is_grad_enabled():
                 return output
-            return logits, cast(Tensor, _Join.apply(weights, self.of(logits, chosen, experts, sharers), self, counts)), chosen
+            return logits, self._joined(weights, self.of(logits, chosen, experts, sharers), counts), chosen
 
         if self.balance or self.z:
             router.register_forward_hook(hook)
@@ -74,20 +75,13 @@ class RouterLoss:
         balance = (load * share).sum() * (experts / (chosen.shape[1] * self.tokens))
         return self.balance * balance + self.z * logits.logsumexp(-1).square().sum()
 
+    def _joined(self, weights: Tensor, loss: Tensor, counts: bool) -> Tensor:
+        """Return the weights unchanged. In their backward the loss gets its gradient, and is counted."""
+        value = loss.detach()
 
-class _Join(torch.autograd.Function):
-    """Identity of the weights. The loss that joins here gets its gradient with theirs."""
+        def backward(gradient: Tensor) -> tuple[Tensor, Tensor]:
+            if counts:
+                self.total = self.total + value
+            return gradient, self.scale.to(value.dtype)
 
-    @staticmethod
-    def forward(ctx: Any, weights: Tensor, loss: Tensor, losses: RouterLoss, counts: bool) -> Tensor:
-        ctx.losses, ctx.counts = losses, counts
-        ctx.save_for_backward(loss)
-        return weights.view_as(weights)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        loss, = ctx.saved_tensors
-        losses = ctx.losses
-        if ctx.counts:
-            losses.total = losses.total + loss
-        return gradient, losses.scale.to(loss.dtype), None, None
+        return with_backward(lambda weights, loss: weights.view_as(weights), backward, weights, loss)

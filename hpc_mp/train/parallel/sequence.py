@@ -9,13 +9,12 @@ Tokens are cut as by ``torch.chunk``; in messages all parts are padded to the le
 the weight gradients, (batch, whole sequence, hidden) for each layer's attention and MLP.
 """
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from hpc_mp.train.parallel.collectives import Running, all_gather, all_reduce, reduce_scatter
+from hpc_mp.train.parallel.custom_backward import with_backward
 from hpc_mp.train.parallel.groups import Axis
 from hpc_mp.train.parallel.projection import TensorAxis, WeightGradients
 
@@ -55,18 +54,9 @@ class SequenceAxis(TensorAxis):
         return self.enter(x)
 
     def total(self, loss: Tensor) -> Tensor:
-        return _Total.apply(loss, self.axis)
+        return with_backward(self._total, lambda gradient: gradient, loss)  # each rank differentiates its own share
 
-
-class _Total(torch.autograd.Function):
-    """The sum of the ranks' shares of a loss; in the backward each rank differentiates its own share."""
-
-    @staticmethod
-    def forward(ctx: Any, loss: Tensor, axis: Axis) -> Tensor:
+    def _total(self, loss: Tensor) -> Tensor:
         total = loss.clone()
-        all_reduce(total, axis).wait()
+        all_reduce(total, self.axis).wait()
         return total
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient, None
