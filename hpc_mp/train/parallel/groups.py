@@ -1,26 +1,25 @@
 """Process groups of a run: an axis for each kind of parallelism, and a channel for each pair of adjacent stages.
 
-A rank's coordinates are those of ``arange(world)`` with its axes permuted by the letters of the order, so that the ranks of every
-group ascend (other permutations are silently wrong on torch up to 2.13).
+The placement says which ranks stand along an axis. They ascend in every group: other permutations are silently wrong on torch up
+to 2.13.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from itertools import pairwise
-from math import isqrt, prod
+from math import isqrt
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 
 from hpc_mp.layout.flat import ParameterSlot
-from hpc_mp.layout.placement import Placement, normalize_order
+from hpc_mp.layout.placement import Placement, place
 from hpc_mp.layout.schedule import Schedule
 from hpc_mp.train.parallel import gloo
 
 ONE_BLOCK = 16  # largest number of ranks that all send to rank 0 directly
-AXES = ("pipeline", "replicate", "shard", "tensor")
 Payload = Literal["F", "B"]  # an activation, or the gradient of one
 Channel = tuple[int, int, Payload]  # (sender's place in the pipeline, receiver's place, payload)
 NewGroup = Callable[..., dist.ProcessGroup | None]  # has the arguments of ``dist.new_group``
@@ -116,11 +115,11 @@ class Groups:
     pipeline: int
     channels: Channels
     data_rank: int
-    context: Axis = field(default_factory=Axis)
-    ties: Mapping[tuple[int, ...], Axis] = field(default_factory=dict)
-    kv: Axis = field(default_factory=Axis)
-    expert: Axis = field(default_factory=Axis)
-    experts: StateAxes = field(default_factory=lambda: StateAxes(Axis(), Axis()))
+    context: Axis
+    ties: Mapping[tuple[int, ...], Axis]
+    kv: Axis
+    expert: Axis
+    experts: StateAxes
 
     def holders(self, of_experts: bool) -> StateAxes:
         """Return the ranks that hold state with this one: state of shared experts, or any other state."""
@@ -157,32 +156,40 @@ def build(placement: Placement, shard_degree: int, device: torch.device, backend
         new: makes a group of the given ranks; called for all groups of the world, in the same order on all ranks.
     """
     gloo.register()
-    grid = _grid(placement, shard_degree)
-    maker = _Maker(backend, timeout, new)
-    place = int((grid == dist.get_rank()).nonzero()[0, 0])
-    replicate, shard, tensor = (
-        maker.axis(grid.movedim(axis, -1).flatten(0, -2).tolist(), AXES[axis]) for axis in (1, 2, 3))
-    pipelines = grid.flatten(1).t().tolist()
-    mine = next(ranks for ranks in pipelines if dist.get_rank() in ranks)
-    channels = Channels(tuple(mine), maker.channels(pipelines, schedule), maker.through_host)
-    _say_hello(channels, place, device)
+    maker, along, here = _Maker(backend, timeout, new), placement.groups, placement.ranks[dist.get_rank()]
+    channels = Channels(next(ranks for ranks in along["pp"] if here.rank in ranks), maker.channels(along["pp"], schedule),
+                        maker.through_host)
+    _say_hello(channels, here.pp, device)
     tied = {}
     for stages in [(0, len(schedule.placement) - 1)] if ties is None else ties:
         places = sorted({schedule.placement[stage] for stage in stages})
-        holders = [sorted(ranks[at] for at in places) for ranks in pipelines]
-        tied[stages] = maker.axis(holders, "tie") if len(places) > 1 else Axis()
-    whole = _whole_grid(placement)
-    context = maker.axis(whole.movedim(2, -1).flatten(0, -2).tolist(), "context") if placement.degrees.context > 1 else Axis()
-    data_rank = int((whole == dist.get_rank()).nonzero()[0, 1])
-    kv = maker.axis(grid.reshape(-1, kv_copies).tolist(), "kv") if kv_copies > 1 else Axis()
-    more: dict[str, Any] = {}
-    if (size := placement.degrees.expert) > 1:
-        blocks = grid.flatten(1, 2).unflatten(1, (-1, expert_shards, size))  # pipeline, replicate, shard, expert, tensor
-        expert, *experts = (maker.axis(blocks.movedim(axis, -1).flatten(0, -2).tolist(), name)
-                            for axis, name in ((3, "expert"), (2, "shard of experts"), (1, "replicate of experts")))
-        more = {"expert": expert, "experts": StateAxes(*experts)}
-    world = host if maker.through_host else tree_of(Axis(dist.get_world_size(), dist.get_rank(), dist.group.WORLD))
-    return Groups(world, host, tensor, shard, replicate, place, channels, data_rank, context, tied, kv, **more)
+        tied[stages] = maker.axis([[ranks[at] for at in places] for ranks in along["pp"]], "tie")
+    state, experts = placement.state_groups, along.get("edp", ())
+    return Groups(
+        world=host if maker.through_host else tree_of(Axis(dist.get_world_size(), here.rank, dist.group.WORLD)),
+        host=host,
+        tensor=maker.axis(along["tp"], "tensor"),
+        shard=maker.axis(_neighbours(state, shard_degree), "shard"),
+        replicate=maker.axis(_apart(state, shard_degree), "replicate"),
+        pipeline=here.pp,
+        channels=channels,
+        data_rank=here.dp,
+        context=maker.axis(along.get("cp", ()), "context"),
+        ties=tied,
+        kv=maker.axis(_neighbours(along["tp"], kv_copies), "kv"),
+        expert=maker.axis(along.get("ep", ()), "expert"),
+        experts=StateAxes(maker.axis(_neighbours(experts, expert_shards), "shard of experts"),
+                          maker.axis(_apart(experts, expert_shards), "replicate of experts")))
+
+
+def _neighbours(groups: Iterable[Sequence[int]], width: int) -> list[Sequence[int]]:
+    """Cut groups into groups of ``width`` adjacent ranks; the last one of a group may have fewer."""
+    return [ranks[begin:begin + width] for ranks in groups for begin in range(0, len(ranks), width)]
+
+
+def _apart(groups: Iterable[Sequence[int]], width: int) -> list[Sequence[int]]:
+    """Return the ranks at the same place of all ``_neighbours`` of a group."""
+    return [ranks[first::width] for ranks in groups for first in range(width)]
 
 
 def everyone(timeout: timedelta | None = None, new: NewGroup = new_group) -> Tree:
@@ -195,8 +202,8 @@ def everyone(timeout: timedelta | None = None, new: NewGroup = new_group) -> Tre
     gloo.register()
     size, maker = dist.get_world_size(), _Maker("gloo", timeout, new)
     width = size if size <= ONE_BLOCK else isqrt(size - 1) + 1
-    blocks = [list(range(begin, min(begin + width, size))) for begin in range(0, size, width)]
-    return Tree(size, dist.get_rank(), maker.axis(blocks), maker.axis([[first for first, *_ in blocks]]), width)
+    blocks = _neighbours([range(size)], width)
+    return Tree(size, dist.get_rank(), maker.axis(blocks), maker.axis([range(0, size, width)]), width)
 
 
 def axis_of(groups: Sequence[Sequence[int]], backend: str) -> Axis:
@@ -262,30 +269,9 @@ def _say_hello(channels: Channels, place: int, device: torch.device) -> None:
             dist.recv(word, channels.ranks[sender], group=group)
 
 
-def _whole_grid(placement: Placement) -> torch.Tensor:
-    """Return the rank at every coordinate, (pipeline, data, context, tensor)."""
-    degrees = placement.degrees
-    sizes = {"D": degrees.data, "P": degrees.pipeline, "C": degrees.context, "T": degrees.tensor}
-    letters = normalize_order(placement.order, 2)  # with C, even if it has size 1
-    grid = torch.arange(prod(sizes.values())).view([sizes[letter] for letter in letters])
-    return grid.permute([letters.index(letter) for letter in "PDCT"])
-
-
-def _grid(placement: Placement, shard_degree: int) -> torch.Tensor:
-    """Return the rank at every coordinate of ``AXES``.
-
-    Data and context are one axis here, on which ranks ascend: neighbours hold the parts of a state, whichever of the two letters
-    stands further to the right.
-    """
-    degrees = placement.degrees
-    grid = _whole_grid(placement).flatten(1, 2).sort(1).values
-    return grid.reshape(degrees.pipeline, -1, shard_degree, degrees.tensor)
-
-
 def check_coordinates(placement: Placement, rank: int) -> None:
-    """Raise RuntimeError if the rank's coordinates in its groups are not those that the launcher wrote down."""
-    place = placement.ranks[rank]
-    pp, dp, cp, tp = (_whole_grid(placement) == rank).nonzero()[0].tolist()
-    if (place.pp, place.dp, place.cp, place.tp) != (pp, dp, cp, tp):
-        raise RuntimeError(f"rank {rank}: placement.json says pp {place.pp} dp {place.dp} cp {place.cp} tp {place.tp}, "
-                           f"its order {placement.order} pp {pp} dp {dp} cp {cp} tp {tp}")
+    """Raise RuntimeError if the coordinates that the launcher wrote down for a rank are not those of the order."""
+    written, ordered = (f"pp {at.pp} dp {at.dp} cp {at.cp} tp {at.tp}"
+                        for at in (placement.ranks[rank], place(placement.degrees, placement.order).ranks[rank]))
+    if written != ordered:
+        raise RuntimeError(f"rank {rank}: placement.json says {written}, its order {placement.order} {ordered}")
