@@ -59,7 +59,8 @@ unsummed_shards = wrapped(gradients, "reduce_scatter", lambda reduce: nothing_se
 # ZeRO-3 forgets to give whole parameters back, and so never asks for new ones.
 kept_gathered = wrapped(data_axis.Unit, "release", lambda release: lambda self: None)
 # Gradients begin anew with every backward whose REDUCE comes.
-forgotten_sums = wrapped(gradients.UnitGradient, "announce", lambda announce: lambda self: (self.begin(), announce(self))[1])
+forgotten_sums = wrapped(gradients.UnitGradient, "announce", lambda announce: lambda self: (
+    self.held.zero_(), announce(self))[1])
 # Each microbatch's own mean, averaged, as many trainers did until 2024: of the global batch, all labels that there are.
 mean_of_means = wrapped(_LabelCount, "all", lambda every: lambda self: torch.full_like(self._own, 24.0 * 24))
 shifted_positions = wrapped(groups.Groups, "data_rank", lambda slot: property(lambda self: 0, lambda self, value: None))
@@ -103,17 +104,17 @@ def stale_parameters() -> None:
 def early_reduction(begin: Any, axis: data_axis.DataAxis) -> None:
     """A unit that two stages of a rank have is summed after the first of them."""
     begin(axis)
-    axis._waiting = dict.fromkeys(axis._waiting, 1)
+    for unit in axis.units.values():
+        unit.gradient._left = 1
 
 
 def early_sums() -> None:
     """Whole gradients are summed after every microbatch, though those before are still in them."""
     complete = schedule_of.build
     schedule_of.build = lambda name, pipeline, microbatches, virtual, _: complete(name, pipeline, microbatches, virtual, "each")
-    data_axis.DataAxis.reduce = lambda self, stage: [unit.gradient.reduce() for unit in self.stages[stage]]
-    original = data_axis.DataAxis.__init__
-    data_axis.DataAxis.__init__ = lambda self, layouts, stages, reductions, groups, zero, once, *rest: original(
-        self, layouts, stages, reductions, groups, zero, True, *rest)
+    gradients.UnitGradient.reduce = lambda self: self._reduce()
+    original = gradients.UnitGradient.__init__
+    gradients.UnitGradient.__init__ = lambda self, layout, groups, kept, *rest: original(self, layout, groups, True, *rest)
 
 
 @planted(pipeline.Pipeline, "_differentiate")

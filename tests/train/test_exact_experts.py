@@ -205,7 +205,7 @@ def summed_over(other: Callable[[groups.Groups], groups.Axis]) -> Callable[[], N
     noted = wrapped(groups.Groups, "holders", lambda holders: lambda self, of_experts: (
         seen.append(self), holders(self, of_experts))[1])
 
-    @planted(gradients.UnitGradient, "reduce")
+    @planted(gradients.UnitGradient, "_reduce")
     def wrong(reduce: Any, gradient: gradients.UnitGradient) -> None:
         own = gradient.replicate
         gradient.replicate = other(seen[0]) if gradient.layout.of_experts else own

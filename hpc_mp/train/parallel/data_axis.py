@@ -38,7 +38,6 @@ class Unit:
     """One unit of a stage: its flat parameter as the modules see it, this rank's part of the masters, and the gradient.
 
     Attributes:
-        tied: True if a backward yields several gradients of it.
         parameters: name -> view of ``whole``.
         master: this rank's part, (part,), in the masters' format.
         away: this rank's part in host memory; None: it is on the device.
@@ -47,7 +46,6 @@ class Unit:
     def __init__(self, layout: FlatLayout, shard: Axis, gradient: UnitGradient, precision: Precision, gathers: bool,
                  away: HostPart | None = None) -> None:
         self.layout, self.shard, self.gradient, self.gathers, self.away = layout, shard, gradient, gathers, away
-        self.tied = layout.tied
         device = gradient.held.device
         self.whole = torch.empty(layout.padded, dtype=precision.compute, device=device)
         self._bytes = self.whole.untyped_storage().nbytes()
@@ -136,48 +134,35 @@ class DataAxis:
     def __init__(self, units: Mapping[str, FlatLayout], stages: Mapping[int, Iterable[str]], schedule: Schedule, groups: Groups,
                  layout: Layout, device: torch.device) -> None:
         precision, zero = PRECISIONS[layout.precision], layout.zero
-        self.reductions = Counter(action.stage for action in schedule.ranks[groups.pipeline] if action.kind == "REDUCE")
-        once = any(count < schedule.microbatches for count in self.reductions.values())  # per step, not per microbatch
+        reductions = Counter(action.stage for action in schedule.ranks[groups.pipeline] if action.kind == "REDUCE")
+        once = any(count < schedule.microbatches for count in reductions.values())  # per step, not per microbatch
         bus = Bus(device) if "parameters" in layout.offload else None
         self.ties, self.slabs = groups.ties, Slabs(precision.master, device)
         self.units: dict[str, Unit] = {}
         for name, flat in units.items():
             holders = groups.holders(flat.of_experts)
             alone = holders.shard.size == 1
-            gradient = UnitGradient(flat, groups, alone or once or zero <= 1, self.slabs)
+            count = sum(reductions[stage] for stage, names in stages.items() if name in names)
+            gradient = UnitGradient(flat, groups, alone or once or zero <= 1, count, self.slabs)
             away = None if bus is None else HostPart(flat.part, precision, bus)
             gathers = away is not None or (zero == 3 and not alone)
             self.units[name] = Unit(flat, holders.shard, gradient, precision, gathers, away)
         self.stages = {stage: [self.units[name] for name in names] for stage, names in stages.items()}
-        self._waiting: dict[str, int] = {}
 
     def begin(self) -> None:
-        """Reset gradients and counts at the beginning of a step."""
+        """Reset gradients at the beginning of a step."""
         for unit in self.units.values():
             unit.gradient.begin()
-        self._waiting = {name: sum(count for stage, count in self.reductions.items() if unit in self.stages[stage])
-                         for name, unit in self.units.items()}
 
     def announce(self, stage: int) -> None:
-        """Announce that the backward which begins is followed by a REDUCE of this stage.
-
-        A tied weight gets several gradients in a backward, so that its gradient is complete only at the REDUCE.
-        """
+        """Announce that the backward which begins is followed by a REDUCE of this stage."""
         for unit in self.stages[stage]:
-            if not unit.tied and (not unit.gradient.kept or self._waiting[unit.layout.unit] == 1):
-                unit.gradient.announce()
+            unit.gradient.announce()
 
     def reduce(self, stage: int) -> None:
-        """Begin the reductions of a REDUCE action that have not begun during the backward.
-
-        A gradient that ranks accumulate over the step is summed at the last REDUCE of all stages that have the unit.
-        """
+        """Begin the reductions of a REDUCE action that have not begun during the backward."""
         for unit in self.stages[stage]:
-            self._waiting[unit.layout.unit] -= 1
-            if unit.gradient.begun:
-                unit.gradient.begun = False
-            elif not unit.gradient.kept or self._waiting[unit.layout.unit] == 0:
-                unit.gradient.reduce()
+            unit.gradient.reduce()
 
     def finish(self) -> None:
         """Complete all reductions after the last backward.
@@ -185,6 +170,7 @@ class DataAxis:
         Every part then has the sum over the data axis, and over the stages that have the same unit.
         """
         self.slabs.settle()
+        self.slabs.free.clear()
         for unit in self.units.values():
             unit.gradient.reduce_replicas()
         for unit in self.units.values():

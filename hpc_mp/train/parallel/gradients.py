@@ -1,8 +1,25 @@
 """Gradients accumulate in one flat array for each unit, in the masters' format, and are reduced over the data axis from there.
 
 ``parameter.grad`` is not used: each gradient is added to the ``Sink`` of its slot, matrix products of projections directly, all
-others through a hook. A unit counts these additions. When a backward has added a gradient for every slot, the unit's gradient is
-complete, and its reduction over the data axis begins while the backward of the blocks before still runs.
+others through a hook. A unit's gradient is in one of three states:
+
+============ ========================== ==========================================================================================
+state        missing                    next state
+============ ========================== ==========================================================================================
+accumulating None                       announced, if a backward begins that the unit's reduction follows
+announced    slots without a gradient   reducing, if the last one of them gets its gradient; else accumulating, at REDUCE
+reducing     0                          accumulating, at REDUCE
+============ ========================== ==========================================================================================
+
+So the reduction of a unit begins while the backward of the blocks before still runs. A microbatch of a stage of two blocks with
+two slots each, and of a tied weight, which gets several gradients in a backward, so that only REDUCE reduces it::
+
+    action      │ backward                             │ REDUCE │ next action
+    block 1     │ +1 +1 ~~~~~ reduction ~~~~~          │        │
+    block 0     │             +1 +1 ~~~~~ reduction ~~~│~~~~    │
+    tied weight │ +1                +1                 │ ~~~~~ reduction ~~~~~
+
+Units that ranks keep whole are reduced once per step, at the last REDUCE of all stages that have them.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -33,59 +50,58 @@ class Slabs:
 
     def take(self, length: int) -> Tensor:
         """Return zeros, (length,), in a free bucket or a new one."""
-        for slab in self.free:
-            if slab.numel() == length:
-                self.free = [other for other in self.free if other is not slab]
-                return slab.zero_()
-        return torch.zeros(length, dtype=self.dtype, device=self.device)
+        place = next((place for place, slab in enumerate(self.free) if slab.numel() == length), None)
+        return torch.zeros(length, dtype=self.dtype, device=self.device) if place is None else self.free.pop(place).zero_()
 
     def send(self, running: Running, slab: Tensor) -> None:
         """Free ``slab`` when the reduction that reads it is complete."""
         self.running.append((running, slab))
-        while len(self.running) > MOST_RUNNING:
-            self._settle()
+        self.settle(MOST_RUNNING)
 
-    def settle(self) -> None:
-        while self.running:
-            self._settle()
-        self.free = []
-
-    def _settle(self) -> None:
-        running, slab = self.running.pop(0)
-        running.wait()
-        self.free.append(slab)
+    def settle(self, most: int = 0) -> None:
+        """Wait until at most so many reductions are in flight."""
+        while len(self.running) > most:
+            running, slab = self.running.pop(0)
+            running.wait()
+            self.free.append(slab)
 
 
 class UnitGradient:
     """The gradient of one unit.
 
     Args:
-        complete: True if ranks keep the whole gradient for one reduction per step, False if they keep their part of the sum.
+        kept: True if ranks keep the whole gradient for one reduction per step, False if they keep their part of the sum.
+        reductions: number of REDUCE actions in a step of all stages that have the unit.
+
+    Attributes:
+        held: array that lives between steps: the whole gradient, or this rank's part.
+        part: receives the sum of this rank's part, (part,).
+        whole: array in which the gradient accumulates, (padded,); None: a bucket, which is taken when it is needed.
     """
 
-    def __init__(self, layout: FlatLayout, groups: Groups, complete: bool, slabs: Slabs) -> None:
+    def __init__(self, layout: FlatLayout, groups: Groups, kept: bool, reductions: int, slabs: Slabs) -> None:
         holders = groups.holders(layout.of_experts)
-        self.layout, self.slabs = layout, slabs
+        self.layout, self.kept, self.reductions, self.slabs = layout, kept, reductions, slabs
         self.shard, self.replicate = holders.shard, holders.replicate
-        length = layout.padded if complete else layout.part
-        self.held = torch.zeros(length, dtype=slabs.dtype, device=slabs.device)
-        begin = self.shard.rank * layout.part if complete else 0
-        self.part = self.held[begin:begin + layout.part]  # receives the sum of this rank's part
-        self.kept = complete
+        self.held = torch.zeros(layout.padded if kept else layout.part, dtype=slabs.dtype, device=slabs.device)
+        begin = self.shard.rank * layout.part if kept else 0
+        self.part = self.held[begin:begin + layout.part]
         self.shared = list(_stretches(layout, groups.sharing))
-        self.whole: Tensor | None = self.held if complete else None
+        self.whole: Tensor | None = self.held if kept else None
         self._views: dict[str, Tensor] = {}  # weight -> view of ``whole``; every backward uses all of them
-        self.begun = False  # True if a reduction has begun before its REDUCE
-        self._announced, self._come = False, 0
+        self._left = 0  # REDUCE actions of this step
+        self._missing: int | None = None
         self._running = Running()
 
     def begin(self) -> None:
         """Set the gradient to zero at the beginning of a step."""
         self.held.zero_()
+        self._left = self.reductions
 
     def announce(self) -> None:
-        """Announce a reduction behind the backward that begins: it may start as soon as the gradient is complete."""
-        self._announced, self._come = True, 0
+        """Announce that a REDUCE follows the backward that begins: a reduction may start as soon as the gradient is complete."""
+        if not self.layout.tied and (not self.kept or self._left == 1):
+            self._missing = len(self.layout.slots)
 
     def view(self, slot: ParameterSlot) -> Tensor:
         """Return the view in which the gradient of a slot accumulates, in the slot's shape."""
@@ -98,14 +114,20 @@ class UnitGradient:
 
     def came(self) -> None:
         """Count a slot whose gradient of this backward has been added."""
-        self._come += 1
-        if self._announced and self._come == len(self.layout.slots):
-            self.begun = True
-            self.reduce()
+        if self._missing:
+            self._missing -= 1
+            if self._missing == 0:
+                self._reduce()
 
     def reduce(self) -> None:
+        """Perform a REDUCE: begin the reduction if it is due, and has not begun during the backward."""
+        self._left -= 1
+        if self._missing != 0 and (not self.kept or self._left == 0):
+            self._reduce()
+        self._missing = None
+
+    def _reduce(self) -> None:
         """Begin the reduction over the shards; that over replicas follows at the end of the step."""
-        self._announced = False
         whole = self.whole
         if whole is None:
             return
