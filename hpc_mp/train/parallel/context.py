@@ -40,11 +40,13 @@ class ContextAxis:
 
     Attributes:
         positions: positions of this rank's tokens in their sample, (sequence / ranks,), ascending.
+        mask: (first token that each token of a sample sees, dtype) -> the attention mask, see ``masks``.
     """
 
     def __init__(self, axis: Axis, method: str, sequence: int, device: torch.device) -> None:
-        self.axis, self.method, self.sequence = axis, METHODS[method], sequence
-        self.positions = self.positions_of(axis.rank, device)
+        self.axis, self.sequence = axis, sequence
+        self.method = METHODS[method if axis.size > 1 else "ulysses"]
+        self.positions, self.mask = self.positions_of(axis.rank, device), self.method.mask
 
     def positions_of(self, rank: int, device: torch.device) -> Tensor:
         return self.method.positions(torch.arange(self.sequence, device=device), self.axis.size, rank)
@@ -52,10 +54,6 @@ class ContextAxis:
     def own(self, tokens: Tensor) -> Tensor:
         """Return this rank's columns of a tensor with one number per token, (samples, sequence)."""
         return tokens if self.axis.size == 1 else tokens[:, self.positions]
-
-    def mask(self, first: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the attention mask that hides the tokens before ``first`` from each token of a sample, see ``masks``."""
-        return (added_mask if self.axis.size == 1 else self.method.mask)(first, dtype)
 
     def attach(self, attention: Any, heads: int, functions: Callable[[str], AttentionFunction]) -> None:
         """Make an attention module of transformers attend over the whole sequence.
@@ -92,8 +90,6 @@ class Method:
 
 def _balanced(positions: Tensor, ranks: int, rank: int) -> Tensor:
     """Return an early chunk and a late one, whose causal work has the same sum on every rank."""
-    if ranks == 1:
-        return positions
     chunks = positions.chunk(2 * ranks)
     return torch.cat((chunks[rank], chunks[2 * ranks - 1 - rank]))
 

@@ -19,10 +19,9 @@ reduction is a plain sum.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hpc_mp.layout.flat import FlatLayout, ParameterSlot
 from hpc_mp.layout.layout import Layout
@@ -46,8 +45,7 @@ class Unit:
     def __init__(self, layout: FlatLayout, shard: Axis, gradient: UnitGradient, precision: Precision, gathers: bool,
                  away: HostPart | None = None) -> None:
         self.layout, self.shard, self.gradient, self.gathers, self.away = layout, shard, gradient, gathers, away
-        device = gradient.held.device
-        self.whole = torch.empty(layout.padded, dtype=precision.compute, device=device)
+        self.whole = torch.empty(layout.padded, dtype=precision.compute, device=gradient.held.device)
         self._bytes = self.whole.untyped_storage().nbytes()
         begin = shard.rank * layout.part
         self._own = self.whole[begin:begin + layout.part]
@@ -55,7 +53,7 @@ class Unit:
         if away is not None:
             self.master = away.master
         else:
-            self.master = self._own if self._inside else torch.empty(layout.part, dtype=precision.master, device=device)
+            self.master = self._own if self._inside else torch.empty_like(self._own, dtype=precision.master)
         self.parameters = {slot.weight.name: self._parameter(slot) for slot in layout.slots}
         self.sinks = {slot.weight.name: Sink(gradient, slot) for slot in layout.slots}
         self._collected: set[str] = set()
@@ -71,7 +69,7 @@ class Unit:
         """Move autograd's gradient of a parameter to its sink. Each stage that shares the parameter may call this."""
         if name not in self._collected:
             self._collected.add(name)
-            self.parameters[name].register_post_accumulate_grad_hook(partial(_collected, self.sinks[name]))
+            self.parameters[name].register_post_accumulate_grad_hook(self.sinks[name].collect)
 
     def filled(self) -> None:
         """Publish values that the host has written into the masters."""
@@ -113,12 +111,6 @@ class Unit:
 
     def _gather(self) -> Running:
         return all_gather(self.whole, self._own, self.shard)
-
-
-def _collected(sink: Sink, parameter: Tensor) -> None:
-    assert parameter.grad is not None
-    sink.add(parameter.grad)
-    parameter.grad = None
 
 
 class DataAxis:

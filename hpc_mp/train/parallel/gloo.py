@@ -35,27 +35,26 @@ class Silent(dist.ProcessGroup):
 
 def register() -> None:
     """Register both back ends with torch."""
-    makers: dict[str, Callable[..., Any]] = {GLOO: _connected, SILENT: _silent}
+    silent: Callable[..., Any] = Silent  # torch's stubs lack the constructor
+    makers = {GLOO: _connected, SILENT: lambda store, rank, size, timeout: silent(rank, size)}
     for name, maker in makers.items():
         if name.upper() not in dist.Backend._plugins:
             dist.Backend.register_backend(name, maker, devices=["cpu", "cuda"])
 
 
-def _silent(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Silent:
-    return Silent(rank, size)  # type: ignore[call-arg]  # torch's stubs lack the constructor
-
-
-def _connected(store: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroupGloo:
-    options: Any = _gloo()._Options()
+def _connected(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
+    gloo: Any = dist.ProcessGroupGloo  # torch's stubs lack some of its attributes
+    options = gloo._Options()
     options._devices, options._timeout = [_device()], timeout
-    return dist.ProcessGroupGloo(store, rank, size, options)
+    return gloo(store, rank, size, options)
 
 
 @cache
 def _device() -> Any:
     """Return the device of this process, which is created at its first use."""
+    gloo: Any = dist.ProcessGroupGloo
     with _late_timers():
-        return _gloo().create_default_device(lazy_init=False)
+        return gloo.create_default_device(lazy_init=False)
 
 
 @contextmanager
@@ -74,8 +73,3 @@ def _late_timers() -> Iterator[None]:
         yield
     finally:
         prctl(PR_SET_TIMERSLACK, ctypes.c_ulong(before))
-
-
-def _gloo() -> Any:
-    """Return the class as ``Any``, because torch's stubs lack some of its attributes."""
-    return dist.ProcessGroupGloo

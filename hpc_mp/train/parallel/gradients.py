@@ -167,6 +167,12 @@ class Sink:
     unit: UnitGradient
     slot: ParameterSlot
 
+    def collect(self, parameter: Tensor) -> None:
+        """Add the gradient that autograd has computed of the parameter, and drop it there."""
+        assert parameter.grad is not None
+        self.add(parameter.grad)
+        parameter.grad = None
+
     def add(self, gradient: Tensor, more: bool = False) -> None:
         """Add a gradient in the slot's shape. ``more``: as for ``add_product``."""
         self.unit.view(self.slot).add_(gradient)

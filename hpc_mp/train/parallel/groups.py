@@ -69,7 +69,7 @@ def tree_of(axis: Axis) -> Tree:
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """Communicators of this rank's pipeline, a separate one for every (sender, receiver, payload).
+    """Communicators of this rank's pipeline, sorted, a separate one for every (sender, receiver, payload).
 
     Messages on a communicator thus have the order of one direction alone, and no message waits for an unrelated one.
 
@@ -155,10 +155,8 @@ def build(placement: Placement, shard_degree: int, device: torch.device, backend
         ties: stages that have copies of the same weights; None: the first and the last one may.
         new: makes a group of the given ranks; called for all groups of the world, in the same order on all ranks.
     """
-    gloo.register()
     maker, along, here = _Maker(backend, timeout, new), placement.groups, placement.ranks[dist.get_rank()]
-    channels = Channels(next(ranks for ranks in along["pp"] if here.rank in ranks), maker.channels(along["pp"], schedule),
-                        maker.through_host)
+    channels = maker.channels(along["pp"], schedule)
     _say_hello(channels, here.pp, device)
     tied = {}
     for stages in [(0, len(schedule.placement) - 1)] if ties is None else ties:
@@ -199,7 +197,6 @@ def everyone(timeout: timedelta | None = None, new: NewGroup = new_group) -> Tre
         timeout: longest wait for other ranks; None: torch's default.
         new: as for ``build``.
     """
-    gloo.register()
     size, maker = dist.get_world_size(), _Maker("gloo", timeout, new)
     width = size if size <= ONE_BLOCK else isqrt(size - 1) + 1
     blocks = _neighbours([range(size)], width)
@@ -223,7 +220,7 @@ class _Maker:
     def through_host(self) -> bool:
         return self.backend == "gloo"
 
-    def axis(self, groups: Sequence[Sequence[int]], name: str = "") -> Axis:
+    def axis(self, groups: Iterable[Sequence[int]], name: str = "") -> Axis:
         """Return this rank's axis among groups that do not overlap."""
         axis = Axis(through_host=self.through_host)
         for ranks in groups:
@@ -234,8 +231,8 @@ class _Maker:
                     raise RuntimeError(f"rank {dist.get_rank()}: its rank in the group {ranks} is not its coordinate {axis.rank}")
         return axis
 
-    def channels(self, pipelines: Sequence[Sequence[int]], schedule: Schedule) -> dict[Channel, dist.ProcessGroup | None]:
-        """Return this rank's communicators, by the channels that they serve."""
+    def channels(self, pipelines: Sequence[Sequence[int]], schedule: Schedule) -> Channels:
+        """Return the channels of this rank's pipeline."""
         ends: set[Channel] = set()
         for before, after in pairwise(schedule.placement):
             if before != after:
@@ -243,14 +240,17 @@ class _Maker:
         groups: dict[Channel, dist.ProcessGroup | None] = {}
         for channel in sorted(ends):
             for ranks in pipelines:
-                group = self._group(sorted((ranks[channel[0]], ranks[channel[1]])))
-                if dist.get_rank() in (ranks[channel[0]], ranks[channel[1]]):
+                pair = sorted((ranks[channel[0]], ranks[channel[1]]))
+                group = self._group(pair)
+                if dist.get_rank() in pair:
                     groups[channel] = group
-        return groups
+        mine = next(ranks for ranks in pipelines if dist.get_rank() in ranks)
+        return Channels(tuple(mine), groups, self.through_host)
 
     def _group(self, ranks: Sequence[int]) -> dist.ProcessGroup | None:
         if len(ranks) == 1:
             return None
+        gloo.register()
         only = gloo.GLOO if self.through_host else "nccl"  # by default torch would connect the ranks over gloo too
         return self.new(list(ranks), timeout=self.timeout, backend=only)
 
@@ -262,7 +262,7 @@ def _say_hello(channels: Channels, place: int, device: torch.device) -> None:
     two ranks could thus deadlock.
     """
     word = torch.zeros(1, device="cpu" if channels.through_host else device)
-    for (sender, receiver, _), group in sorted(channels.groups.items(), key=lambda item: item[0]):
+    for (sender, receiver, _), group in channels.groups.items():
         if place == sender:
             dist.send(word, channels.ranks[receiver], group=group)
         else:

@@ -75,11 +75,9 @@ class TensorAxis:
 
     Attributes:
         weights: this rank's queue of weight gradients.
-        first_token: index of the first of this rank's tokens of a sample.
         sharers: axes whose ranks have other tokens of the same samples between cut layers.
     """
 
-    first_token = 0
     sharers: tuple[Axis, ...] = ()
 
     def __init__(self, axis: Axis, modules: tuple[str, ...], weights: WeightGradients) -> None:

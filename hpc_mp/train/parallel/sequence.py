@@ -30,10 +30,10 @@ class SequenceAxis(TensorAxis):
         super().__init__(axis, modules, weights)
         self.sequence, self.sharers = sequence, (axis,)
         self.longest = -(-sequence // self.size)
-        self.first_token, self.tokens = self.part(sequence)
+        self.first, self.tokens = self.part(sequence)
 
     def share(self, x: Tensor, dim: int) -> Tensor:
-        return x.narrow(dim, self.first_token, self.tokens)
+        return x.narrow(dim, self.first, self.tokens)
 
     def spread(self, x: Tensor) -> Tensor:
         """All-gather the tokens of all ranks, (batch, sequence, hidden)."""
