@@ -110,5 +110,5 @@ class Intake:
         taken = kept(everyone, self.capacity.limit)[:, self.positions].flatten(0, 1)
         if self.counts:
             drops = torch.stack(((~taken).sum(), torch.full((), taken.numel(), device=index.device))).double()
-            weights = with_backward(lambda weights: weights.view_as(weights), partial(self.capacity.count, drops), weights)
+            weights = with_backward(lambda weights: weights, partial(self.capacity.count, drops), weights)
         return index.masked_fill(~taken, none), weights

@@ -74,16 +74,8 @@ def reduce_scatter(into: Tensor, whole: Tensor, axis: Axis) -> Running:
         keep = into.copy_ if inside else into.add_
         return Running(work, lambda: keep(summed))
     arrived, work = _exchange(f"reduce-scatter, {axis.name}", whole, axis)
-
-    @torch.no_grad()
-    def sum_up() -> None:
-        pieces = arrived.view(axis.size, length)
-        if inside:
-            torch.sum(pieces, 0, out=into)
-        else:
-            into.add_(pieces.sum(0))
-
-    return Running(work, sum_up)
+    pieces = arrived.view(axis.size, length)
+    return Running(work, lambda: torch.sum(pieces, 0, out=into) if inside else into.add_(pieces.sum(0)))
 
 
 def known_to_all(values: Tensor, ranks: Tree) -> Tensor:
@@ -96,11 +88,8 @@ def known_to_all(values: Tensor, ranks: Tree) -> Tensor:
         everyone = values.new_empty(ranks.size, *values.shape)
         GATHER(everyone.view(-1), values, group=ranks.block.group)
         return everyone
-    blocks = -(-ranks.size // ranks.width)
-    everyone = values.new_empty(blocks, ranks.width, *values.shape)
-    block = _gathered(values, ranks.block, ranks.width)
-    if ranks.block.rank == 0:
-        everyone = _gathered(block, ranks.heads, blocks)
+    blocks, block = -(-ranks.size // ranks.width), _gathered(values, ranks.block, ranks.width)
+    everyone = _gathered(block, ranks.heads, blocks) if ranks.block.rank == 0 else block.new_empty(blocks, *block.shape)
     return from_first(everyone, ranks).flatten(0, 1)[:ranks.size]
 
 
@@ -115,10 +104,9 @@ def from_first(values: Tensor, ranks: Tree) -> Tensor:
 def _gathered(values: Tensor, axis: Axis, width: int) -> Tensor:
     """Gather on the first rank of an axis, (width, …), with zeros behind the last rank; other ranks get no meaningful result."""
     rows = values.new_zeros(width, *values.shape)
+    rows[0] = values
     if axis.size > 1:
         dist.gather(values, list(rows[:axis.size].unbind()) if axis.rank == 0 else None, group=axis.group, group_dst=0)
-    else:
-        rows[0] = values
     return rows
 
 

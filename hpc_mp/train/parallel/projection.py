@@ -53,16 +53,14 @@ class WeightGradients:
             projection.add_weight_gradient(x, gradient)
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield the tensors that the queue holds."""
-        for _, x, gradient in self._waiting:
-            yield x
-            yield gradient
+        """Return the tensors that the queue holds."""
+        return (tensor for _, *tensors in self._waiting for tensor in tensors)
 
     def take(self) -> "WeightGradients":
         """Move all entries to a new queue, for a later ``work_off``."""
-        taken = WeightGradients()
-        taken._waiting, self._waiting = self._waiting, deque()
-        return taken
+        queue = WeightGradients()
+        queue._waiting, self._waiting = self._waiting, queue._waiting
+        return queue
 
 
 class TensorAxis:
@@ -100,8 +98,8 @@ class TensorAxis:
         return x
 
     def spread(self, x: Tensor) -> Tensor:
-        """Return the hidden states for a cut layer, or the output gradient for its end. The result may be a view."""
-        return x.view_as(x)
+        """Return the hidden states for a cut layer, or the output gradient for its end."""
+        return x
 
     def summed(self, x: Tensor) -> tuple[Tensor, Running]:
         """Begin to sum x over the axis: outputs at the end of a cut layer, input gradients at its beginning.
@@ -124,7 +122,7 @@ class TensorAxis:
 
     def leave(self, x: Tensor) -> Tensor:
         """End a cut layer: ``summed`` in the forward, which may overwrite x, and ``spread`` in the backward."""
-        return x if self.size == 1 else with_backward(self.sum, self.spread, x)
+        return x if self.size == 1 else with_backward(self.sum, self.spread, x, in_place=True)
 
     def sum(self, x: Tensor) -> Tensor:
         """Return the result of ``summed``."""

@@ -84,4 +84,4 @@ class RouterLoss:
                 self.total = self.total + value
             return gradient, self.scale.to(value.dtype)
 
-        return with_backward(lambda weights, loss: weights.view_as(weights), backward, weights, loss)
+        return with_backward(lambda weights, loss: weights, backward, weights, loss)
