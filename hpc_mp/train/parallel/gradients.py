@@ -58,9 +58,9 @@ class Slabs:
         self.running.append((running, slab))
         self.settle(MOST_RUNNING)
 
-    def settle(self, most: int = 0) -> None:
-        """Wait until at most so many reductions are in flight."""
-        while len(self.running) > most:
+    def settle(self, limit: int = 0) -> None:
+        """Wait until at most ``limit`` reductions are in flight."""
+        while len(self.running) > limit:
             running, slab = self.running.pop(0)
             running.wait()
             self.free.append(slab)
@@ -70,7 +70,7 @@ class UnitGradient:
     """The gradient of one unit.
 
     Args:
-        kept: True if ranks keep the whole gradient for one reduction per step, False if they keep their part of the sum.
+        complete: True if ranks keep the whole gradient for one reduction per step, False if they keep their part of the sum.
         reductions: number of REDUCE actions in a step of all stages that have the unit.
 
     Attributes:
@@ -79,15 +79,15 @@ class UnitGradient:
         whole: array in which the gradient accumulates, (padded,); None: a bucket, which is taken when it is needed.
     """
 
-    def __init__(self, layout: FlatLayout, groups: Groups, kept: bool, reductions: int, slabs: Slabs) -> None:
+    def __init__(self, layout: FlatLayout, groups: Groups, complete: bool, reductions: int, slabs: Slabs) -> None:
         holders = groups.holders(layout.of_experts)
-        self.layout, self.kept, self.reductions, self.slabs = layout, kept, reductions, slabs
+        self.layout, self.kept, self.reductions, self.slabs = layout, complete, reductions, slabs
         self.shard, self.replicate = holders.shard, holders.replicate
-        self.held = torch.zeros(layout.padded if kept else layout.part, dtype=slabs.dtype, device=slabs.device)
-        begin = self.shard.rank * layout.part if kept else 0
+        self.held = torch.zeros(layout.padded if complete else layout.part, dtype=slabs.dtype, device=slabs.device)
+        begin = self.shard.rank * layout.part if complete else 0
         self.part = self.held[begin:begin + layout.part]
         self.shared = list(_stretches(layout, groups.sharing))
-        self.whole: Tensor | None = self.held if kept else None
+        self.whole: Tensor | None = self.held if complete else None
         self._views: dict[str, Tensor] = {}  # weight -> view of ``whole``; every backward uses all of them
         self._left = 0  # REDUCE actions of this step
         self._missing: int | None = None

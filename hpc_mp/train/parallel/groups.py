@@ -155,23 +155,23 @@ def build(placement: Placement, shard_degree: int, device: torch.device, backend
         ties: stages that have copies of the same weights; None: the first and the last one may.
         new: makes a group of the given ranks; called for all groups of the world, in the same order on all ranks.
     """
-    maker, along, here = _Maker(backend, timeout, new), placement.groups, placement.ranks[dist.get_rank()]
+    maker, along, own = _Maker(backend, timeout, new), placement.groups, placement.ranks[dist.get_rank()]
     channels = maker.channels(along["pp"], schedule)
-    _say_hello(channels, here.pp, device)
+    _say_hello(channels, own.pp, device)
     tied = {}
     for stages in [(0, len(schedule.placement) - 1)] if ties is None else ties:
         places = sorted({schedule.placement[stage] for stage in stages})
         tied[stages] = maker.axis([[ranks[at] for at in places] for ranks in along["pp"]], "tie")
     state, experts = placement.state_groups, along.get("edp", ())
     return Groups(
-        world=host if maker.through_host else tree_of(Axis(dist.get_world_size(), here.rank, dist.group.WORLD)),
+        world=host if maker.through_host else tree_of(Axis(dist.get_world_size(), own.rank, dist.group.WORLD)),
         host=host,
         tensor=maker.axis(along["tp"], "tensor"),
         shard=maker.axis(_neighbours(state, shard_degree), "shard"),
         replicate=maker.axis(_apart(state, shard_degree), "replicate"),
-        pipeline=here.pp,
+        pipeline=own.pp,
         channels=channels,
-        data_rank=here.dp,
+        data_rank=own.dp,
         context=maker.axis(along.get("cp", ()), "context"),
         ties=tied,
         kv=maker.axis(_neighbours(along["tp"], kv_copies), "kv"),
