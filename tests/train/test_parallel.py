@@ -1,5 +1,6 @@
 """``hpc_mp.parallel`` equals one process of plain transformers, or of plain torch, to 1e-12."""
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,12 +13,15 @@ import pytest
 import torch
 from exact import EXACT, cases
 from ranks import run_ranks
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, BertConfig, BertForMaskedLM, LlamaConfig
 
 import hpc_mp
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.layout.models.weight_files import INDEX
 from hpc_mp.train.device.precision import StaysDouble
+from hpc_mp.train.own_loop import saved
 
 WRONG = 1e-6
 CONFIG = {"num_hidden_layers": 4, "hidden_size": 32, "intermediate_size": 40, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -233,6 +237,28 @@ def test_a_module_with_cut_points_equals_itself_and_goes_on_from_another_layout(
     expected = Trained(losses[1:-1], losses[-1], {name: values.numpy() for name, values in parameters.items()})
     assert replace(second, state={name: second.state[name] for name in parameters}).distance(expected) < EXACT
     modules.written().load_state_dict({name: torch.as_tensor(values) for name, values in second.state.items()})  # with buffers
+
+
+def in_small_files(out: Path) -> dict[str, Any]:
+    """The state of a module, saved in files of 1 KB."""
+    torch.set_num_threads(1)
+    saved.FILE_BYTES = 1000
+    run = hpc_mp.parallel(modules.written(), loss_fn=scores_of, pp_size=2, precision="fp32", optimizer=DECAYED)
+    run.step(lists.data(0))
+    run.save(out)
+    state = {name: values.numpy() for name, values in run.model_state().items()}
+    run.close()
+    return state
+
+
+def test_saved_files_have_the_whole_state_of_a_module(tmp_path: Path) -> None:
+    state = run_ranks(2, in_small_files, tmp_path / "out")[0]
+    files = sorted((tmp_path / "out").glob("*.safetensors"))
+    stored = {name: values for file in files for name, values in load_file(file).items()}
+    index = json.loads((tmp_path / "out" / INDEX).read_text())["weight_map"]
+    assert len(files) > 2 and stored.keys() == state.keys() == index.keys() == modules.written().state_dict().keys()
+    assert {"shift", "words.weight", "head.weight"} <= stored.keys()
+    assert all(torch.equal(stored[name], torch.as_tensor(values)) for name, values in state.items())
 
 
 def half(directory: Path, checkpoint: Path, keywords: Mapping[str, Any]) -> None:

@@ -197,6 +197,9 @@ class HuggingFace:
     def completed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return dict(state)
 
+    def untrained(self) -> dict[str, Tensor]:
+        return {}
+
     def saved(self) -> Iterable[SavedTensor]:
         shapes = self.shapes()
         for weight in self.family.all_weights(self.shape):

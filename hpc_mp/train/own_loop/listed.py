@@ -94,16 +94,20 @@ class Listed:
         return {name: weight.shape for name, weight in self.listed.weights.items()}
 
     def completed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Add what a module's own ``state_dict`` has besides: buffers, other names of the same parameter, and unused ones."""
-        if self.module is None:
-            return dict(state)
-        named = dict(self.module.named_parameters(remove_duplicate=False))
-        trained = {id(named[name]): values for name, values in state.items()}
-        return {name: trained.get(id(named.get(name)), values.detach()).clone()
-                for name, values in self.module.state_dict().items()}
+        return {saved.name: saved.taken(state) for saved in self.saved()} | self.untrained()
 
     def saved(self) -> Iterable[SavedTensor]:
-        return (SavedTensor(name, weight, weight.shape) for name, weight in self.listed.weights.items())
+        """Yield every parameter that is trained under each of its names in the module."""
+        weights = self.listed.weights
+        state: Mapping[str, Any] = weights if self.module is None else self.module.state_dict(keep_vars=True)
+        trained = {id(state[name]): weight for name, weight in weights.items()}
+        return (SavedTensor(name, trained[id(values)], trained[id(values)].shape)
+                for name, values in state.items() if id(values) in trained)
+
+    def untrained(self) -> dict[str, Tensor]:
+        names = {saved.name for saved in self.saved()}
+        state = {} if self.module is None else self.module.state_dict()
+        return {name: values.clone() for name, values in state.items() if name not in names}
 
     def describe(self, directory: Path, dtype: torch.dtype) -> None:
         """Nothing but weights is known."""

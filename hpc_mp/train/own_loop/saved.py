@@ -52,15 +52,16 @@ def write_model(output: Path, engine: Engine, subject: Subject, world: World, dt
         raise HpcMpError(f"dtype = {dtype!r}", f"is not one of keep, {', '.join(DTYPES)}", "choose one of these")
     tensors = {saved.name: saved for saved in subject.saved()}
     number_format = DTYPES.get(dtype, engine.data.slabs.dtype)
-    split = split_torch_state_dict_into_shards(
-        {name: torch.empty(saved.shape, dtype=number_format, device="meta") for name, saved in tensors.items()},
-        max_shard_size=FILE_BYTES)
+    trained = {name: torch.empty(saved.shape, dtype=number_format, device="meta") for name, saved in tensors.items()}
+    untrained = subject.untrained()
+    split = split_torch_state_dict_into_shards(trained | untrained, max_shard_size=FILE_BYTES)
     gathering, error = Gathering(engine, world), None
 
     def files() -> Iterator[tuple[str, dict[str, Tensor]]]:
         for file, names in split.filename_to_tensors.items():
-            whole = gathering.of(list(dict.fromkeys(tensors[name].weight.name for name in names)))
-            yield file, {name: tensors[name].taken(whole).to(number_format) for name in names if whole}
+            whole = gathering.of(list(dict.fromkeys(tensors[name].weight.name for name in names if name in tensors)))
+            yield file, {name: tensors[name].taken(whole).to(number_format) if name in tensors else untrained[name]
+                         for name in names if world.who.rank == 0}
 
     remaining = files()
     if world.who.rank == 0:
@@ -68,7 +69,6 @@ def write_model(output: Path, engine: Engine, subject: Subject, world: World, dt
             _check_replaceable(output)
             with publishing(output.resolve(), "save") as temporary:
                 for file, content in remaining:
-                    content = subject.completed(content) if not split.is_sharded else content
                     save_file(content, temporary / file, metadata={"format": "pt"})
                 if split.is_sharded:
                     write_json(temporary / INDEX, {"metadata": split.metadata, "weight_map": split.tensor_to_filename})

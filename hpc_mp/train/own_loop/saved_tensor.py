@@ -35,4 +35,5 @@ class SavedTensor:
 
     def taken(self, whole: Mapping[str, Tensor]) -> Tensor:
         """Return its values, from those of whole weights by name."""
-        return whole[self.weight.name][self.at].contiguous().view(self.shape)
+        values = whole[self.weight.name][self.at].contiguous().view(self.shape)
+        return values if self.at or self.name == self.weight.name else values.clone()  # no two names of a file share memory

@@ -76,7 +76,10 @@ class Subject(Protocol):
         """Return the state that a module loads, given its trained parameters."""
 
     def saved(self) -> Iterable[SavedTensor]:
-        """Yield the tensors of a saved model."""
+        """Yield the trained tensors of a saved model."""
+
+    def untrained(self) -> dict[str, Tensor]:
+        """Return the other tensors of a saved model: persistent buffers, and parameters that no layer uses."""
 
     def describe(self, directory: Path, dtype: torch.dtype) -> None:
         """Write what a model directory has besides weights. ``dtype``: of these."""
