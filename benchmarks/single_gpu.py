@@ -165,8 +165,7 @@ def ours(case: Case, device: Any, compiled: bool) -> Step:
     from hpc_mp.layout.models import FAMILIES
     from hpc_mp.layout.placement import place
     from hpc_mp.layout.schedule_of import schedule_of
-    from hpc_mp.train.model.causal_lm import CausalLM
-    from hpc_mp.train.model.causal_model import hugging_face_config
+    from hpc_mp.train.model.transformers_model import TransformersModel, hugging_face_config
     from hpc_mp.train.parallel.dropout import Moment
     from hpc_mp.train.parallel.groups import build, everyone
     from hpc_mp.train.pipeline.stage import Batch
@@ -181,7 +180,7 @@ def ours(case: Case, device: Any, compiled: bool) -> Step:
     schedule = schedule_of(layout)
     groups = build(place(layout.degrees, "DPT", 1), 1, device, "cpu:gloo,cuda:nccl", schedule, None, everyone())
     settings = EngineSettings(layout, schedule, seed=0, optimizer=optimizer_settings(), compile=compiled)
-    model = CausalLM(hugging_face_config(case.config, family, None, case.recompute), family, shape)
+    model = TransformersModel(hugging_face_config(case.config, family, None, case.recompute), family, shape)
     engine = Engine(model, settings, groups, device)
 
     def source(weight: Any, box: Any) -> torch.Tensor:

@@ -17,8 +17,7 @@ from transformers.models.bert import modeling_bert
 from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.models import Family, family_of
 from hpc_mp.train.model import initial
-from hpc_mp.train.model.causal_lm import CausalLM
-from hpc_mp.train.model.causal_model import hugging_face_config
+from hpc_mp.train.model.transformers_model import TransformersModel, hugging_face_config
 from hpc_mp.train.model.vocabulary import IGNORED
 from hpc_mp.train.parallel.dropout import DropoutClock
 from hpc_mp.train.parallel.fill import Source
@@ -41,10 +40,10 @@ class Training:
     family: Callable[[Family], Family] = lambda family: family
     without: frozenset[str] = frozenset()
 
-    def model(self, recompute: str = "none") -> CausalLM:
+    def model(self, recompute: str = "none") -> TransformersModel:
         config = tomllib.loads(f"config = {{ {MASKED['bert']} }}")["config"] | self.config
         family = self.family(family_of(config["model_type"]))
-        return CausalLM(hugging_face_config(config, family, None, recompute), family, family.read(config))
+        return TransformersModel(hugging_face_config(config, family, None, recompute), family, family.read(config))
 
     def batches(self) -> list[Batch]:
         """The global batch of every step."""
@@ -63,7 +62,7 @@ def _batch(step: int, words: int) -> Batch:
     return {"ids": ids, "labels": labels, "token_types": torch.randint(3, size, generator=generator), "begins": begins}
 
 
-def values(model: CausalLM) -> Source:
+def values(model: TransformersModel) -> Source:
     row = {f"{model.family.embedding}.weight": PADDING}
     return initial.drawn(SEED, model.shape.layers, model.shape.initializer_range, row)
 

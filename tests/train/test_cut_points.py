@@ -172,7 +172,7 @@ REFUSED = {
     DrawingAnew: "its forward draws random numbers",
     OtherwiseInTraining: "it computes something else in training than in an evaluation",
     Selecting: "hapes must not depend on values",
-    InPlace: "changes part0.words in place: which is another layer's",
+    InPlace: "changes in place part0.words: which is another layer's",
     Unlearning: "cannot be cut here: torch.no_grad and torch.autocast are not recorded",
     NoTensor: "returns None",
     Frozen: "mix.bias: requires no gradient",

@@ -27,7 +27,7 @@ from hpc_mp.rundir import read_lines
 from hpc_mp.train.data import IGNORE, Samples, prepare_job
 from hpc_mp.train.data.rows import TokenRows
 from hpc_mp.train.device.precision import StaysDouble
-from hpc_mp.train.model import causal_stage
+from hpc_mp.train.model import transformers_stage
 from hpc_mp.train.parallel import context, ring_attention
 
 SEPARATE = ('data.documents="separate"', 'data.tokenizer="words"')
@@ -135,17 +135,18 @@ def test_short_documents_get_the_frequencies_of_whole_samples(separate: Engine, 
     assert found.distance(expected(model)) < EXACT
 
 
-positions_that_run_on = wrapped(causal_stage, "restarted", lambda restarted: lambda positions, begins: restarted(positions, None))
+positions_that_run_on = wrapped(transformers_stage, "restarted", lambda restarted: lambda positions, begins: restarted(
+    positions, None))
 # Rotary positions count by their differences alone, so that it is all the same to attention where a document begins; two tokens
 # at a place are seen.
-positions_that_stand_still = wrapped(causal_stage, "restarted", lambda restarted: lambda positions, begins: restarted(
+positions_that_stand_still = wrapped(transformers_stage, "restarted", lambda restarted: lambda positions, begins: restarted(
     positions, begins) // 2)
 
 
 # The first token of a document is seen by none but itself.
-begins_one_too_far = wrapped(causal_stage, "first_seen", lambda seen: lambda begins, window, positions: torch.minimum(
+begins_one_too_far = wrapped(transformers_stage, "first_seen", lambda seen: lambda begins, window, positions: torch.minimum(
     seen(begins, window, positions) + 1, positions))
-no_mask = wrapped(causal_stage, "first_seen", lambda seen: lambda begins, window, positions: None)
+no_mask = wrapped(transformers_stage, "first_seen", lambda seen: lambda begins, window, positions: None)
 a_ring_without_documents = wrapped(context, "ring_attention", lambda attend: lambda *states: attend(
     *states[:-1], replace(states[-1], first=None)))
 

@@ -13,7 +13,7 @@ from layouts import job
 from planting import frequencies_of_own_positions, planted, wrapped
 
 from hpc_mp.layout import schedule_of
-from hpc_mp.train.model import causal_stage
+from hpc_mp.train.model import transformers_stage
 from hpc_mp.train.optimizer import optimizer
 from hpc_mp.train.parallel import collectives, context, data_axis, dropout, experts, gradients, groups, projection, ring_attention
 from hpc_mp.train.pipeline import pipeline
@@ -37,8 +37,8 @@ expert_of_another = wrapped(experts, "dispatch", lambda dispatch: lambda index, 
     torch.where(index < 2, 1 - index, index), *more))
 forgotten_choice = wrapped(experts.Dispatch, "tokens", lambda tokens: lambda self, rows, weights: tokens(
     self, rows, weights.mean(1, keepdim=True).expand_as(weights)))
-unseen_window = wrapped(causal_stage, "first_seen", lambda seen: lambda begins, window, positions: begins)
-window_off_by_one = wrapped(causal_stage, "first_seen", lambda seen: lambda begins, window, positions: seen(
+unseen_window = wrapped(transformers_stage, "first_seen", lambda seen: lambda begins, window, positions: begins)
+window_off_by_one = wrapped(transformers_stage, "first_seen", lambda seen: lambda begins, window, positions: seen(
     begins, window + 1, positions))
 # Every tensor rank drops attention weights as if its heads were the first ones.
 cut_heads_all_alike = wrapped(dropout.HashDropout, "__init__", lambda init: lambda self, p, site, clock, rows: init(
@@ -77,7 +77,7 @@ labels_counted_by_all = wrapped(engine._LabelCount, "__init__", lambda init: lam
 def positions_from_zero() -> None:
     """Take the tokens of every context rank for the first ones of their sample."""
     first = property(lambda self: torch.arange(len(self.context.positions)), lambda self, value: None)
-    causal_stage.CausalStage.positions = first
+    transformers_stage.TransformersStage.positions = first
 
 
 @planted(data_axis.DataAxis, "finish")

@@ -12,7 +12,7 @@ from planting import planted, wrapped
 from torch import Tensor
 
 from hpc_mp.layout import models
-from hpc_mp.train.model.causal_model import CausalModel
+from hpc_mp.train.model import build_stage
 from hpc_mp.train.parallel import groups
 from hpc_mp.train.parallel.projection import Projection
 
@@ -53,7 +53,7 @@ def test_experts_in_some_layers_are_shared_out(engine: Engine, reference: Refere
     assert engine("qwen3_moe", *EXPERTS[name]).distance(reference("qwen3_moe")) < EXACT
 
 
-unscaled_embedding = wrapped(CausalModel, "embedding_scale", lambda scale: lambda self, skeleton: 1.0)
+unscaled_embedding = wrapped(build_stage, "embedding_scale", lambda scale: lambda embedding: 1.0)
 unsummed_norm_of_heads = wrapped(groups.Groups, "sharing", lambda sharing: lambda self, slot: (
     groups.Axis() if slot.weight.name.endswith(("q_norm.weight", "k_norm.weight")) else sharing(self, slot)))
 

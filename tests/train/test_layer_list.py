@@ -27,9 +27,9 @@ from lists import (
 from torch import Tensor, nn
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.train.model import listed_stage
 from hpc_mp.train.model.layer_list import LayerSpec
 from hpc_mp.train.model.listed_stage import ListedModel
+from hpc_mp.train.parallel import dropout
 
 
 @pytest.mark.parametrize("name", cases(LAYOUTS, QUICK))
@@ -38,13 +38,13 @@ def test_a_list_of_layers_equals_plain_torch(name: str) -> None:
 
 
 def dropout_as_if_whole() -> None:
-    made = listed_stage.WideDropout.__init__
+    made = dropout.WideDropout.__init__
 
-    def alone(self: listed_stage.WideDropout, *given: Any) -> None:
+    def alone(self: dropout.WideDropout, *given: Any) -> None:
         made(self, *given)
         self.tensor = self.tensor.alone
 
-    setattr(listed_stage.WideDropout, "__init__", alone)  # noqa: B010
+    setattr(dropout.WideDropout, "__init__", alone)  # noqa: B010
 
 
 @pytest.mark.parametrize(("broken", "name"), [

@@ -74,7 +74,7 @@ def test_no_more_than_a_chunk_of_logits_is_there_at_once(monkeypatch: pytest.Mon
             self.gradient += gradient.t() @ x
 
     head = Head()
-    objective = vocabulary.NextToken(head, 50, head.tensor, cap, lambda given: given)  # type: ignore[arg-type]
+    objective = vocabulary.NextToken(head, 50, head.tensor, cap, False)  # type: ignore[arg-type]
     hidden = torch.randn(3, 10, 8, dtype=torch.float64, requires_grad=True)
     labels = torch.randint(0, 50, (3, 10))
     labels[0, :4] = vocabulary.IGNORED

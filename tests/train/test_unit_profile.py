@@ -17,7 +17,7 @@ from hpc_mp.job.layout import layout_of, profile_of, read_shape
 from hpc_mp.layout.flat import StageSpan, unit_weights
 from hpc_mp.layout.model_profile import ModelProfile, UnitProfile
 from hpc_mp.layout.models import family_of
-from hpc_mp.train.model.causal_stage import CausalStage
+from hpc_mp.train.model.transformers_stage import TransformersStage
 from hpc_mp.train.rank.unit_profile import measure
 
 # The layers of each model whose blocks are measured.
@@ -51,13 +51,13 @@ def test_bytes_are_those_of_the_units(tmp_path: Path, model: str) -> None:
 
 
 def test_seconds_are_those_of_the_unit_that_takes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    forward = CausalStage.block
+    forward = TransformersStage.block
 
-    def slow(self: CausalStage, *given: Any) -> Any:
+    def slow(self: TransformersStage, *given: Any) -> Any:
         time.sleep(0.25)
         return forward(self, *given)
 
-    monkeypatch.setattr(CausalStage, "block", slow)
+    monkeypatch.setattr(TransformersStage, "block", slow)
     spec = job(tmp_path, "llama", [CPU])
     found = measure(spec, read_shape(spec), 1)
     assert found.blocks[0].seconds > 0.25 > found.embedding.seconds + found.head.seconds

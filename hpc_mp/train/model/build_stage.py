@@ -13,19 +13,20 @@ driver         the model's own forward, in which layers of other stages return t
 ============== ===================================================================================================================
 """
 
+import inspect
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from hpc_mp.layout.flat import StageSpan, blocks_together
-from hpc_mp.train.model.causal_stage import CausalStage
-from hpc_mp.train.model.compilation import as_it_is, compile_block, compiled
-from hpc_mp.train.model.layers import LayerCall, LayerGroup, Nothing, RotaryTables, change_before, cut_heads, passed
+from hpc_mp.layout.flat import StageSpan
+from hpc_mp.train.model.attention_table import attention_function
+from hpc_mp.train.model.compilation import compile_block
 from hpc_mp.train.model.logits import LogitsObjective
-from hpc_mp.train.model.recompute import groups_of
+from hpc_mp.train.model.rotary_tables import RotaryTables
+from hpc_mp.train.model.transformers_stage import TransformersStage
 from hpc_mp.train.model.vocabulary import NextToken, VocabularyEmbedding
 from hpc_mp.train.parallel.capacity import Intake
 from hpc_mp.train.parallel.dropout import HashDropout
@@ -33,83 +34,96 @@ from hpc_mp.train.parallel.experts import Experts
 from hpc_mp.train.parallel.projection import Projection, TensorAxis
 from hpc_mp.train.parallel.surroundings import Surroundings
 
-if TYPE_CHECKING:  # a rank imports transformers after its rendezvous
-    from hpc_mp.train.model.causal_model import CausalModel
+if TYPE_CHECKING:
+    from hpc_mp.train.model.transformers_model import TransformersModel
 
 
-def build_stage(model: "CausalModel", span: StageSpan, around: Surroundings) -> CausalStage:
+def build_stage(model: "TransformersModel", span: StageSpan, around: Surroundings) -> TransformersStage:
     """Build a stage without parameters, which ``adopt`` gives it."""
-    whole = model.skeleton()
-    blocks = [f"{model.family.blocks}.{layer}" for layer in span.layers]
-    stage = CausalStage(model.family, model.shape, span, list(groups_of(blocks, around.recompute)), around)
-    for apply in (_embedding, _blocks, _tensor, _experts, _head, _dropout, _attention, _compilation, _driver):
-        apply(stage, model, whole, around)
-    _check_buffers(stage)
+    whole, stage = model.skeleton(), TransformersStage(model.family, model.shape, span, around)
+    for change in (_embedding, _blocks, _tensor, _experts, _head, _dropout, _attention, _compilation, _driver):
+        change(stage, model, whole)
+    if empty := [name for name, buffer in stage.named_buffers() if buffer.is_meta]:
+        raise RuntimeError(f"{model.family.model_type}: nothing gives values to {', '.join(empty)}")
     return stage
 
 
-def _tensor_of(model: "CausalModel", path: str, around: Surroundings) -> TensorAxis:
+def _tensor_of(stage: TransformersStage, path: str) -> TensorAxis:
     """Return the tensor axis for the module at a path, which may be whole on every rank."""
-    module = model.family.module_of(model.shape, f"{path}.weight")
-    return around.tensor if around.tensor.cut.cuts(module) else around.tensor.alone
+    module = stage.family.module_of(stage.shape, f"{path}.weight")
+    return stage.tensor if stage.tensor.cut.cuts(module) else stage.tensor.alone
 
 
-def _embedding(stage: CausalStage, model: "CausalModel", whole: nn.Module, around: Surroundings) -> None:
+def _embedding(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
     family = model.family
     if not stage.span.first:
         return
-    name = f"{family.embedding}.weight"
+    embedding = cast(nn.Embedding, whole.get_submodule(family.embedding))
     stage.graft(family.embedding, VocabularyEmbedding(
-        name, model.shape.vocabulary, model.padding.get(name), model.embedding_scale(whole), around.tensor,
-        _tensor_of(model, family.embedding, around)))
+        f"{family.embedding}.weight", model.shape.vocabulary, embedding.padding_idx, embedding_scale(embedding), stage.tensor,
+        _tensor_of(stage, family.embedding)))
     for path in (*family.lookups, *family.behind_embedding):
         stage.graft(path, whole.get_submodule(path))
 
 
-def _blocks(stage: CausalStage, model: "CausalModel", whole: nn.Module, around: Surroundings) -> None:
-    for layer in stage.span.layers:
-        stage.graft(f"{model.family.blocks}.{layer}", model.block(whole, layer))
+def embedding_scale(embedding: nn.Module) -> float:
+    """Return the factor by which an embedding of transformers multiplies hidden states."""
+    return float(getattr(embedding, "scalar_embed_scale", 1.0))
 
 
-def _tensor(stage: CausalStage, model: "CausalModel", whole: nn.Module, around: Surroundings) -> None:
-    family, shape = model.family, model.shape
-    names = {weight.name for layer in stage.span.layers for weight in family.layer_weights(shape, layer)}
-    for path in stage_blocks(stage):
-        block = stage.get_submodule(path)
+def _blocks(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
+    for path, layer in zip(stage.blocks, stage.span.layers, strict=True):
+        stage.graft(path, model.block(whole, layer))
+
+
+def _tensor(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
+    family = model.family
+    names = {weight.name for layer in stage.span.layers for weight in family.layer_weights(model.shape, layer)}
+    for block in stage.blocks:
         for inner, how in family.projections.items():
-            if f"{path}.{inner}.weight" not in names:
+            path = f"{block}.{inner}"
+            if f"{path}.weight" not in names:
                 continue
-            bias = f"{path}.{inner}.bias" if f"{path}.{inner}.bias" in names else None
-            parent, leaf = inner.rsplit(".", 1)
-            tensor = _tensor_of(model, f"{path}.{inner}", around)
-            projection = Projection(f"{path}.{inner}.weight", bias, family.transposed, how == "row", tensor)
-            setattr(block.get_submodule(parent), leaf, projection)
+            bias = f"{path}.bias" if f"{path}.bias" in names else None
+            projection = Projection(f"{path}.weight", bias, family.transposed, how == "row", _tensor_of(stage, path))
+            stage.set_submodule(path, projection)
             behind_attention = family.block_module(inner) == family.block_module(family.attention)
-            if how == "row" and behind_attention and tensor.size == 1:
-                change_before(projection, partial(around.tensor.share, dim=1))  # attention has all tokens
+            if how == "row" and behind_attention and projection.tensor.size == 1:
+                _change_before(projection, partial(stage.tensor.share, dim=1))  # attention has all tokens
         for inner in family.enters:
-            if _tensor_of(model, f"{path}.{inner}", around).size > 1:
-                change_before(block.get_submodule(inner), around.tensor.enter)
+            path = f"{block}.{inner}"
+            if _tensor_of(stage, path).size > 1:
+                _change_before(stage.get_submodule(path), stage.tensor.enter)
             elif inner == family.attention:
-                change_before(block.get_submodule(inner), around.tensor.all_tokens)
+                _change_before(stage.get_submodule(path), stage.tensor.all_tokens)
 
 
-def _experts(stage: CausalStage, model: "CausalModel", whole: nn.Module, around: Surroundings) -> None:
+def _change_before(module: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
+    """Make a module compute with changed hidden states."""
+    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if args:
+            return (change(args[0]), *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": change(kwargs["hidden_states"])}
+
+    module.register_forward_pre_hook(hook, with_kwargs=True)
+
+
+def _experts(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
     """Replace the experts. Each rank has a share of the output of router and experts, which their parent module sums."""
-    family, count = model.family, model.shape.experts
+    family, count, around = model.family, model.shape.experts, stage.around
     if family.experts is None:
         return
     parent, leaf = family.experts.rsplit(".", 1)
-    for path in stage_blocks(stage):
-        module, tensor = stage.get_submodule(f"{path}.{parent}"), _tensor_of(model, f"{path}.{parent}", around)
+    for path in stage.blocks:
+        module, tensor = stage.get_submodule(f"{path}.{parent}"), _tensor_of(stage, f"{path}.{parent}")
         if not hasattr(module, leaf):
             continue  # a dense layer between those with experts
         activation = cast(nn.Module, module.get_submodule(leaf).act_fn)
-        positions = stage.positions if tensor.size > 1 else around.tensor.share(stage.positions, 0)
-        others = around.tensor.sharers if tensor.size == 1 else ()
-        sharers = [around.context.axis, *others]
-        counts = bool(others) or around.tensor.rank == 0
-        intake = Intake(around.capacity, around.context.sequence, positions, sharers, counts)
+        positions = stage.positions if tensor.size > 1 else stage.tensor.share(stage.positions, 0)
+        others = stage.tensor.sharers if tensor.size == 1 else ()
+        sharers = [stage.context.axis, *others]
+        counts = bool(others) or stage.tensor.rank == 0
+        intake = Intake(around.capacity, stage.context.sequence, positions, sharers, counts)
         setattr(module, leaf, Experts(f"{path}.{family.experts}", count, activation, tensor, around.experts, intake))
         if tensor.rank == 0:  # their gradients of the router are shares: one rank adds the loss
             around.router_loss.attach(module.get_submodule(family.router), count, sharers, counts)
@@ -117,77 +131,89 @@ def _experts(stage: CausalStage, model: "CausalModel", whole: nn.Module, around:
             module.register_forward_hook(lambda _, inputs, output, tensor=tensor: tensor.leave(output.clone()))
 
 
-def _head(stage: CausalStage, model: "CausalModel", whole: nn.Module, around: Surroundings) -> None:
-    family = model.family
+def _head(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
+    family, vocabulary = model.family, model.shape.vocabulary
     if not stage.span.last:
         return
     stage.graft(family.norm, whole.get_submodule(family.norm))
-    name = family.head_module(model.shape)
+    name, cap = family.head_module(model.shape), getattr(model.config, "final_logit_softcapping", None)
     bias = next((weight.name for weight in family.head_weights(model.shape) if len(weight.shape) == 1), None)
-    head = Projection(f"{name}.weight", bias, transposed=False, row=False, tensor=_tensor_of(model, name, around))
-    if model.loss is not None:
-        stage.objective = LogitsObjective(head, model.shape.vocabulary, model.logit_cap, model.loss)
-        return
-    wrap = compiled if around.compile else as_it_is
-    stage.objective = NextToken(head, model.shape.vocabulary, around.tensor, model.logit_cap, wrap)
+    head = Projection(f"{name}.weight", bias, transposed=False, row=False, tensor=_tensor_of(stage, name))
+    if model.loss is None:
+        stage.objective = NextToken(head, vocabulary, stage.tensor, cap, stage.around.compile)
+    else:
+        stage.objective = LogitsObjective(head, vocabulary, cap, model.loss)
 
 
-def _dropout(stage: CausalStage, model: "CausalModel", whole: nn.Module, around: Surroundings) -> None:
-    tokens = around.tensor.share(stage.positions, 0)
+def _dropout(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
+    tokens = stage.tensor.share(stage.positions, 0)
     for path, module in list(stage.named_modules()):
         if isinstance(module, nn.Dropout):
-            parent, leaf = path.rsplit(".", 1)
-            setattr(stage.get_submodule(parent), leaf, HashDropout(module.p, path, around.clock, tokens))
+            stage.set_submodule(path, HashDropout(module.p, path, stage.around.clock, tokens))
 
 
-def _attention(stage: CausalStage, model: "CausalModel", whole: nn.Module, around: Surroundings) -> None:
+def _attention(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
     """Attach this rank's heads, their dropout, and the context axis to attention modules."""
     family, shape = model.family, model.shape
-    for layer in stage.span.layers:
-        path = f"{family.blocks}.{layer}.{family.attention}"
-        attention, tensor = stage.get_submodule(path), _tensor_of(model, path, around)
-        if tensor.size > 1:
-            cut_heads(attention, shape.hidden, shape.heads, shape.kv_heads, tensor.size)
+    for block, layer in zip(stage.blocks, stage.span.layers, strict=True):
+        path = f"{block}.{family.attention}"
+        attention, tensor = stage.get_submodule(path), _tensor_of(stage, path)
+        numbers = {"split_size": shape.hidden // tensor.size, "num_attention_heads": shape.heads // tensor.size,
+                   "num_key_value_groups": shape.heads // max(tensor.size, shape.kv_heads)}
+        for name, value in numbers.items() if tensor.size > 1 else ():
+            if hasattr(attention, name):  # a module has some of these numbers
+                setattr(attention, name, value)
         first_head, heads = tensor.part(shape.heads)
         inner = family.attention_dropout
         probability = cast(float, attention.attention_dropout if inner is None else attention.get_submodule(inner).p)
         rows = torch.arange(first_head, first_head + heads, device=stage.positions.device)
-        site = HashDropout(probability, f"attention.{layer}", around.clock, rows)
+        site = HashDropout(probability, f"attention.{layer}", stage.around.clock, rows)
         attention.attention_site = site
         if inner is not None:
             setattr(attention, inner, site)
-        around.context.attach(attention, heads, model.attention_function)
+        stage.context.attach(attention, heads, attention_function)
 
 
-def _compilation(stage: CausalStage, model: "CausalModel", whole: nn.Module, around: Surroundings) -> None:
-    for path in stage_blocks(stage) if around.compile else ():
+def _compilation(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
+    for path in stage.blocks if stage.around.compile else ():
         compile_block(stage.get_submodule(path))
 
 
-def _driver(stage: CausalStage, model: "CausalModel", whole: nn.Module, around: Surroundings) -> None:
-    family, again = model.family, blocks_together(around.recompute) is not None
-    calls: list[Callable[..., Tensor]] = [passed] * model.shape.layers
+def _driver(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
+    family = model.family
+    calls: list[Callable[..., Tensor]] = [_passed] * model.shape.layers
     for number, paths in enumerate(stage.groups):
-        group = LayerGroup(stage, number, paths, again)
         for path in paths:
-            calls[int(path.rpartition(".")[2])] = LayerCall(group, path, stage.get_submodule(path))
-    replaced: dict[str, nn.Module] = {path: Nothing() for path in family.lookups}
+            names = [*inspect.signature(type(stage.get_submodule(path)).forward).parameters][2:]
+            calls[int(path.rpartition(".")[2])] = partial(stage.called, number, path, names)
+    replaced: dict[str, nn.Module] = {path: _Nothing() for path in family.lookups}
     replaced |= {path: nn.Identity() for path in (*family.behind_embedding, family.norm)}  # the stage calls them itself
     if family.rotary is not None:
-        with around.precision.computing():
+        with stage.precision.computing():
             rotary = type(whole.get_submodule(family.rotary))(model.config)
-        stage.rotary.append(RotaryTables(rotary, stage.whole_samples, around.context.sequence))
-        replaced[family.rotary] = stage.rotary[0]
-    stage.driver = model.driver(whole, calls, replaced)
+        replaced[family.rotary] = stage.rotary = RotaryTables(rotary, stage.whole_samples, stage.context.sequence)
+    for path, module in replaced.items():
+        whole.set_submodule(path, module)
+    path, _, name = family.blocks.rpartition(".")
+    base = whole.get_submodule(path)
+    base.config = model.config
+    base._modules.pop(name)
+    vars(base)[name] = calls
+
+    def drive(hidden: Tensor, positions: Tensor) -> Tensor:
+        arguments = {family.hidden_argument: hidden, "position_ids": positions, "use_cache": False}
+        return cast(Tensor, base(**arguments).last_hidden_state)
+
+    stage.driver = drive
 
 
-def stage_blocks(stage: CausalStage) -> list[str]:
-    """Return the paths of a stage's layers."""
-    return [path for paths in stage.groups for path in paths]
+def _passed(hidden: Tensor, *_: Any, **__: Any) -> Tensor:
+    """Return hidden states unchanged, in place of a layer of another stage."""
+    return hidden
 
 
-def _check_buffers(stage: CausalStage) -> None:
-    """Raise RuntimeError if a block has buffers without values."""
-    empty = [name for name, buffer in stage.named_buffers() if buffer.is_meta]
-    if empty:
-        raise RuntimeError(f"{stage.family.model_type}: nothing gives values to {', '.join(empty)}")
+class _Nothing(nn.Module):
+    """Replacement of learned positions, which the stage itself has added: a scalar zero."""
+
+    def forward(self, positions: Tensor) -> Tensor:
+        return torch.zeros((), device=positions.device)

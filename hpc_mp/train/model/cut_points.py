@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.train.model.layer_list import Cut, LayerSpec
+from hpc_mp.train.model.layer_list import Cut, LayerSpec, refuse, unchanged_buffers
 
 SIZES = ("shape", "dtype", "device", "ndim")  # attributes of a tensor that are no tensors
 SIZED = ("size", "dim", "numel")  # the same of methods
@@ -119,28 +119,24 @@ def _parts(module: nn.Module, given: Collection[str], cut: Mapping[str, Cut]) ->
 
 def _traced(module: nn.Module, inputs: Sequence[str]) -> tuple[nn.Module, fx.Graph]:
     """Record the forward. Returns a module with all that the record names, and the record."""
-    what, modes = f"{type(module).__name__}.forward", {inner: inner.training for inner in module.modules()}
-    chance, buffers = torch.get_rng_state(), {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
-    graphs = []
+    where, modes = f"{type(module).__name__}.forward", {inner: inner.training for inner in module.modules()}
+    chance, graphs = torch.get_rng_state(), []
     try:
-        for training in (False, True):
-            root = copy.copy(module.train(training))  # tracing gives it attributes
-            graphs.append(_Tracer(inputs).trace(root))
+        with unchanged_buffers(module, f"{where}: it"):
+            for training in (False, True):
+                root = copy.copy(module.train(training))  # tracing gives it attributes
+                graphs.append(_Tracer(inputs).trace(root))
     except (TypeError, ValueError, RuntimeError, NameError) as error:
-        raise HpcMpError(f"{what}{_line(error)}", f"cannot be cut here: {error}",
+        raise HpcMpError(f"{where}{_line(error)}", f"cannot be cut here: {error}",
                          "move it into a module of its own, between two cut points") from error
     finally:
         for inner, training in modes.items():
             inner.training = training
-    if changed := [name for name, (buffer, version) in buffers.items()
-                   if module.get_buffer(name) is not buffer or buffer._version != version]:
-        raise HpcMpError(f"{what}: it changes the buffers {', '.join(changed)}",
-                         "which every replica and microbatch would change for itself", "use a model without running statistics")
     if not torch.equal(chance, torch.get_rng_state()):
-        raise HpcMpError(f"{what}: it draws random numbers between its cut points", "and would draw them once for all steps",
+        raise HpcMpError(f"{where}: it draws random numbers between its cut points", "and would draw them once for all steps",
                          "use nn.Dropout, or draw them in a module of its own")
     if str(graphs[0]) != str(graphs[1]):
-        raise HpcMpError(f"{what}: it computes something else in training than in an evaluation",
+        raise HpcMpError(f"{where}: it computes something else in training than in an evaluation",
                          "and stages compute one of the two", "move what depends on self.training into a module of its own")
     return root, graphs[1]
 
@@ -233,6 +229,5 @@ def _whole(whole: nn.Module, parts: Sequence[tuple[LayerSpec, nn.Module]], cut: 
         matches = {path: pattern for path, _ in module.named_modules() for pattern in cut if fnmatchcase(spec.own(path), pattern)}
         unused -= {*matches.values()}
         layers.append(replace(spec, tied=tied, cut={path: cut[pattern] for path, pattern in matches.items()}))
-    if unused:
-        raise HpcMpError(f"cut = {', '.join(sorted(unused))}", "matches no module of it", "write names as in named_modules()")
+    refuse(sorted(unused), "cut = ", "matches no module of it", "write names as in named_modules()")
     return tuple(layers)

@@ -5,7 +5,8 @@ tensors come from one computation without values (torch's meta device).
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -62,6 +63,11 @@ class MetaLayer:
     module: nn.Module
     weights: tuple[Weight, ...]
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names in the model of all parameters that it computes with."""
+        return *(weight.name for weight in self.weights), *self.spec.tied.values()
+
     def full_name(self, parameter: str) -> str:
         """Return the name of the parameter in the model."""
         return self.spec.tied.get(parameter, self.spec.own(parameter))
@@ -80,13 +86,30 @@ class Trace:
     dropouts: Mapping[str, Sequence[tuple[int, ...]]]
 
 
+def refuse(names: Iterable[str], what: str, rule: str, remedy: str) -> None:
+    """Raise HpcMpError if there are names, which end its value. ``what``: the beginning of the value."""
+    if names := list(names):
+        raise HpcMpError(f"{what}{', '.join(names)}", rule, remedy)
+
+
+@contextmanager
+def unchanged_buffers(module: nn.Module, what: str) -> Iterator[None]:
+    """Raise HpcMpError if the block changes buffers of a module. ``what``: computes there."""
+    before = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
+    yield
+    refuse([name for name, (buffer, version) in before.items()
+            if module.get_buffer(name) is not buffer or buffer._version != version], f"{what} changes the buffers ",
+           "which every replica and microbatch would change for itself",
+           "use a model without running statistics: with LayerNorm or GroupNorm, for example")
+
+
 def meta_layers(layers: Sequence[LayerSpec]) -> Iterator[MetaLayer]:
     """Make every layer without values. Raises HpcMpError for names that are not unique words, and for wrong ties and cuts."""
     names = [spec.name for spec in layers]
-    if dotted := [name for name in names if "." in name or not name]:
-        raise HpcMpError(f"the layer name {dotted[0]!r}", "must be a word without a full stop", "choose another name")
-    if doubled := {name for name in names if names.count(name) > 1}:
-        raise HpcMpError(f"layers {', '.join(sorted(doubled))}", "are several of one name", "give each layer a name of its own")
+    refuse([repr(name) for name in names if "." in name or not name], "layer name ", "must be a word without a full stop",
+           "choose another name")
+    refuse(sorted({name for name in names if names.count(name) > 1}), "layers ", "are several of one name",
+           "give each layer a name of its own")
     for spec in layers:
         with torch.device("meta"):
             module = spec.make()
@@ -106,17 +129,15 @@ def traces(layers: Sequence[MetaLayer], batch: Mapping[str, Carried]) -> Iterato
     Raises:
         HpcMpError: layers do not fit together, or cannot be computed in parts.
     """
-    there = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in batch.items()}
+    tensors = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in batch.items()}
     for layer in layers:
         spec = layer.spec
-        if missing := [name for name in spec.uses if name not in there]:
-            raise HpcMpError(f"layer {spec.name}: uses = {', '.join(missing)}",
-                             "is neither in the batch nor given by an earlier layer", f"there are {', '.join(there)}")
-        if taken := [name for name in spec.gives if name in batch]:
-            raise HpcMpError(f"layer {spec.name}: gives = {', '.join(taken)}", "is the name of a tensor of the batch",
-                             "choose another name")
-        trace, results = _trace(layer, [there[name] for name in spec.uses])
-        there |= results
+        refuse([name for name in spec.uses if name not in tensors], f"layer {spec.name}: uses = ",
+               "is neither in the batch nor given by an earlier layer", f"there are {', '.join(tensors)}")
+        refuse([name for name in spec.gives if name in batch], f"layer {spec.name}: gives = ",
+               "is the name of a tensor of the batch", "choose another name")
+        trace, results = _trace(layer, [tensors[name] for name in spec.uses])
+        tensors |= results
         yield trace
 
 
@@ -128,10 +149,9 @@ def _trace(layer: MetaLayer, arguments: Sequence[Tensor]) -> tuple[Trace, dict[s
     calls = Counter[str]()
     hooks += [module.get_submodule(path).register_forward_pre_hook(lambda *_, path=path: calls.update([path]))
               for path in spec.cut]
-    kept = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
-    given = [(argument, argument._version) for argument in arguments]
+    versions = [argument._version for argument in arguments]
     try:
-        with torch.device("meta"), _NoChance(where):
+        with unchanged_buffers(module, f"{where}: its forward"), torch.device("meta"), _NoChance(where):
             returned = module(*arguments)
     except (RuntimeError, NotImplementedError) as error:
         raise HpcMpError(where, f"cannot be computed without values: {str(error).partition('. ')[0]}",
@@ -139,24 +159,19 @@ def _trace(layer: MetaLayer, arguments: Sequence[Tensor]) -> tuple[Trace, dict[s
     finally:
         for hook in hooks:
             hook.remove()
-    if changed := [name for name, (buffer, version) in kept.items()
-                   if module.get_buffer(name) is not buffer or buffer._version != version]:
-        raise HpcMpError(f"{where}: its forward changes the buffers {', '.join(changed)}",
-                         "which every replica and microbatch would change for itself",
-                         "use a layer without running statistics, such as LayerNorm or GroupNorm")
-    if changed := [name for name, (argument, version) in zip(spec.uses, given, strict=True) if argument._version != version]:
-        raise HpcMpError(f"{where}: its forward changes {', '.join(changed)} in place", "which is another layer's or the batch's",
-                         "compute a new tensor, in modules such as nn.ReLU without inplace")
-    if several := [path for path, count in calls.items() if count > 1]:
-        raise HpcMpError(f"{where}: cut = {', '.join(several)}", "is called several times in a forward", "leave it out of cut")
+    refuse([name for name, argument, version in zip(spec.uses, arguments, versions, strict=True) if argument._version != version],
+           f"{where}: its forward changes in place ", "which is another layer's or the batch's",
+           "compute a new tensor, in modules such as nn.ReLU without inplace")
+    refuse([path for path, count in calls.items() if count > 1], f"{where}: cut = ", "is called several times in a forward",
+           "leave it out of cut")
     results = returned if isinstance(returned, tuple) else (returned,)
     if len(results) != len(spec.gives) or not all(isinstance(result, Tensor) for result in results):
         raise HpcMpError(f"{where}: gives = {', '.join(spec.gives)}",
                          f"but it returns {', '.join(type(result).__name__ for result in results)}",
                          "name every tensor that it returns; all must be tensors")
-    named = dict(zip(spec.gives, results, strict=True))
-    carried = {name: Carried(tuple(result.shape), result.dtype, result.requires_grad) for name, result in named.items()}
-    return Trace(carried, dropouts), named
+    tensors = dict(zip(spec.gives, results, strict=True))
+    carried = {name: Carried(tuple(tensor.shape), tensor.dtype, tensor.requires_grad) for name, tensor in tensors.items()}
+    return Trace(carried, dropouts), tensors
 
 
 class _NoChance(TorchDispatchMode):
@@ -181,21 +196,16 @@ def crossing(layers: Sequence[LayerSpec], traced: Sequence[Trace], outputs: Sequ
         outputs: names that the objective gets.
         batch: names of the tensors of a microbatch.
     """
-    needed, wanted = set(outputs), []
+    needed, behind = set(outputs), []
     for layer in reversed(layers):
-        wanted.append(frozenset(needed))
+        behind.append(needed)
         needed = (needed - {*layer.gives}) | {name for name in layer.uses if name not in batch}
-    there: dict[str, Carried] = {}
+    tensors: dict[str, Carried] = {}
     crosses: list[dict[str, Carried]] = [{}]
-    for trace, behind in zip(traced, reversed(wanted), strict=True):
-        there |= trace.carried
-        crosses.append({name: tensor for name, tensor in there.items() if name in behind})
+    for trace, names in zip(traced, reversed(behind), strict=True):
+        tensors |= trace.carried
+        crosses.append({name: tensor for name, tensor in tensors.items() if name in names})
     return crosses
-
-
-def inside(path: str, leaf: str) -> str:
-    """Return the name of a parameter of the module at a path; the layer itself has an empty one."""
-    return f"{path}.{leaf}" if path else leaf
 
 
 def _inner_ties(spec: LayerSpec, module: nn.Module) -> dict[str, str]:
@@ -206,22 +216,18 @@ def _inner_ties(spec: LayerSpec, module: nn.Module) -> dict[str, str]:
 
 
 def _weights(spec: LayerSpec, module: nn.Module) -> Iterator[Weight]:
-    cuts = {inside(path, "weight"): 0 if how == "column" else 1 for path, how in spec.cut.items()}
-    cuts |= {inside(path, "bias"): 0 for path, how in spec.cut.items() if how == "column"}
-    modules = dict(module.named_modules())
-    for path in spec.cut:
-        if not isinstance(modules.get(path), nn.Linear):
-            raise HpcMpError(f"layer {spec.name}: cut = {path}", "is no nn.Linear", "name linear modules only")
-    names = dict(module.named_parameters(remove_duplicate=False))
-    if both := sorted(cuts.keys() & spec.tied.keys()):
-        raise HpcMpError(f"layer {spec.name}: tied = {', '.join(both)}", "is a parameter of a linear module that is cut",
-                         "leave it out of cut: a tied parameter is whole on every rank")
-    if unknown := spec.tied.keys() - names.keys():
-        raise HpcMpError(f"layer {spec.name}: tied = {', '.join(sorted(unknown))}", "is no parameter of it",
-                         f"it has {', '.join(names)}")
-    if frozen := [name for name, parameter in names.items() if not parameter.requires_grad]:
-        raise HpcMpError(f"layer {spec.name}: {', '.join(frozen)}", "requires no gradient, but all parameters are trained",
-                         "make it a buffer")
-    for name, parameter in names.items():
+    where, modules = f"layer {spec.name}: ", dict(module.named_modules())
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    cuts = {f"{path}.weight".lstrip("."): 0 if how == "column" else 1 for path, how in spec.cut.items()}
+    cuts |= {f"{path}.bias".lstrip("."): 0 for path, how in spec.cut.items() if how == "column"}
+    refuse([path for path in spec.cut if not isinstance(modules.get(path), nn.Linear)], f"{where}cut = ", "is no nn.Linear",
+           "name linear modules only")
+    refuse(sorted(cuts.keys() & spec.tied.keys()), f"{where}tied = ", "is a parameter of a linear module that is cut",
+           "leave it out of cut: a tied parameter is whole on every rank")
+    refuse(sorted(spec.tied.keys() - parameters.keys()), f"{where}tied = ", "is no parameter of it",
+           f"it has {', '.join(parameters)}")
+    refuse([name for name, parameter in parameters.items() if not parameter.requires_grad], where,
+           "requires no gradient, but all parameters are trained", "make it a buffer")
+    for name, parameter in parameters.items():
         if name not in spec.tied:
             yield Weight(spec.own(name), tuple(parameter.shape), cut=cuts.get(name))

@@ -1,30 +1,27 @@
 """A model made from a list of layers, and its stages, as the pipeline runs them."""
 
 import hashlib
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
-from typing import Self
+from functools import cached_property
+from typing import Self, cast
 
 import torch
 from torch import Tensor, nn
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.layout.flat import FlatLayout, StageSpan, Tie, blocks_together, flat_units, stage_spans
+from hpc_mp.layout.flat import FlatLayout, StageSpan, Tie, flat_units, stage_spans
 from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.models import Weight
-from hpc_mp.layout.models.tensor import TensorPart, cut_part, matches
-from hpc_mp.train.device.precision import Precision
+from hpc_mp.layout.models.tensor import TensorPart, cut_part
 from hpc_mp.train.device.spans import profiled
-from hpc_mp.train.model.layer_list import LayerSpec, MetaLayer, Objective, Trace, crossing, inside, meta_layers, traces
-from hpc_mp.train.model.recompute import computed_again, groups_of
+from hpc_mp.train.model.layer_list import LayerSpec, MetaLayer, Objective, Trace, crossing, meta_layers, refuse, traces
+from hpc_mp.train.model.unit_stage import UnitStage, replace_parameters
 from hpc_mp.train.parallel.data_axis import Unit
-from hpc_mp.train.parallel.dropout import HashDropout
+from hpc_mp.train.parallel.dropout import WideDropout
 from hpc_mp.train.parallel.fill import Source
-from hpc_mp.train.parallel.projection import Projection, TensorAxis
+from hpc_mp.train.parallel.projection import Projection
 from hpc_mp.train.parallel.surroundings import Surroundings
-from hpc_mp.train.parallel.unshard import Prefetch, unsharded
 from hpc_mp.train.pipeline.stage import Batch, Boundary, Carried
 
 TIE = "tied "  # prefix of the name of a unit with which several layers compute
@@ -57,18 +54,17 @@ class ListedModel:
 
     @cached_property
     def traced(self) -> tuple[Trace, ...]:
-        if taken := self.batch.keys() & self.defaults:
-            raise HpcMpError(f"the batch's {', '.join(sorted(taken))}", "is an argument of the forward that keeps its default",
-                             "name it in `given` of layers_of, or leave it out of the batch")
+        refuse(sorted(self.batch.keys() & self.defaults), "the batch's ", "is an argument of the forward that keeps its default",
+               "name it in `given` of layers_of, or leave it out of the batch")
         return tuple(traces(self.meta, self.batch))
 
     @cached_property
     def crossing(self) -> list[dict[str, Carried]]:
-        return crossing(self.layers, self.traced, self.given, self.batch)
+        return crossing(self.layers, self.traced, self.results, self.batch)
 
     @property
-    def given(self) -> tuple[str, ...]:
-        """The names that the objective gets, in this order."""
+    def results(self) -> tuple[str, ...]:
+        """The names of the objective's tensors, in order."""
         return self.outputs or self.layers[-1].gives
 
     @cached_property
@@ -78,16 +74,13 @@ class ListedModel:
 
     def ties(self, layout: Layout) -> dict[str, tuple[int, ...]]:
         """Return the stages of every parameter with which several layers compute."""
-        stages: dict[str, list[int]] = {}
-        tied = {name for layer in self.meta for name in layer.spec.tied.values()}
-        if unknown := tied - self.weights.keys():
-            raise HpcMpError(f"tied = {', '.join(sorted(unknown))}", "is no parameter of a layer", "write layer.parameter")
-        if cut := [name for name in sorted(tied) if self.weights[name].cut is not None]:
-            raise HpcMpError(f"tied = {', '.join(cut)}", "is a parameter of a linear module that is cut", "cut others")
-        for stage, span in enumerate(stage_spans(layout.layers)):
-            for name in sorted(tied & {name for layer in span.layers for name in self._names(self.meta[layer])}):
-                stages.setdefault(name, []).append(stage)
-        return {name: tuple(found) for name, found in stages.items()}
+        tied = sorted({name for layer in self.meta for name in layer.spec.tied.values()})
+        refuse([name for name in tied if name not in self.weights], "tied = ", "is no parameter of a layer",
+               "write layer.parameter")
+        refuse([name for name in tied if self.weights[name].cut is not None], "tied = ",
+               "is a parameter of a linear module that is cut", "cut others")
+        names = [{name for layer in span.layers for name in self.meta[layer].names} for span in stage_spans(layout.layers)]
+        return {tie: tuple(stage for stage, used in enumerate(names) if tie in used) for tie in tied}
 
     def capacity(self, layout: Layout) -> int | None:
         return None
@@ -102,10 +95,10 @@ class ListedModel:
         for layer in (self.meta[number] for span in spans for number in span.layers):
             own = [weight for weight in layer.weights if weight.name not in ties]
             groups |= {layer.spec.name: own} if own else {}
-            groups |= {f"{TIE}{name}": [self.weights[name]] for name in self._names(layer) if name in ties}
+            groups |= {f"{TIE}{name}": [self.weights[name]] for name in layer.names if name in ties}
 
         def part(weight: Weight) -> TensorPart:
-            return cut_part(weight, cut, cut.size > 1 and matches(weight.name.rpartition(".")[0], cut.modules))
+            return cut_part(weight, cut, cut.cuts(weight.name.rpartition(".")[0]))
 
         return flat_units(layout, groups, part, layout.expert_cut(), {
             f"{TIE}{name}": Tie(stages, stages[0] in mine) for name, stages in ties.items()})
@@ -128,199 +121,104 @@ class ListedModel:
     def first_values(self) -> Source:
         """Return the values that layers are made with. One layer at a time is in memory."""
         owners = {weight.name: layer.spec for layer in self.meta for weight in layer.weights}
-        made: dict[str, Tensor] = {}
+        values: dict[str, Tensor] = {}
 
         def source(weight: Weight, box: tuple[slice, ...]) -> Tensor:
-            if weight.name not in made:
-                made.clear()
+            if weight.name not in values:
+                values.clear()
                 spec = owners[weight.name]
-                made.update({spec.own(path): parameter.detach()
-                             for path, parameter in self.made(spec).named_parameters(remove_duplicate=False)})
-            return made[weight.name][box]
+                values.update({spec.own(path): parameter.detach()
+                               for path, parameter in self.made(spec).named_parameters(remove_duplicate=False)})
+            return values[weight.name][box]
 
         return source
 
-    @staticmethod
-    def _names(layer: MetaLayer) -> list[str]:
-        return [*(weight.name for weight in layer.weights), *layer.spec.tied.values()]
 
-
-class WideDropout(HashDropout):
-    """Dropout that is the same on every layout, of any tensors (samples, …), which tensor ranks may cut along any dimension.
-
-    Args:
-        shapes: of what each of its calls in a forward drops in the whole model, without samples.
-    """
-
-    def __init__(self, p: float, site: str, around: Surroundings, shapes: Sequence[tuple[int, ...]]) -> None:
-        super().__init__(p, site, around.clock, torch.empty(0))
-        self.sites = [self.site, *(zlib.crc32(f"{site} {call}".encode()) for call in range(1, len(shapes)))]
-        self.shapes, self.tensor, self.calls = shapes, around.tensor, 0
-        self.cuts: dict[int, dict[int, int]] = {}  # call -> dimension that is cut -> its size in the whole model
-
-    def forward(self, x: Tensor) -> Tensor:
-        call = self.calls % len(self.shapes)
-        self.calls, self.site, sizes = self.calls + 1, self.sites[call], x.shape[1:]
-        if call not in self.cuts:
-            whole = self.shapes[call] if self.tensor.size > 1 else sizes
-            self.cuts[call] = {place: size for place, size in enumerate(whole) if size != sizes[place]}
-        index = torch.zeros((), dtype=torch.int32, device=x.device)
-        for place, size in enumerate(sizes):
-            whole_size = self.cuts[call].get(place, size)
-            begin = self.tensor.part(whole_size)[0] if place in self.cuts[call] else 0
-            index = index.unsqueeze(-1) * whole_size + torch.arange(begin, begin + size, dtype=torch.int32, device=x.device)
-        return self.dropped(x, index)
-
-    def restart(self) -> None:
-        """A forward begins."""
-        self.calls = 0
-
-
-class ListedStage(nn.Module):
+class ListedStage(UnitStage):
     """Some layers of the list, one behind the other."""
 
     def __init__(self, model: ListedModel, span: StageSpan, around: Surroundings) -> None:
-        super().__init__()
-        self.model, self.span, self.around = model, span, around
-        self.units: dict[str, Unit] = {}
-        self.layers = [model.meta[number] for number in span.layers]
-        self.dropouts = {model.layers[number].name: model.traced[number].dropouts for number in span.layers}
-        self.groups = list(groups_of([layer.spec.name for layer in self.layers], around.recompute))
-        self.projections: list[Projection] = []
-        self.inner = nn.ModuleDict({layer.spec.name: self._prepared(layer) for layer in self.layers})
+        super().__init__(span, around, [model.layers[number].name for number in span.layers])
+        self.model, self.inner = model, nn.ModuleList()
+        self.layers = dict(zip(self.blocks, (model.meta[number] for number in span.layers), strict=True))
+        for number in span.layers:
+            self._append(model.meta[number], model.traced[number].dropouts)
         self.modes = [(module, module.training) for module in self.inner.modules()]
 
     def train(self, mode: bool = True) -> Self:
-        """Put every module into the mode that it has been given in, or all of them into evaluation."""
+        """Put every module into the mode in which its layer was made, or all of them into evaluation."""
         for module, own in self.modes:
             module.training = own and mode
         return self
 
-    @property
-    def precision(self) -> Precision:
-        return self.around.precision
-
-    def _prepared(self, layer: MetaLayer) -> nn.Module:
-        """Make a layer with its buffers; parameters come with ``adopt``."""
-        module = self.model.made(layer.spec).to(self.around.context.positions.device, self.precision.compute)
-        dropouts: dict[int, WideDropout] = {}
-        shapes = self.dropouts[layer.spec.name]
-        for path, inner in list(module.named_modules(remove_duplicate=False)):
-            parent, _, leaf = path.rpartition(".")
-            replaced: nn.Module | None = None
-            if path in layer.spec.cut:
-                replaced = self._projection(layer, path, inner)
-            elif id(inner) in dropouts:
-                replaced = dropouts[id(inner)]
-            elif path in shapes:
-                replaced = dropouts[id(inner)] = WideDropout(inner.p, layer.spec.own(path), self.around, shapes[path])
-                replaced.train(inner.training)
-            if replaced is not None:
-                module = _put(module, parent, leaf, replaced)
-        module.register_forward_pre_hook(partial(_restarted, tuple(dropouts.values())))
-        for name, parameter in list(module.named_parameters(remove_duplicate=False)):  # values are the units'
-            parent, _, leaf = name.rpartition(".")
-            module.get_submodule(parent).register_parameter(leaf, nn.Parameter(parameter.to("meta")))
-        return module
+    def _append(self, layer: MetaLayer, shapes: Mapping[str, Sequence[tuple[int, ...]]]) -> None:
+        """Make a layer with its buffers, its dropouts of these shapes, and its projections; parameters come with ``adopt``."""
+        spec, around = layer.spec, self.around
+        module = self.model.made(spec).to(around.context.positions.device, self.precision.compute)
+        replace_parameters(module, lambda _, parameter: nn.Parameter(parameter.to("meta")))
+        path = f"inner.{len(self.inner)}"
+        self.inner.append(module)
+        dropouts = {}
+        for inner, calls in shapes.items():
+            dropout = cast(nn.Dropout, module.get_submodule(inner))
+            dropouts[id(dropout)] = WideDropout(dropout.p, spec.own(inner), around.clock, calls, around.tensor)
+            dropouts[id(dropout)].train(dropout.training)
+        for inner, part in list(module.named_modules(remove_duplicate=False)):
+            replacement = self._projection(layer, inner, part) if inner in spec.cut else dropouts.get(id(part))
+            if replacement is not None:
+                self.set_submodule(f"{path}.{inner}".rstrip("."), replacement)
+        for wide in dropouts.values():
+            self.get_submodule(path).register_forward_pre_hook(wide.restart)
 
     def _projection(self, layer: MetaLayer, path: str, linear: nn.Module) -> Projection:
-        """A column or row projection, which enters and leaves by itself."""
-        how, tensor = layer.spec.cut[path], self.around.tensor
-        weight = layer.full_name(inside(path, "weight"))
-        if not (tensor.size > 1 and matches(weight.rpartition(".")[0], tensor.cut.modules)):
-            tensor = tensor.alone
-        bias = None if linear.bias is None else layer.full_name(inside(path, "bias"))
-        projection = Projection(weight, bias, False, how == "row", tensor)
+        """Return a column or row projection, which enters and leaves by itself."""
+        module, how = layer.spec.own(path), layer.spec.cut[path]
+        tensor = self.around.tensor if self.around.tensor.cut.cuts(module) else self.around.tensor.alone
+        bias = None if linear.bias is None else f"{module}.bias"
+        projection = Projection(f"{module}.weight", bias, transposed=False, row=how == "row", tensor=tensor)
         if how == "column":
-            projection.register_forward_pre_hook(partial(_entered, tensor))
-        self.projections.append(projection)
+            projection.register_forward_pre_hook(lambda _, arguments: (tensor.enter(arguments[0]), *arguments[1:]))
         return projection
 
-    def adopt(self, units: Mapping[str, Unit]) -> None:
-        self.units = dict(units)
-        parameters = {name: parameter for unit in units.values() for name, parameter in unit.parameters.items()}
-        sinks = {name: sink for unit in units.values() for name, sink in unit.sinks.items()}
-        collects: set[str] = set()
-        for projection in self.projections:
-            projection.adopt(parameters, sinks)
-            collects |= {*filter(None, projection.names)} - projection.owned
-        for layer in self.layers:
-            module = self.inner[layer.spec.name]
-            for name, _ in list(module.named_parameters(remove_duplicate=False)):
-                parent, _, leaf = name.rpartition(".")
-                holder = module.get_submodule(parent)
-                if not isinstance(holder, Projection):
-                    holder.register_parameter(leaf, parameters[layer.full_name(name)])
-                    collects.add(layer.full_name(name))
-        for unit in units.values():
-            for name in unit.parameters.keys() & collects:
-                unit.collect(name)
+    def weight_name(self, path: str) -> str:
+        _, number, inner = path.split(".", 2)
+        return self.layers[self.blocks[int(number)]].full_name(inner)
 
-    def tensors(self) -> Iterator[Tensor]:
-        yield from (unit.whole for unit in self.units.values())
-        yield from self.buffers()
+    def units_of(self, blocks: Sequence[str]) -> list[Unit]:
+        return super().units_of([*blocks, *(f"{TIE}{name}" for block in blocks for name in self.layers[block].names)])
 
     def forward(self, received: Boundary, batch: Batch) -> Boundary | tuple[Tensor, Tensor]:
-        original, batch, there = batch, self._converted(batch), dict(received)
+        inputs, tensors = self._converted(batch), dict(received)
         for number in range(len(self.groups)):
-            there |= self._group(number, there, batch)
+            tensors |= self._group(number, tensors, inputs)
         if not self.span.last:
-            return self._converted({name: there[name] for name in self.model.crossing[self.span.layers.stop]})
-        known = {**batch, **there}
-        return self.model.objective({name: _wide(known[name]) for name in self.model.given}, original)
+            return self._converted({name: tensors[name] for name in self.model.crossing[self.span.layers.stop]})
+        tensors |= inputs
+        return self.model.objective({name: _wide(tensors[name]) for name in self.model.results}, batch)
 
     def _converted(self, tensors: Batch) -> Boundary:
         """Return floating-point tensors in the format that computes."""
         return {name: tensor.to(self.precision.compute) if tensor.is_floating_point() else tensor
                 for name, tensor in tensors.items()}
 
-    def _group(self, number: int, there: Boundary, batch: Batch) -> Boundary:
-        """Compute layers that are recomputed together. Returns what they give."""
-        layers = [layer for layer in self.layers if layer.spec.name in self.groups[number]]
-        given = list(dict.fromkeys(name for layer in layers for name in layer.spec.gives))
-        used = [name for name in dict.fromkeys(name for layer in layers for name in layer.spec.uses) if name in there]
+    def _group(self, number: int, tensors: Boundary, inputs: Boundary) -> Boundary:
+        """Return what layers that are recomputed together give."""
+        layers = [(self.layers[name].spec, self.inner[self.blocks.index(name)]) for name in self.groups[number]]
+        gives = list(dict.fromkeys(name for spec, _ in layers for name in spec.gives))
+        uses = list(dict.fromkeys(name for spec, _ in layers for name in spec.uses if name in tensors))
 
-        def compute(*tensors: Tensor) -> tuple[Tensor, ...]:
-            known = {**batch, **dict(zip(used, tensors, strict=True))}
+        def compute(*arguments: Tensor) -> tuple[Tensor, ...]:
+            values = {**inputs, **dict(zip(uses, arguments, strict=True))}
             with self.precision.computing():
-                for layer in layers:
-                    with profiled(layer.spec.name):
-                        result = self.inner[layer.spec.name](*(known[name] for name in layer.spec.uses))
-                    known |= dict(zip(layer.spec.gives, result if isinstance(result, tuple) else (result,), strict=True))
-            return tuple(known[name] for name in given)
+                for spec, module in layers:
+                    with profiled(spec.name):
+                        result = module(*(values[name] for name in spec.uses))
+                    values |= dict(zip(spec.gives, result if isinstance(result, tuple) else (result,), strict=True))
+            return tuple(values[name] for name in gives)
 
-        again = blocks_together(self.around.recompute) is not None
-        function: Callable[..., tuple[Tensor, ...]] = partial(computed_again, compute) if again else compute
-        results = unsharded(self._units_of(number), self._prefetch(number), function, *(there[name] for name in used))
-        return dict(zip(given, results, strict=True))
-
-    def _units_of(self, number: int) -> Sequence[Unit]:
-        layers = [layer for layer in self.layers if layer.spec.name in self.groups[number]]
-        names = {name for layer in layers for name in (layer.spec.name, *(f"{TIE}{name}" for name in self.model._names(layer)))}
-        return [unit for name, unit in self.units.items() if name in names]
-
-    def _prefetch(self, number: int) -> Prefetch:
-        behind = self._units_of(number + 1) if number + 1 < len(self.groups) else ()
-        return Prefetch(behind, self._units_of(number - 1) if number else ())
+        return dict(zip(gives, self.compute(number, compute, [tensors[name] for name in uses]), strict=True))
 
 
 def _wide(tensor: Tensor) -> Tensor:
     """Return a tensor in a format in which losses can be summed."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32)) if tensor.is_floating_point() else tensor
-
-
-def _put(module: nn.Module, parent: str, leaf: str, inner: nn.Module) -> nn.Module:
-    """Return the module with another one inside, or that one if it takes the whole place."""
-    if not leaf:
-        return inner
-    setattr(module.get_submodule(parent), leaf, inner)
-    return module
-
-
-def _entered(tensor: TensorAxis, _: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return tensor.enter(arguments[0]), *arguments[1:]
-
-
-def _restarted(dropouts: Sequence[WideDropout], *_: object) -> None:
-    for dropout in dropouts:
-        dropout.restart()

@@ -21,40 +21,14 @@ of the tensor axis in a block's forward are repeated, on all of its ranks. Defer
 that a schedule with W actions keeps a chunk's inputs of products from I to W.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import TypeVar, cast
 
-from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from hpc_mp.layout.flat import blocks_together
-from hpc_mp.train.parallel.dropout import ATTENTION
-
 Computed = TypeVar("Computed")
-FUSED = "hpc_mp_fused"  # torch's fused attention, under a name for which transformers makes no masks
 
 
-def groups_of(blocks: Sequence[str], recompute: str) -> Iterator[Sequence[str]]:
-    """Yield the groups of a stage's blocks that are recomputed together; single blocks if none are."""
-    size = blocks_together(recompute) or 1
-    return (blocks[place:place + size] for place in range(0, len(blocks), size))
-
-
-def attention_name(own: bool, recompute: str) -> str:
-    """Return the name in transformers' table of the attention function for a model's blocks.
-
-    Args:
-        own: True if torch's fused attention cannot be used, because weights are dropped or scores have a cap.
-    """
-    name = ATTENTION if own else FUSED
-    return recomputed_name(name) if recompute == "selective" else name
-
-
-def computed_again(function: Callable[..., Computed], *tensors: Tensor | None) -> Computed:
-    """Return ``function(*tensors)``; only the arguments are kept for the backward. Without gradients this is a plain call."""
-    return cast(Computed, checkpoint(function, *tensors, use_reentrant=False, preserve_rng_state=False))
-
-
-def recomputed_name(name: str) -> str:
-    """Return the name of the recomputed variant of an attention function."""
-    return f"hpc_mp_recomputed_{name}"
+def computed_again(function: Callable[..., Computed], *arguments: object) -> Computed:
+    """Return ``function(*arguments)``; only the arguments are kept for the backward. Without gradients this is a plain call."""
+    return cast(Computed, checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False))

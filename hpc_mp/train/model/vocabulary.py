@@ -18,8 +18,6 @@ from hpc_mp.train.pipeline.stage import Batch
 IGNORED = -100  # Hugging Face's label for tokens that do not count in the loss
 CHUNK = 1 << 27  # logits that are there at once: 0.25 GB of bf16, and enough rows for a product to fill a GPU
 
-Function = Callable[..., Any]
-
 
 class VocabularyEmbedding(nn.Module):
     """Token embedding: ids (batch, sequence) -> (batch, sequence, hidden).
@@ -88,16 +86,16 @@ class NextToken(nn.Module):
         head: cut along the vocabulary, or whole on every rank: then each computes the loss of the tokens that it has.
         outer: the tensor axis, whose hidden states come in.
         cap: of logits, see ``soft_cap``; None: none.
-        wrap: applied to the two functions of a chunk's logits, see ``compilation``.
+        compile: True if the two functions of a chunk's logits are compiled, for each shape of their arguments.
     """
 
-    def __init__(self, head: Projection, vocabulary: int, outer: TensorAxis, cap: float | None,
-                 wrap: Callable[[Function], Function]) -> None:
+    def __init__(self, head: Projection, vocabulary: int, outer: TensorAxis, cap: float | None, compile: bool) -> None:
         super().__init__()
         self.head, self.outer, self.tensor, self.cap = head, outer, head.tensor, cap
         self.start, width = self.tensor.part(vocabulary)
         self.rows = max(1, CHUNK // max(1, width))
-        self.scores, self.slopes = wrap(_scores), wrap(_slopes)
+        functions: tuple[Callable[..., Any], ...] = _scores, _slopes
+        self.scores, self.slopes = (torch.compile(one, dynamic=False) if compile else one for one in functions)
 
     def forward(self, hidden: Tensor, batch: Batch, own: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         """hidden: (batch, sequence, hidden). The batch has ``labels``, (batch, sequence), shifted already, ``IGNORED`` where none

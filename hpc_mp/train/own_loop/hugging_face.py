@@ -21,9 +21,8 @@ from hpc_mp.layout.models.fields import check_fields
 from hpc_mp.layout.models.weight_files import check_weights
 from hpc_mp.train.checkpoint.export import GENERATION
 from hpc_mp.train.model import initial
-from hpc_mp.train.model.causal_lm import CausalLM
-from hpc_mp.train.model.causal_model import hugging_face_config, without_values
 from hpc_mp.train.model.logits import LossFunction
+from hpc_mp.train.model.transformers_model import TransformersModel, hugging_face_config, without_values
 from hpc_mp.train.model.vocabulary import IGNORED
 from hpc_mp.train.own_loop.saved_tensor import SavedTensor, fingerprint_of
 from hpc_mp.train.parallel.fill import Source
@@ -186,9 +185,9 @@ class HuggingFace:
     def groups(self, layout: Layout) -> Mapping[str, Any]:
         return {"kv_copies": kv_copies(self.shape, layout.degrees.tensor)}
 
-    def model(self, job: JobSpec, batch: Mapping[str, Carried]) -> CausalLM:
+    def model(self, job: JobSpec, batch: Mapping[str, Carried]) -> TransformersModel:
         config = hugging_face_config(self.config, self.family, job.train.dropout, job.parallel.recompute)
-        return CausalLM(config, self.family, self.shape, self.loss)
+        return TransformersModel(config, self.family, self.shape, self.loss)
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         module = without_values(self.family, hugging_face_config(self.config, self.family, dropout=None))

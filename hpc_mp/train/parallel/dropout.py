@@ -7,6 +7,7 @@ holds a slice draws exactly its part of the mask of a single process.
 import hashlib
 import struct
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hpc_mp.train.device.readback import to_device
+from hpc_mp.train.parallel.projection import TensorAxis
 from hpc_mp.train.parallel.soft_cap import capped
 
 ATTENTION = "hpc_mp_eager"  # name of the engine's attention function in transformers' table
@@ -74,6 +76,34 @@ class HashDropout(nn.Module):
         if self.p == 0.0 or not self.training:
             return x
         return torch.where(keep(self.clock.site_keys(self.site, x.device), index, self.p), x / (1.0 - self.p), 0.0)
+
+
+class WideDropout(HashDropout):
+    """Dropout of any tensors (samples, …), which tensor ranks may cut along any dimension.
+
+    Args:
+        site: its name in the model.
+        shapes: of what each of its calls in a forward drops in the whole model, without samples.
+        tensor: the axis whose ranks have parts of these.
+    """
+
+    def __init__(self, p: float, site: str, clock: DropoutClock, shapes: Sequence[tuple[int, ...]], tensor: TensorAxis) -> None:
+        super().__init__(p, site, clock, torch.empty(0))
+        self.sites = [self.site, *(zlib.crc32(f"{site} {call}".encode()) for call in range(1, len(shapes)))]
+        self.shapes, self.tensor, self.calls = shapes, tensor, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        call = self.calls % len(self.shapes)
+        self.calls, self.site = self.calls + 1, self.sites[call]
+        index = torch.zeros((), dtype=torch.int32, device=x.device)
+        for size, whole in zip(x.shape[1:], self.shapes[call], strict=True):
+            begin = 0 if size == whole else self.tensor.part(whole)[0]
+            index = index.unsqueeze(-1) * whole + torch.arange(begin, begin + size, dtype=torch.int32, device=x.device)
+        return self.dropped(x, index)
+
+    def restart(self, *_: object) -> None:
+        """Begin a forward, in a hook of the layer."""
+        self.calls = 0
 
 
 def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, scaling: float,

@@ -24,8 +24,7 @@ from hpc_mp.train.checkpoint import checkpoint
 from hpc_mp.train.checkpoint.shard_file import Damaged
 from hpc_mp.train.data import TokenSet
 from hpc_mp.train.model import initial
-from hpc_mp.train.model.causal_lm import CausalLM
-from hpc_mp.train.model.causal_model import hugging_face_config
+from hpc_mp.train.model.transformers_model import TransformersModel, hugging_face_config
 from hpc_mp.train.optimizer.optimizer import HomeMaker
 from hpc_mp.train.optimizer.optimizer_state import OnDevice, Streamed
 from hpc_mp.train.optimizer.state_stores import DeviceStore, FileStore, HostStore
@@ -57,10 +56,10 @@ def check_compiler(device: torch.device) -> None:
                          f'load one with slurm.setup = ["module load gcc"], name it with {variable}, or leave train.compile out')
 
 
-def model_of(spec: JobSpec, shape: ModelShape) -> CausalLM:
+def model_of(spec: JobSpec, shape: ModelShape) -> TransformersModel:
     family = family_of(shape.model_type)
     config = hugging_face_config(read_config(spec), family, spec.train.dropout, spec.parallel.recompute)
-    return CausalLM(config, family, shape)
+    return TransformersModel(config, family, shape)
 
 
 def settings_of(spec: JobSpec, layout: Layout, schedule: Schedule) -> EngineSettings:

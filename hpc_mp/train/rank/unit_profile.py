@@ -24,8 +24,8 @@ from hpc_mp.layout.placement import place
 from hpc_mp.layout.schedule import Action
 from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.rundir.rank_env import RankEnv, node_name
-from hpc_mp.train.model.causal_lm import CausalLM
-from hpc_mp.train.model.causal_stage import CausalStage
+from hpc_mp.train.model.transformers_model import TransformersModel
+from hpc_mp.train.model.transformers_stage import TransformersStage
 from hpc_mp.train.parallel import groups
 from hpc_mp.train.parallel.dropout import Moment
 from hpc_mp.train.parallel.surroundings import Surroundings
@@ -42,7 +42,7 @@ VALUES = 0.02  # standard deviation of the parameters
 
 
 @dataclass(frozen=True, slots=True)
-class OneOfEachKind(CausalLM):
+class OneOfEachKind(TransformersModel):
     """A model without its layers, except for one of each kind.
 
     Attributes:
@@ -52,10 +52,10 @@ class OneOfEachKind(CausalLM):
     chosen: tuple[int, ...] = ()
 
     def units(self, layout: Layout, spans: Iterable[StageSpan], tensor: int, expert: int) -> Mapping[str, FlatLayout]:
-        return CausalLM.units(self, layout, map(self._chosen, spans), tensor, expert)
+        return TransformersModel.units(self, layout, map(self._chosen, spans), tensor, expert)
 
-    def build(self, span: StageSpan, around: Surroundings) -> CausalStage:
-        return CausalLM.build(self, self._chosen(span), around)
+    def build(self, span: StageSpan, around: Surroundings) -> TransformersStage:
+        return TransformersModel.build(self, self._chosen(span), around)
 
     def _chosen(self, span: StageSpan) -> StageSpan:
         """Return a stage of at most one layer with the layer's own number."""

@@ -1,10 +1,10 @@
-"""A model of transformers: its configuration, its modules without values, and the attention functions of its blocks.
+"""A model of transformers as the engine's ``StagedModel``: its configuration, and its modules without values.
 
 In the engine only this module and its imports import transformers, which takes seconds; other modules only name its types.
 """
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, cast
@@ -12,21 +12,24 @@ from typing import Any, cast
 import torch
 import transformers
 from packaging.version import Version
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoConfig, PreTrainedConfig
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.layout.models import Family, ModelShape, Weight
-from hpc_mp.train.model.attention_table import attention_function
-from hpc_mp.train.model.layers import Driver, driver_of
+from hpc_mp.layout.flat import FlatLayout, StageSpan, rank_units
+from hpc_mp.layout.layout import Layout
+from hpc_mp.layout.models import Family, ModelShape, Weight, expert_capacity
+from hpc_mp.train.model.attention_table import attention_name
+from hpc_mp.train.model.build_stage import build_stage
 from hpc_mp.train.model.logits import LossFunction
-from hpc_mp.train.model.recompute import attention_name
-from hpc_mp.train.parallel.context import AttentionFunction
+from hpc_mp.train.model.transformers_stage import HIDDEN, TransformersStage
+from hpc_mp.train.parallel.surroundings import Surroundings
+from hpc_mp.train.pipeline.stage import Carried
 
 
 @dataclass(frozen=True, slots=True)
-class CausalModel:
-    """The parts of a model.
+class TransformersModel:
+    """A ``StagedModel``: one tensor crosses between its stages, the hidden states.
 
     Attributes:
         config: Hugging Face's configuration.
@@ -39,10 +42,26 @@ class CausalModel:
     loss: LossFunction | None = None
 
     @property
+    def experts(self) -> int:
+        return self.shape.experts
+
+    @property
     def padding(self) -> dict[str, int]:
         """The embedding's name -> its row that stays zero; empty if the model has no such row."""
         row = cast(nn.Embedding, self.skeleton().get_submodule(self.family.embedding)).padding_idx
         return {} if row is None else {f"{self.family.embedding}.weight": row}
+
+    def capacity(self, layout: Layout) -> int | None:
+        return expert_capacity(layout.expert_capacity, layout.sequence, self.shape)
+
+    def units(self, layout: Layout, spans: Iterable[StageSpan], tensor: int, expert: int) -> Mapping[str, FlatLayout]:
+        return rank_units(layout, self.shape, spans, tensor, expert)
+
+    def received(self, layout: Layout, stage: int, tokens: int, dtype: torch.dtype) -> Mapping[str, Carried]:
+        return {HIDDEN: Carried((layout.samples, tokens, self.shape.hidden), dtype)} if stage else {}
+
+    def build(self, span: StageSpan, around: Surroundings) -> TransformersStage:
+        return build_stage(self, span, around)
 
     def skeleton(self) -> nn.Module:
         """Return the modules of a model with one layer, without values, from which a stage takes those at its ends."""
@@ -51,37 +70,6 @@ class CausalModel:
         whole = without_values(self.family, config)
         _check_table(self.family, self.family.all_weights(replace(self.shape, layers=1)), whole)
         return whole
-
-    @property
-    def logit_cap(self) -> float | None:
-        """The soft cap of the head's logits, see ``soft_cap``."""
-        return getattr(self.config, "final_logit_softcapping", None)
-
-    def embedding_scale(self, skeleton: nn.Module) -> float:
-        """Return the factor by which the embedding multiplies hidden states."""
-        return float(getattr(skeleton.get_submodule(self.family.embedding), "scalar_embed_scale", 1.0))
-
-    @staticmethod
-    def attention_function(name: str) -> AttentionFunction:
-        """Return the attention function with this name in transformers' table."""
-        return attention_function(name)
-
-    def driver(self, skeleton: nn.Module, layers: Sequence[Callable[..., Tensor]], replaced: Mapping[str, nn.Module]) -> Driver:
-        """Return the model's forward without its head, as a function of hidden states and positions.
-
-        Args:
-            layers: called in place of the model's own layers.
-            replaced: path -> replacement of the module there; paths outside of the forward have no effect.
-        """
-        path, _, name = self.family.blocks.rpartition(".")
-        base = copy.copy(skeleton.get_submodule(path))
-        base.config = self.config
-        base._modules = {inner: module for inner, module in base._modules.items() if inner != name}
-        for whole, module in replaced.items():
-            if whole.startswith(f"{path}."):
-                base._modules[whole.removeprefix(f"{path}.")] = module
-        base.__dict__[name] = list(layers)
-        return driver_of(base, self.family.hidden_argument)
 
     def block(self, skeleton: nn.Module, layer: int) -> nn.Module:
         """Return a layer's module, without values. A rank makes only those of its own stages."""
