@@ -1,7 +1,7 @@
 """The two ends of a model, cut along the vocabulary: the embedding, and the head with the loss of the next token."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -147,20 +147,10 @@ class _CrossEntropy(torch.autograd.Function):
             slopes = objective.slopes(kept[0] if kept else head.product(rows), *given, objective.cap)
             found.append(head.input_gradient(slopes))
             more = sum(map(len, found)) < len(hidden)
-            waiting.put_off(_Part(head) if more else head, rows, slopes)
+            waiting.put_off(partial(head.add_weight_gradient, more=more), rows, slopes)
             if more or objective.tensor.size == 1:
                 waiting.meanwhile()
         return torch.cat(found), None, None, None
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """The weight gradient of a chunk of tokens that is not the last one."""
-
-    head: Projection
-
-    def add_weight_gradient(self, x: Tensor, gradient: Tensor) -> None:
-        self.head.add_weight_gradient(x, gradient, more=True)
 
 
 def _scores(logits: Tensor, places: Tensor, cap: float | None) -> tuple[Tensor, Tensor]:

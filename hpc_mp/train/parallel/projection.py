@@ -8,8 +8,8 @@ gradient or, if a schedule splits the backward in two, at its W action (Qi et al
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,14 +21,8 @@ from hpc_mp.train.parallel.gradients import Sink
 from hpc_mp.train.parallel.groups import Axis
 
 
-class Waiting(Protocol):
-    """A projection whose weight gradient is deferred."""
-
-    def add_weight_gradient(self, x: Tensor, gradient: Tensor) -> None: ...
-
-
 class WeightGradients:
-    """Queue of deferred weight gradients: (projection, its input, the gradient of its output).
+    """Queue of deferred weight gradients: (function that adds it, input of the projection, gradient of its output).
 
     Attributes:
         split: True if the current backward leaves all of them to a later W.
@@ -36,10 +30,10 @@ class WeightGradients:
 
     def __init__(self) -> None:
         self.split = False
-        self._waiting: deque[tuple[Waiting, Tensor, Tensor]] = deque()
+        self._waiting: deque[tuple[Callable[[Tensor, Tensor], None], Tensor, Tensor]] = deque()
 
-    def put_off(self, projection: Waiting, x: Tensor, gradient: Tensor) -> None:
-        self._waiting.append((projection, x, gradient))
+    def put_off(self, add: Callable[[Tensor, Tensor], None], x: Tensor, gradient: Tensor) -> None:
+        self._waiting.append((add, x, gradient))
 
     def meanwhile(self) -> None:
         """Work the queue off while a collective is in flight, unless the backward is split."""
@@ -49,8 +43,8 @@ class WeightGradients:
     @torch.no_grad()  # outside of a backward autograd is on, and would keep these inputs in a growing graph
     def work_off(self) -> None:
         while self._waiting:
-            projection, x, gradient = self._waiting.popleft()
-            projection.add_weight_gradient(x, gradient)
+            add, x, gradient = self._waiting.popleft()
+            add(x, gradient)
 
     def tensors(self) -> Iterator[Tensor]:
         """Return the tensors that the queue holds."""
@@ -214,7 +208,7 @@ class Project(torch.autograd.Function):
         if projection.row:
             gradient = projection.tensor.spread(gradient)
         input_gradient = projection.input_gradient(gradient) if ctx.needs_input_grad[0] else None
-        projection.tensor.weights.put_off(projection, x, gradient)
+        projection.tensor.weights.put_off(projection.add_weight_gradient, x, gradient)
         if projection.tensor.size == 1 or projection.last:
             projection.tensor.weights.meanwhile()
         return input_gradient, None, None
