@@ -15,7 +15,6 @@ VAGUE = frozenset({"found", "each", "said", "known", "given", "seen", "asked", "
                    "there", "this", "those", "whose", "it", "put", "got"})
 # Rewritten with their code.
 LATER = tuple(ROOT / "hpc_mp/train" / file for file in (
-    "model/cut_points.py", "model/layer_list.py", "model/listed_stage.py", "model/logits.py", "model/vocabulary.py",
     "pipeline/pipeline.py", "step/engine.py"))
 # Fields of files that others write.
 FIELDS = {("environment/profiles.py", "given"), ("planner/fabrics.py", "most"), ("rundir/plan.py", "here")}

@@ -1,17 +1,4 @@
-"""The construction of a stage: changes of Hugging Face's modules, in this order.
-
-============== ===================================================================================================================
-embedding      on the first stage: cut along the vocabulary, with its further lookups and the modules behind it
-blocks         the layers of the stage, without values
-tensor         column and row projections in place of linear ones; gradients of shared inputs are summed
-experts        this rank's experts in place of all experts, and the losses of routers
-head           on the last stage: the last norm, the head and the loss, cut along the vocabulary
-dropout        masks that are the same on every layout
-attention      this rank's heads, and the attention to tokens of other context ranks
-compilation    of blocks
-driver         the model's own forward, in which layers of other stages return their input
-============== ===================================================================================================================
-"""
+"""The construction of a stage: changes of Hugging Face's modules, one after another."""
 
 import inspect
 from collections.abc import Callable
@@ -23,7 +10,6 @@ from torch import Tensor, nn
 
 from hpc_mp.layout.flat import StageSpan
 from hpc_mp.train.model.attention_table import attention_function
-from hpc_mp.train.model.compilation import compile_block
 from hpc_mp.train.model.logits import LogitsObjective
 from hpc_mp.train.model.rotary_tables import RotaryTables
 from hpc_mp.train.model.transformers_stage import TransformersStage
@@ -41,7 +27,9 @@ if TYPE_CHECKING:
 def build_stage(model: "TransformersModel", span: StageSpan, around: Surroundings) -> TransformersStage:
     """Build a stage without parameters, which ``adopt`` gives it."""
     whole, stage = model.skeleton(), TransformersStage(model.family, model.shape, span, around)
-    for change in (_embedding, _blocks, _tensor, _experts, _head, _dropout, _attention, _compilation, _driver):
+    for path, layer in zip(stage.blocks, span.layers, strict=True):
+        stage.graft(path, model.block(whole, layer))
+    for change in (_embedding, _tensor, _experts, _head, _dropout, _attention, _compilation, _driver):
         change(stage, model, whole)
     if empty := [name for name, buffer in stage.named_buffers() if buffer.is_meta]:
         raise RuntimeError(f"{model.family.model_type}: nothing gives values to {', '.join(empty)}")
@@ -55,6 +43,7 @@ def _tensor_of(stage: TransformersStage, path: str) -> TensorAxis:
 
 
 def _embedding(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
+    """Attach the embedding to the first stage, cut along the vocabulary, with its further lookups and the modules behind it."""
     family = model.family
     if not stage.span.first:
         return
@@ -71,12 +60,8 @@ def embedding_scale(embedding: nn.Module) -> float:
     return float(getattr(embedding, "scalar_embed_scale", 1.0))
 
 
-def _blocks(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
-    for path, layer in zip(stage.blocks, stage.span.layers, strict=True):
-        stage.graft(path, model.block(whole, layer))
-
-
 def _tensor(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
+    """Put column and row projections in place of linear ones; sum gradients of shared inputs."""
     family = model.family
     names = {weight.name for layer in stage.span.layers for weight in family.layer_weights(model.shape, layer)}
     for block in stage.blocks:
@@ -132,6 +117,7 @@ def _experts(stage: TransformersStage, model: "TransformersModel", whole: nn.Mod
 
 
 def _head(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
+    """Attach the last norm, the head and the loss to the last stage, cut along the vocabulary."""
     family, vocabulary = model.family, model.shape.vocabulary
     if not stage.span.last:
         return
@@ -146,6 +132,7 @@ def _head(stage: TransformersStage, model: "TransformersModel", whole: nn.Module
 
 
 def _dropout(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
+    """Drop with masks that are the same on every layout."""
     tokens = stage.tensor.share(stage.positions, 0)
     for path, module in list(stage.named_modules()):
         if isinstance(module, nn.Dropout):
@@ -175,11 +162,21 @@ def _attention(stage: TransformersStage, model: "TransformersModel", whole: nn.M
 
 
 def _compilation(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
+    """Compile blocks at their first call, so that elementwise kernels between two products are fused.
+
+    The engine's own modules stay outside of the graphs: projections, whose weight gradients are deferred, experts, whose rows
+    are counted on the host, and the keys of dropout. A graph is compiled once for all equal layers, at the first step.
+    """
     for path in stage.blocks if stage.around.compile else ():
-        compile_block(stage.get_submodule(path))
+        block = stage.get_submodule(path)
+        for module in block.modules():
+            if isinstance(module, Projection | Experts | HashDropout):
+                module.forward = torch.compiler.disable(module.forward)  # type: ignore[method-assign]
+        block.compile(dynamic=False)
 
 
 def _driver(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
+    """Run the model's own forward, in which layers of other stages return their input."""
     family = model.family
     calls: list[Callable[..., Tensor]] = [_passed] * model.shape.layers
     for number, paths in enumerate(stage.groups):

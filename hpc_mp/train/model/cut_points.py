@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from inspect import Parameter, signature
+from traceback import walk_tb
 from typing import Any
 
 import torch
@@ -47,11 +48,11 @@ class Layers:
     defaults: tuple[str, ...] = ()
 
 
-def layers_of(module: nn.Module, given: Collection[str] = (), cut: Mapping[str, Cut] | None = None) -> Layers:
+def layers_of(module: nn.Module, inputs: Collection[str] = (), cut: Mapping[str, Cut] | None = None) -> Layers:
     """Return the layers of a module. Parameters keep the names that they have in it.
 
     Args:
-        given: names of the batch's tensors: an argument of the module's forward with a default value is taken from the batch
+        inputs: names of the batch's tensors: an argument of the module's forward with a default value is taken from the batch
             only if it is among them. Arguments without one always come from the batch.
         cut: pattern of linear modules' names -> what tensor ranks cut of them, as in ``LayerSpec``.
 
@@ -59,12 +60,11 @@ def layers_of(module: nn.Module, given: Collection[str] = (), cut: Mapping[str, 
         HpcMpError: it has no place at which it can be cut, or cannot be traced between two of them.
     """
     if any(isinstance(inner, CutPoint) for inner in module.modules()):
-        return _parts(module, given, cut or {})
+        return _parts(module, inputs, cut or {})
     if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward and len(module):
         names = [*module._modules]
-        uses = ["input", *names]
         parts = [(LayerSpec(name, partial(copy.deepcopy, child), (used,), (name,)), child)
-                 for name, child, used in zip(names, module, uses, strict=False)]
+                 for name, child, used in zip(names, module, ("input", *names), strict=False)]
         return Layers(_whole(module, parts, cut or {}), (names[-1],), operator.itemgetter(names[-1]))
     raise HpcMpError(type(module).__name__, "has no place at which it can be cut",
                      "put `x = self.cut(x)` with `self.cut = CutPoint()` between its parts, or write it as a list of LayerSpec")
@@ -77,10 +77,10 @@ class _Tracer(fx.Tracer):
         super().__init__()
         self.inputs, self.contexts = inputs, _contexts()
 
-    def create_node(self, *given: Any, **named: Any) -> fx.Node:
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         if _contexts() != self.contexts:
             raise ValueError("torch.no_grad and torch.autocast are not recorded")
-        return super().create_node(*given, **named)
+        return super().create_node(*args, **kwargs)
 
     def is_leaf_module(self, module: nn.Module, path: str) -> bool:
         return isinstance(module, CutPoint) or not any(isinstance(inner, CutPoint) for inner in module.modules())
@@ -100,20 +100,21 @@ def _contexts() -> tuple[bool, bool]:
     return torch.is_grad_enabled(), torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
 
 
-def _parts(module: nn.Module, given: Collection[str], cut: Mapping[str, Cut]) -> Layers:
-    arguments = [argument for argument in signature(module.forward).parameters.values()
-                 if argument.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)]
-    defaults = tuple(argument.name for argument in arguments if argument.default is not Parameter.empty
-                     and argument.name not in given)
-    root, graph = _traced(module, [argument.name for argument in arguments if argument.name not in defaults])
+def _parts(module: nn.Module, inputs: Collection[str], cut: Mapping[str, Cut]) -> Layers:
+    arguments = {name: argument.default is not Parameter.empty for name, argument in signature(module.forward).parameters.items()
+                 if argument.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)}
+    defaults = tuple(name for name, has_default in arguments.items() if has_default and name not in inputs)
+    root, graph = _traced(module, [name for name in arguments if name not in defaults])
     places = _places(module, graph)
     names = {node: f"part{places[node]}.{node.name}" for node in places} | {
         node: str(node.target) for node in graph.nodes if node.op == "placeholder"}
-    returned = graph.output_node().args[0]
-    outputs = _returned(module, returned, names)
+    returned, nodes = graph.output_node().args[0], list[fx.Node]()
+    fx.node.map_arg(returned, nodes.append)
+    if not nodes or any(node not in names for node in nodes):
+        raise HpcMpError(f"{type(module).__name__}.forward", f"returns {returned}", "let it return tensors that it computes")
     parts = [_part(root, number, [node for node in places if places[node] == number], names)
              for number in sorted({*places.values()})]
-    return Layers(_whole(module, parts, cut), outputs,
+    return Layers(_whole(module, parts, cut), tuple(dict.fromkeys(names[node] for node in nodes)),
                   lambda tensors: fx.node.map_arg(returned, lambda node: tensors[names[node]]), defaults)
 
 
@@ -143,13 +144,9 @@ def _traced(module: nn.Module, inputs: Sequence[str]) -> tuple[nn.Module, fx.Gra
 
 def _line(error: BaseException) -> str:
     """Return the file and line of the user's code at which tracing has failed."""
-    trace, place = error.__traceback__, ""
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        if not code.co_filename.startswith((os.path.dirname(torch.__file__), __file__)):
-            place = f" ({code.co_filename}:{trace.tb_lineno})"
-        trace = trace.tb_next
-    return place
+    lines = [f" ({frame.f_code.co_filename}:{number})" for frame, number in walk_tb(error.__traceback__)
+             if not frame.f_code.co_filename.startswith((os.path.dirname(torch.__file__), __file__))]
+    return lines[-1] if lines else ""
 
 
 def _places(module: nn.Module, graph: fx.Graph) -> dict[fx.Node, int]:
@@ -177,15 +174,6 @@ def _is_size(node: fx.Node) -> bool:
     """Tell whether a node is a size, a format or a device of a tensor."""
     attribute = node.op == "call_function" and node.target is getattr and node.args[1] in SIZES
     return attribute or (node.op == "call_method" and node.target in SIZED)
-
-
-def _returned(module: nn.Module, returned: Any, names: Mapping[fx.Node, str]) -> tuple[str, ...]:
-    """Return the names of the tensors that the forward returns."""
-    nodes: list[fx.Node] = []
-    fx.node.map_arg(returned, nodes.append)
-    if not nodes or any(node not in names for node in nodes):
-        raise HpcMpError(f"{type(module).__name__}.forward", f"returns {returned}", "let it return tensors that it computes")
-    return tuple(dict.fromkeys(names[node] for node in nodes))
 
 
 def _part(root: nn.Module, number: int, nodes: Sequence[fx.Node], names: Mapping[fx.Node, str]) -> tuple[LayerSpec, nn.Module]:
@@ -222,10 +210,9 @@ def _whole(whole: nn.Module, parts: Sequence[tuple[LayerSpec, nn.Module]], cut: 
             names.setdefault(id(parameter), name)
     owned, layers, unused = set[str](), [], set(cut)
     for spec, module, parameters in inside:
-        own = {path for path, parameter in parameters.items() if spec.own(path) == names[id(parameter)]
-               and spec.own(path) not in owned}
-        owned |= {spec.own(path) for path in own}
-        tied = {path: names[id(parameter)] for path, parameter in parameters.items() if path not in own}
+        tied = {path: name for path, parameter in parameters.items()
+                if spec.own(path) != (name := names[id(parameter)]) or name in owned}
+        owned |= {spec.own(path) for path in parameters}
         matches = {path: pattern for path, _ in module.named_modules() for pattern in cut if fnmatchcase(spec.own(path), pattern)}
         unused -= {*matches.values()}
         layers.append(replace(spec, tied=tied, cut={path: cut[pattern] for path, pattern in matches.items()}))

@@ -5,6 +5,7 @@ Both depend only on a parameter's name and global index, so that every layout st
 
 import math
 import os
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from operator import mul
@@ -48,21 +49,15 @@ def drawn(seed: int, layers: int, initializer_range: float, padding: dict[str, i
 
 
 def read(directory: Path, family: Family) -> Source:
-    """Return a source of values from a Hugging Face checkpoint, which rank 0 has checked. A rank reads only its own slices."""
+    """Return a source of values from a Hugging Face checkpoint, which rank 0 has checked. A rank reads only its own slices.
+
+    The order of a weight's elements is the same in its shape and in its ``fused_shape``, in which it may be stored.
+    """
     files, weights_in = weight_files(directory), cache(stored_in)
 
-    def one(weight: Weight, at: tuple[int, ...], name: str, box: Box) -> Tensor:
-        stored, inner = weights_in(files[name])[name], box[len(at):]
-        if stored.shape == weight.shape[len(at):]:
-            return part_of(stored, inner)
-        assert weight.cut  # it is stored in its ``fused_shape``
-        before, width, share = weight.cut - 1, weight.shape[weight.cut], box[weight.cut]
-        parts = [part_of(stored, (*box[:before], slice(n * width + share.start, n * width + share.stop), *box[weight.cut + 1:]))
-                 for n in range(box[before].start, box[before].stop)]
-        return torch.stack(parts, dim=before)
-
     def source(weight: Weight, box: Box) -> Tensor:
-        parts = [one(weight, at, name, box) for at, name in stored_parts(weight, files, family)
+        parts = [part_of(replace(weights_in(files[name])[name], shape=weight.shape[len(at):]), box[len(at):])
+                 for at, name in stored_parts(weight, files, family)
                  if all(part.start <= index < part.stop for index, part in zip(at, box, strict=False))]
         return torch.cat([part.flatten() for part in parts]).view([part.stop - part.start for part in box])
 

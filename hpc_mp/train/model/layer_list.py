@@ -4,8 +4,8 @@ Any stage may begin before any layer: what earlier layers have given and later o
 tensors come from one computation without values (torch's meta device).
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -143,12 +143,9 @@ def traces(layers: Sequence[MetaLayer], batch: Mapping[str, Carried]) -> Iterato
 
 def _trace(layer: MetaLayer, arguments: Sequence[Tensor]) -> tuple[Trace, dict[str, Tensor]]:
     spec, module, where = layer.spec, layer.module, f"layer {layer.spec.name}"
-    dropouts: defaultdict[str, list[tuple[int, ...]]] = defaultdict(list)
-    hooks = [inner.eval().register_forward_pre_hook(lambda _, args, path=path: dropouts[path].append(args[0].shape[1:]))
-             for path, inner in module.named_modules() if type(inner) is nn.Dropout]
-    calls = Counter[str]()
-    hooks += [module.get_submodule(path).register_forward_pre_hook(lambda *_, path=path: calls.update([path]))
-              for path in spec.cut]
+    calls: defaultdict[str, list[tuple[int, ...]]] = defaultdict(list)  # of dropouts and cut modules
+    hooks = [inner.eval().register_forward_pre_hook(lambda _, args, path=path: calls[path].append(args[0].shape[1:]))
+             for path, inner in module.named_modules() if type(inner) is nn.Dropout or path in spec.cut]
     versions = [argument._version for argument in arguments]
     try:
         with unchanged_buffers(module, f"{where}: its forward"), torch.device("meta"), _NoChance(where):
@@ -162,7 +159,7 @@ def _trace(layer: MetaLayer, arguments: Sequence[Tensor]) -> tuple[Trace, dict[s
     refuse([name for name, argument, version in zip(spec.uses, arguments, versions, strict=True) if argument._version != version],
            f"{where}: its forward changes in place ", "which is another layer's or the batch's",
            "compute a new tensor, in modules such as nn.ReLU without inplace")
-    refuse([path for path, count in calls.items() if count > 1], f"{where}: cut = ", "is called several times in a forward",
+    refuse([path for path in spec.cut if len(calls[path]) > 1], f"{where}: cut = ", "is called several times in a forward",
            "leave it out of cut")
     results = returned if isinstance(returned, tuple) else (returned,)
     if len(results) != len(spec.gives) or not all(isinstance(result, Tensor) for result in results):
@@ -171,7 +168,7 @@ def _trace(layer: MetaLayer, arguments: Sequence[Tensor]) -> tuple[Trace, dict[s
                          "name every tensor that it returns; all must be tensors")
     tensors = dict(zip(spec.gives, results, strict=True))
     carried = {name: Carried(tuple(tensor.shape), tensor.dtype, tensor.requires_grad) for name, tensor in tensors.items()}
-    return Trace(carried, dropouts), tensors
+    return Trace(carried, {path: shapes for path, shapes in calls.items() if path not in spec.cut}), tensors
 
 
 class _NoChance(TorchDispatchMode):
@@ -186,26 +183,6 @@ class _NoChance(TorchDispatchMode):
             raise HpcMpError(f"{self.where}: its forward draws random numbers ({operation})",
                              "which differ from layout to layout", "use nn.Dropout, whose numbers do not")
         return operation(*args, **(kwargs or {}))
-
-
-def crossing(layers: Sequence[LayerSpec], traced: Sequence[Trace], outputs: Sequence[str],
-             batch: Collection[str]) -> list[dict[str, Carried]]:
-    """Return the tensors that cross to a stage that begins with each layer; the last entry is the objective's.
-
-    Args:
-        outputs: names that the objective gets.
-        batch: names of the tensors of a microbatch.
-    """
-    needed, behind = set(outputs), []
-    for layer in reversed(layers):
-        behind.append(needed)
-        needed = (needed - {*layer.gives}) | {name for name in layer.uses if name not in batch}
-    tensors: dict[str, Carried] = {}
-    crosses: list[dict[str, Carried]] = [{}]
-    for trace, names in zip(traced, reversed(behind), strict=True):
-        tensors |= trace.carried
-        crosses.append({name: tensor for name, tensor in tensors.items() if name in names})
-    return crosses
 
 
 def _inner_ties(spec: LayerSpec, module: nn.Module) -> dict[str, str]:

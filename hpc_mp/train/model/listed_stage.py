@@ -15,7 +15,7 @@ from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.models import Weight
 from hpc_mp.layout.models.tensor import TensorPart, cut_part
 from hpc_mp.train.device.spans import profiled
-from hpc_mp.train.model.layer_list import LayerSpec, MetaLayer, Objective, Trace, crossing, meta_layers, refuse, traces
+from hpc_mp.train.model.layer_list import LayerSpec, MetaLayer, Objective, Trace, meta_layers, refuse, traces
 from hpc_mp.train.model.unit_stage import UnitStage, replace_parameters
 from hpc_mp.train.parallel.data_axis import Unit
 from hpc_mp.train.parallel.dropout import WideDropout
@@ -55,12 +55,8 @@ class ListedModel:
     @cached_property
     def traced(self) -> tuple[Trace, ...]:
         refuse(sorted(self.batch.keys() & self.defaults), "the batch's ", "is an argument of the forward that keeps its default",
-               "name it in `given` of layers_of, or leave it out of the batch")
+               "name it in `inputs`, or leave it out of the batch")
         return tuple(traces(self.meta, self.batch))
-
-    @cached_property
-    def crossing(self) -> list[dict[str, Carried]]:
-        return crossing(self.layers, self.traced, self.results, self.batch)
 
     @property
     def results(self) -> tuple[str, ...]:
@@ -103,10 +99,17 @@ class ListedModel:
         return flat_units(layout, groups, part, layout.expert_cut(), {
             f"{TIE}{name}": Tie(stages, stages[0] in mine) for name, stages in ties.items()})
 
+    def crossing(self, begin: int) -> dict[str, Carried]:
+        """Return the tensors that cross to a stage that begins with this layer."""
+        needed = set(self.results)
+        for layer in reversed(self.layers[begin:]):
+            needed = (needed - {*layer.gives}) | {*layer.uses}
+        return {name: tensor for trace in self.traced[:begin] for name, tensor in trace.carried.items() if name in needed}
+
     def received(self, layout: Layout, stage: int, tokens: int, dtype: torch.dtype) -> Mapping[str, Carried]:
-        """Floating-point tensors have the format that computes."""
+        """Return the tensors that a stage receives. Floating-point tensors have the format that computes."""
         return {name: Carried(tensor.shape, dtype if tensor.dtype.is_floating_point else tensor.dtype, tensor.differentiable)
-                for name, tensor in self.crossing[sum(layout.layers[:stage])].items()}
+                for name, tensor in self.crossing(sum(layout.layers[:stage])).items()}
 
     def build(self, span: StageSpan, around: Surroundings) -> "ListedStage":
         return ListedStage(self, span, around)
@@ -139,7 +142,7 @@ class ListedStage(UnitStage):
 
     def __init__(self, model: ListedModel, span: StageSpan, around: Surroundings) -> None:
         super().__init__(span, around, [model.layers[number].name for number in span.layers])
-        self.model, self.inner = model, nn.ModuleList()
+        self.model, self.inner, self.sends = model, nn.ModuleList(), [*model.crossing(span.layers.stop)]
         self.layers = dict(zip(self.blocks, (model.meta[number] for number in span.layers), strict=True))
         for number in span.layers:
             self._append(model.meta[number], model.traced[number].dropouts)
@@ -192,7 +195,7 @@ class ListedStage(UnitStage):
         for number in range(len(self.groups)):
             tensors |= self._group(number, tensors, inputs)
         if not self.span.last:
-            return self._converted({name: tensors[name] for name in self.model.crossing[self.span.layers.stop]})
+            return self._converted({name: tensors[name] for name in self.sends})
         tensors |= inputs
         return self.model.objective({name: _wide(tensors[name]) for name in self.model.results}, batch)
 

@@ -21,14 +21,9 @@ of the tensor axis in a block's forward are repeated, on all of its ranks. Defer
 that a schedule with W actions keeps a chunk's inputs of products from I to W.
 """
 
-from collections.abc import Callable
-from typing import TypeVar, cast
+from functools import partial
 
 from torch.utils.checkpoint import checkpoint
 
-Computed = TypeVar("Computed")
-
-
-def computed_again(function: Callable[..., Computed], *arguments: object) -> Computed:
-    """Return ``function(*arguments)``; only the arguments are kept for the backward. Without gradients this is a plain call."""
-    return cast(Computed, checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False))
+# (function, *arguments) -> its result; only the arguments are kept for the backward. Without gradients this is a plain call.
+computed_again = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)

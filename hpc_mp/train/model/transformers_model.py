@@ -90,9 +90,11 @@ def hugging_face_config(config: Mapping[str, Any], family: Family, dropout: floa
         dropout: overrides all probabilities; None: those of ``config``.
 
     Raises:
-        HpcMpError: the installed transformers is too old.
+        HpcMpError: the installed transformers is older than the engine's code of the family.
     """
-    check_release(family)
+    if Version(transformers.__version__) < Version(family.since):
+        raise HpcMpError(f"transformers {transformers.__version__}", f"is too old for {family.model_type} models",
+                         f"install transformers>={family.since}")
     values = {key: value for key, value in config.items() if key not in ("model_type", "architectures")}
     if dropout is not None:
         values |= dict.fromkeys(family.dropouts, dropout)
@@ -101,13 +103,6 @@ def hugging_face_config(config: Mapping[str, Any], family: Family, dropout: floa
     caps_scores = getattr(built, "attn_logit_softcapping", None) is not None  # torch's fused attention has no cap
     built._attn_implementation = attention_name(drops_attention or caps_scores, recompute)
     return built
-
-
-def check_release(family: Family) -> None:
-    """Raise HpcMpError if the installed transformers is older than the engine's code for a family."""
-    if Version(transformers.__version__) < Version(family.since):
-        raise HpcMpError(f"transformers {transformers.__version__}", f"is too old for {family.model_type} models",
-                         f"install transformers>={family.since}")
 
 
 def without_values(family: Family, config: PreTrainedConfig) -> nn.Module:

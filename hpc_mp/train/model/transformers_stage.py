@@ -145,21 +145,17 @@ class TransformersStage(UnitStage):
             unit.need()
         hidden: Tensor = self.get_submodule(self.family.embedding)(self.context.own(batch["ids"]))
         for path, name in self.family.lookups.items():
-            hidden = hidden + self.get_submodule(path)(self.tensor.share(self._index(name, batch, places), 1))
+            index = places
+            if name != POSITIONS:
+                index = self.context.own(batch[name] if name in batch else torch.zeros_like(batch["ids"]))
+            hidden = hidden + self.get_submodule(path)(self.tensor.share(index, 1))
         for unit in units:
             if unit not in behind:
                 unit.release()  # the backward of a lookup needs no parameter
         return unsharded(behind, Prefetch(), compute, hidden)[0]
 
-    def _index(self, name: str, batch: Batch, places: Tensor) -> Tensor:
-        """Return the indexes with which a further embedding looks up this rank's tokens."""
-        if name == POSITIONS:
-            return places
-        return self.context.own(batch[name] if name in batch else torch.zeros_like(batch["ids"]))
-
     def _finish(self, hidden: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        def compute(hidden: Tensor) -> tuple[Tensor, Tensor]:
-            return self.objective(self.get_submodule(self.family.norm)(hidden), batch, self.context.own)
-
-        loss, count = unsharded(self.units_of((TIED, HEAD)), Prefetch(), compute, hidden)
+        norm = self.get_submodule(self.family.norm)
+        loss, count = unsharded(self.units_of((TIED, HEAD)), Prefetch(),
+                                lambda hidden: self.objective(norm(hidden), batch, self.context.own), hidden)
         return loss, count

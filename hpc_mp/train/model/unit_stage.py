@@ -8,10 +8,8 @@ from torch import Tensor, nn
 
 from hpc_mp.layout.flat import StageSpan, blocks_together
 from hpc_mp.train.model.recompute import computed_again
-from hpc_mp.train.model.vocabulary import VocabularyEmbedding
 from hpc_mp.train.parallel.data_axis import Unit
-from hpc_mp.train.parallel.experts import ExpertProjection
-from hpc_mp.train.parallel.projection import Projection
+from hpc_mp.train.parallel.projection import Projection, SunkWeight
 from hpc_mp.train.parallel.surroundings import Surroundings
 from hpc_mp.train.parallel.unshard import Prefetch, unsharded
 
@@ -52,7 +50,7 @@ class UnitStage(nn.Module):
         replace_parameters(self, lambda path, _: parameters[self.weight_name(path)])
         owned: set[str] = set()
         for module in self.modules():
-            if isinstance(module, Projection | ExpertProjection | VocabularyEmbedding):
+            if isinstance(module, Projection | SunkWeight):
                 module.adopt(parameters, sinks)
                 owned |= module.owned
         for unit in units.values():

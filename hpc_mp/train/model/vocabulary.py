@@ -1,6 +1,6 @@
 """The two ends of a model, cut along the vocabulary: the embedding, and the head with the loss of the next token."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hpc_mp.train.parallel.collectives import all_reduce
-from hpc_mp.train.parallel.gradients import Sink
-from hpc_mp.train.parallel.projection import Projection, TensorAxis
+from hpc_mp.train.parallel.projection import Projection, SunkWeight, TensorAxis
 from hpc_mp.train.parallel.soft_cap import capped, through_cap
 from hpc_mp.train.pipeline.stage import Batch
 
@@ -19,7 +18,7 @@ IGNORED = -100  # Hugging Face's label for tokens that do not count in the loss
 CHUNK = 1 << 27  # logits that are there at once: 0.25 GB of bf16, and enough rows for a product to fill a GPU
 
 
-class VocabularyEmbedding(nn.Module):
+class VocabularyEmbedding(SunkWeight):
     """Token embedding: ids (batch, sequence) -> (batch, sequence, hidden).
 
     Args:
@@ -31,18 +30,9 @@ class VocabularyEmbedding(nn.Module):
 
     def __init__(self, name: str, vocabulary: int, padding: int | None, scale: float, outer: TensorAxis,
                  tensor: TensorAxis) -> None:
-        super().__init__()
-        self.name, self.padding, self.scale, self.outer, self.tensor = name, padding, scale, outer, tensor
+        super().__init__(name)
+        self.padding, self.scale, self.outer, self.tensor = padding, scale, outer, tensor
         self.start, self.length = tensor.part(vocabulary)
-        self.weight: nn.Parameter
-        self.sink: Sink
-
-    @property
-    def owned(self) -> set[str]:
-        return {self.name}
-
-    def adopt(self, parameters: Mapping[str, nn.Parameter], sinks: Mapping[str, Sink]) -> None:
-        self.weight, self.sink = parameters[self.name], sinks[self.name]
 
     def forward(self, ids: Tensor) -> Tensor:
         if self.tensor.size == 1:
@@ -56,26 +46,23 @@ class _Rows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, ids: Tensor, embedding: VocabularyEmbedding) -> Tensor:
-        index = ids - embedding.start
-        outside = (index < 0) | (index >= embedding.length)
         ctx.embedding = embedding
         ctx.save_for_backward(ids)
         if embedding.tensor.size == 1:
             return F.embedding(ids, weight)
+        mine, index = _own(ids - embedding.start, embedding.length)
         rows = weight if embedding.length else weight.new_zeros(1, weight.shape[1])
-        return F.embedding(index.masked_fill(outside, 0), rows).masked_fill_(outside.unsqueeze(-1), 0.0)
+        return F.embedding(index, rows).masked_fill_(~mine.unsqueeze(-1), 0.0)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
         embedding = ctx.embedding
         ids, = ctx.saved_tensors
-        index = (ids - embedding.start).flatten()
-        rows = gradient.flatten(0, 1)
-        mine = (index >= 0) & (index < embedding.length)
+        mine, index = _own((ids - embedding.start).flatten(), embedding.length)
         if embedding.padding is not None:
             mine &= ids.flatten() != embedding.padding
-        index, rows = index.clamp(0, embedding.length - 1), rows.masked_fill(~mine.unsqueeze(-1), 0.0)
-        embedding.sink.add_rows(index[:len(index) * bool(embedding.length)], rows[:len(index) * bool(embedding.length)])
+        rows, some = gradient.flatten(0, 1).masked_fill(~mine.unsqueeze(-1), 0.0), slice(None if embedding.length else 0)
+        embedding.sink.add_rows(index[some], rows[some])
         return None, None, None
 
 
@@ -120,37 +107,39 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, labels: Tensor, objective: NextToken, weight: Tensor) -> Tensor:
         axis, counted, local = objective.tensor.axis, labels != IGNORED, labels - objective.start
-        parts, kept = [], []
+        scores: list[tuple[Tensor, Tensor]] = []
+        logits: list[Tensor] = []  # of all tokens, if they are one chunk
         for rows, places in zip(hidden.split(objective.rows), local.split(objective.rows), strict=True):
-            logits = objective.head.product(rows)
-            parts.append(objective.scores(logits, places, objective.cap))
-            kept = [logits] if len(rows) == len(hidden) else []
-        total, target = (torch.cat(each) for each in zip(*parts, strict=True))
-        here = total
+            product = objective.head.product(rows)
+            scores.append(objective.scores(product, places, objective.cap))
+            logits = [product] if len(rows) == len(hidden) else []
+        own, target = map(torch.cat, zip(*scores, strict=True))
+        total = own
         if axis.size > 1:
-            highest = total.clone()
+            highest = own.clone()
             all_reduce(highest, axis, dist.ReduceOp.MAX).wait()
-            sums = torch.stack(((total - highest).exp(), target))
+            sums = torch.stack(((own - highest).exp(), target))
             all_reduce(sums, axis).wait()
             total, target = highest + sums[0].log(), sums[1]
         ctx.objective = objective
-        ctx.save_for_backward(hidden, local, (here - total).exp(), counted, *kept)
+        ctx.save_for_backward(hidden, local, (own - total).exp(), counted, *logits)
         return (total - target).masked_fill(~counted, 0.0).sum()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        hidden, local, part, counted, *kept = ctx.saved_tensors
+        hidden, local, part, counted, *logits = ctx.saved_tensors
         objective: NextToken = ctx.objective
-        head, waiting, size = objective.head, objective.tensor.weights, objective.rows
-        weights, found = counted * gradient, []
-        for rows, *given in zip(hidden.split(size), local.split(size), part.split(size), weights.split(size), strict=True):
-            slopes = objective.slopes(kept[0] if kept else head.product(rows), *given, objective.cap)
-            found.append(head.input_gradient(slopes))
-            more = sum(map(len, found)) < len(hidden)
+        head, waiting = objective.head, objective.tensor.weights
+        arguments = (tensor.split(objective.rows) for tensor in (hidden, local, part, counted * gradient))
+        gradients: list[Tensor] = []
+        for rows, *places in zip(*arguments, strict=True):
+            slopes = objective.slopes(logits[0] if logits else head.product(rows), *places, objective.cap)
+            gradients.append(head.input_gradient(slopes))
+            more = sum(map(len, gradients)) < len(hidden)
             waiting.put_off(partial(head.add_weight_gradient, more=more), rows, slopes)
             if more or objective.tensor.size == 1:
                 waiting.meanwhile()
-        return torch.cat(found), None, None, None
+        return torch.cat(gradients), None, None, None
 
 
 def _scores(logits: Tensor, places: Tensor, cap: float | None) -> tuple[Tensor, Tensor]:
@@ -166,7 +155,8 @@ def _scores(logits: Tensor, places: Tensor, cap: float | None) -> tuple[Tensor, 
         return logits.new_full((len(logits),), float("-inf"), dtype=wide), logits.new_zeros(len(logits), dtype=wide)
     logits = logits if cap is None else capped(logits, cap)
     mine, index = _own(places, logits.shape[1])
-    word, log_share = (given.gather(1, index).squeeze(1).to(wide) for given in (logits, logits.log_softmax(1, dtype=wide)))
+    word, log_share = (values.gather(1, index.unsqueeze(1)).squeeze(1).to(wide)
+                       for values in (logits, logits.log_softmax(1, dtype=wide)))
     return word - log_share, word.masked_fill(~mine, 0.0)
 
 
@@ -180,13 +170,13 @@ def _slopes(logits: Tensor, places: Tensor, part: Tensor, weights: Tensor, cap: 
     if logits.shape[1] == 0:
         return logits
     logits = logits if cap is None else capped(logits, cap)
-    mine, index = _own(places, logits.shape[1])
+    mine, index = _own(places.unsqueeze(1), logits.shape[1])
     slopes = logits.softmax(1, dtype=part.dtype) * (part * weights).unsqueeze(1)
-    own = slopes.gather(1, index) - (mine * weights).unsqueeze(1)
+    own = slopes.gather(1, index) - mine * weights.unsqueeze(1)
     slopes = slopes.to(logits.dtype).scatter_(1, index, own.to(logits.dtype))
     return slopes if cap is None else through_cap(slopes, logits, cap)
 
 
 def _own(places: Tensor, words: int) -> tuple[Tensor, Tensor]:
-    """Return a mask of the tokens whose word is among these, (tokens,), and the word's place, (tokens, 1)."""
-    return (places >= 0) & (places < words), places.clamp(0, words - 1).unsqueeze(1)
+    """Return a mask of the tokens whose word is among these, and the word's place, both of the shape of ``places``."""
+    return (places >= 0) & (places < words), places.clamp(0, max(0, words - 1))

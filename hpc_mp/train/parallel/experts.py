@@ -7,7 +7,7 @@ output; it is entered before router and experts, and left behind them. The exper
 ``expert_axis``.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -19,7 +19,7 @@ from hpc_mp.train.parallel.capacity import Intake
 from hpc_mp.train.parallel.custom_backward import with_backward
 from hpc_mp.train.parallel.expert_axis import ExpertAxis
 from hpc_mp.train.parallel.gradients import Sink
-from hpc_mp.train.parallel.projection import Project, TensorAxis
+from hpc_mp.train.parallel.projection import Project, SunkWeight, TensorAxis
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def dispatch(index: Tensor, experts: int, limit: int | None = None) -> Dispatch:
     return Dispatch(len(index), index.shape[1], chosen.argsort(stable=True)[:sum(counts)], tuple(counts))
 
 
-class ExpertProjection(nn.Module):
+class ExpertProjection(SunkWeight):
     """y = x W with each expert's own W: (rows, this rank's inputs) -> (rows, this rank's outputs), rows expert by expert.
 
     The weight is (experts, …, in); the dimensions between are those of the outputs. There is no sum over the tensor axis here.
@@ -80,18 +80,8 @@ class ExpertProjection(nn.Module):
     """
 
     def __init__(self, name: str, last: bool, tensor: TensorAxis) -> None:
-        super().__init__()
-        self.name, self.last, self.tensor = name, last, tensor
-        self.weight: nn.Parameter
-        self.sink: Sink
-
-    @property
-    def owned(self) -> set[str]:
-        return {self.name}
-
-    def adopt(self, parameters: Mapping[str, nn.Parameter], sinks: Mapping[str, Sink]) -> None:
-        """Take the parameter, and the sink of its gradient."""
-        self.weight, self.sink = parameters[self.name], sinks[self.name]
+        super().__init__(name)
+        self.last, self.tensor = last, tensor
 
     def forward(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
         return cast(Tensor, Project.apply(rows, _Products(self.weight, self.sink, counts, self.last, self.tensor), self.weight))

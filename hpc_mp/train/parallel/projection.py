@@ -131,6 +131,25 @@ class TensorAxis:
         return total
 
 
+class SunkWeight(nn.Module):
+    """A module with one parameter, whose gradient it adds to a sink. ``name``: of the parameter."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.weight: nn.Parameter
+        self.sink: Sink
+
+    @property
+    def owned(self) -> set[str]:
+        """The parameters whose gradients autograd does not compute."""
+        return {self.name}
+
+    def adopt(self, parameters: Mapping[str, nn.Parameter], sinks: Mapping[str, Sink]) -> None:
+        """Take the parameter, and the sink of its gradient."""
+        self.weight, self.sink = parameters[self.name], sinks[self.name]
+
+
 class Projection(nn.Module):
     """y = x W + b with this rank's part of W: (…, this rank's inputs) -> (…, this rank's outputs).
 
