@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from lab_runs import GLOO, hpc_mp, logs_of, newest, run_words
 from slurm_lab.lab import Lab
 
 from hpc_mp.rundir import read_lines
+from hpc_mp.train.own_loop.parallel import PATIENCE_S
 
 pytestmark = [pytest.mark.prove, pytest.mark.timeout(300)]
 
@@ -53,6 +55,31 @@ def test_a_launcher_of_this_machine(launcher: str, expected: tuple[str, str]) ->
     done = subprocess.run(WORDS[launcher], capture_output=True, text=True, timeout=200, env=CLEAN)
     assert done.returncode == 0, done.stderr
     assert said(done.stdout) == expected
+
+
+PROGRAM = """
+import sys, hpc_mp, own_loop
+rank = int(sys.argv[1])
+run = hpc_mp.parallel(own_loop.MODEL, tp_size=2)
+run.step(own_loop.batch_of(0))
+print("here", flush=True)
+{end}
+run.step(own_loop.batch_of(1))
+"""
+ENDS = {  # the end of a program -> exit codes of ranks 0 and 1; rank 0 waits for rank 1 in a step
+    "sys.exit(7)": (7, 7), "rank and sys.exit(3)": (1, 3), "1 // (1 - rank)": (1, 1), "pass": (0, 0)}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_every_rank_keeps_its_exit_code_and_none_waits(end: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    ranks = [subprocess.Popen([sys.executable, "-c", PROGRAM.format(end=end), str(rank)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={
+        **CLEAN, "PYTHONPATH": f"{ROOT}:{DEMO.parent}", "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}) for rank in range(2)]
+    assert [rank.stdout.readline() for rank in ranks if rank.stdout is not None] == [b"here\n"] * 2
+    errors = [rank.communicate(timeout=PATIENCE_S - 10)[1] for rank in ranks]
+    assert tuple(rank.returncode for rank in ranks) == ENDS[end], errors
 
 
 def test_hpc_mp_run_on_four_hosts_records_every_step(lab: Lab, here: Path, expected: tuple[str, str]) -> None:

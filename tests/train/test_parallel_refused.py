@@ -1,6 +1,7 @@
 """Wrong calls of ``hpc_mp.parallel``: refused before ranks meet, with the value, the rule and the remedy."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ WRONG: dict[str, tuple[Any, dict[str, Any]]] = {
         LLAMA, {"pp_size": 2, "schedule": "interleaved_1f1b", "virtual_stages": 2, "microbatches": 3}),
     "schedule = '2f2b': is not a schedule": (LLAMA, {"pp_size": 2, "schedule": "2f2b"}),
     "partition = [3, 3]: has 6 layers, but the model has 4": (LLAMA, {"pp_size": 2, "partition": (3, 3)}),
-    "sequence_parallel = true: has no effect with tp_size = 1": (LLAMA, {"sequence_parallel": True}),
+    "sequence_parallel = True: has no effect with tp_size = 1": (LLAMA, {"sequence_parallel": True}),
     "precision = 'int8': must be": (LLAMA, {"precision": "int8"}),
     "optimizer = {'rate': …}: has no such key": (LLAMA, {"optimizer": {"rate": 1.0}}),
     "optimizer: name = 'lion': must be": (LLAMA, {"optimizer": {"name": "lion"}}),
@@ -67,6 +68,17 @@ def test_a_wrong_call_is_refused_before_ranks_meet(words: str, monkeypatch: pyte
         hpc_mp.parallel(model, **keywords)
     assert words in str(refused.value)
     assert "parallel." not in str(refused.value).replace("hpc_mp.parallel", "") and "train." not in str(refused.value)
+
+
+@pytest.mark.parametrize(("name", "value", "words"), [
+    ("RANK", "a", "RANK = a: is no whole number"), ("MASTER_PORT", "", "MASTER_PORT = : is no whole number"),
+    ("RANK", "4", "RANK = 4: is no rank of WORLD_SIZE = 4")])
+def test_a_wrong_variable_of_a_launcher_is_refused(name: str, value: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, text in {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", name: value}.items():
+        monkeypatch.setenv(variable, text)
+    with pytest.raises(HpcMpError) as refused:
+        hpc_mp.parallel(LLAMA)
+    assert words in str(refused.value)
 
 
 def test_a_directory_that_is_no_model_is_refused(tmp_path: Path) -> None:
@@ -145,10 +157,25 @@ class Other(LlamaForCausalLM):
     """Computes something else."""
 
 
+class OtherNorm(nn.Module):
+    """Computes something else with parameters of the same shapes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(32))
+
+
+def replaced() -> LlamaForCausalLM:
+    model = llama()
+    model.model.norm = OtherNorm()
+    return model
+
+
 IN_MEMORY: dict[str, Any] = {
     "has parameters that are not to be trained (model.embed_tokens.weight)": frozen,
     "has hooks": hooked,
     "lm_head.weight is not the embedding": untied,
+    "has another module than its configuration makes: model.norm is a OtherNorm": replaced,
     "is not LlamaForCausalLM": lambda: Other(LlamaConfig(**CONFIG)),
     "model of type LlamaModel: is not LlamaForCausalLM": lambda: LlamaModel(LlamaConfig(**CONFIG)),
 }
@@ -188,15 +215,45 @@ def test_a_wrong_result_of_a_loss_is_refused() -> None:
     assert abs(float(messages[""])) < 10
 
 
-def other_seeds() -> str:
-    run: Any = None
-    torch.manual_seed(int(os.environ["SLURM_PROCID"]))
+def message_of(call: Callable[[], Any]) -> str:
+    """The message with which a call is refused."""
     try:
-        run = hpc_mp.parallel(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)), loss_fn=objective)
+        return str(call())
     except HpcMpError as error:
         return str(error)
-    return str(run)
 
 
-def test_a_model_with_other_values_on_other_ranks_is_refused() -> None:
-    assert all("has other values on other ranks" in message for message in run_ranks(2, other_seeds))
+DIFFERENT = {
+    "seed": "has other values on other ranks",
+    "values": "the batch of rank 1: has other values than that of rank 0. Pass the same global batch",
+    "later values": "the batch of step 2: had different values on different ranks",
+    "shapes": "a batch of input_ids (4, 8), labels (4, 8) on rank 0: is one of input_ids (4, 7), labels (4, 7) on rank 1",
+    "later shapes": "the batch of this evaluation: had different samples and tokens on different ranks",
+    "checkpoint": "is of another model: its heads is 4, and should be 8",
+}
+
+
+def different(checkpoint: Path) -> dict[str, str]:
+    """What two ranks are told of models and batches that are not the same, and of a checkpoint that is not of the model."""
+    rank = int(os.environ["SLURM_PROCID"])
+    torch.manual_seed(rank)
+    messages = {"seed": message_of(lambda: hpc_mp.parallel(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)), loss_fn=objective))}
+    run = hpc_mp.parallel(LLAMA)
+    messages["values"] = message_of(lambda: run.step({"input_ids": IDS + rank, "labels": IDS}))
+    run.step({"input_ids": IDS, "labels": IDS})
+    run.step({"input_ids": IDS + rank, "labels": IDS})
+    messages["later values"] = message_of(lambda: run.progress)
+    run.checkpoint(checkpoint)
+    parts = hpc_mp.parallel({**LLAMA, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 4}, batches="replica")
+    short = {"input_ids": IDS[:, rank:], "labels": IDS[:, rank:]}
+    messages["shapes"] = message_of(lambda: parts.step(short))
+    parts.step({"input_ids": IDS + rank, "labels": IDS})
+    messages["later shapes"] = message_of(lambda: parts.evaluate({name: ids[rank:] for name, ids in short.items()}))
+    messages["checkpoint"] = message_of(lambda: parts.resume(checkpoint))
+    return messages
+
+
+def test_what_ranks_do_not_have_alike_is_refused(tmp_path: Path) -> None:
+    for messages in run_ranks(2, different, tmp_path / "at"):
+        for what, words in DIFFERENT.items():
+            assert words in messages[what]

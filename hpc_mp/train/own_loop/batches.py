@@ -1,5 +1,6 @@
 """The part of a batch that a rank trains: rows of its replica, microbatch by microbatch."""
 
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,6 +56,40 @@ class ReplicaRows:
     def shapes(self) -> dict[str, Carried]:
         """The tensors of a microbatch."""
         return {name: Carried((self.samples, *tensor.shape[1:]), tensor.dtype, False) for name, tensor in self.batch.items()}
+
+
+def checksum(batch: Batch) -> int:
+    """Return a number that differs between batches with other values; tensors on a GPU do not count: the host would wait."""
+    total = 0
+    for _, tensor in sorted(batch.items()):
+        if tensor.device.type == "cpu":
+            total = zlib.crc32(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data, total)
+    return total
+
+
+def check_alike(shapes: Sequence[Mapping[str, Sequence[int]]], sums: Sequence[int], replicas: Sequence[int]) -> None:
+    """Check the batches that all ranks pass, by rank.
+
+    Args:
+        shapes: of the tensors by name.
+        sums: checksums.
+        replicas: number of the replica that a rank belongs to; 0 on all ranks if a batch is the global one.
+
+    Raises:
+        HpcMpError: ranks of a replica have different batches, or replicas have batches of different shapes.
+    """
+    for rank, (shape, total, replica) in enumerate(zip(shapes, sums, replicas, strict=True)):
+        if shape != shapes[0]:
+            raise HpcMpError(f"a batch of {_listed(shapes[0])} on rank 0", f"is one of {_listed(shape)} on rank {rank}",
+                             "pass batches of one shape on all ranks")
+        if total != sums[first := replicas.index(replica)]:
+            raise HpcMpError(f"the batch of rank {rank}", f"has other values than that of rank {first}",
+                             "pass the same batch on all ranks of a replica (a sampler with the same seed)" if max(replicas) else
+                             'pass the same global batch on all ranks (a sampler with the same seed), or batches="replica"')
+
+
+def _listed(shapes: Mapping[str, Sequence[int]]) -> str:
+    return ", ".join(f"{name} {tuple(shape)}" for name, shape in shapes.items())
 
 
 def rows_of(batch: Mapping[str, Any], layout: Layout, replica: int | None, data_rank: int) -> ReplicaRows:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
 from hpc_mp.base.errors import HpcMpError
@@ -81,6 +81,10 @@ class HuggingFace:
             tied = f": {head} is not the embedding" if names == [head] else ""
             raise HpcMpError(value, f"has other parameters than its configuration says ({', '.join(names[:3])}){tied}",
                              "change the configuration, or write your own model as layers")
+        made = dict(subject.without_values().named_modules())
+        if other := [path for path, module in model.named_modules() if type(module) is not type(made.get(path))]:
+            raise HpcMpError(value, f"has another module than its configuration makes: {other[0]} is a "
+                             f"{type(model.get_submodule(other[0])).__name__}", "write your own model as layers")
         if frozen := [name for name, parameter in parameters.items() if not parameter.requires_grad]:
             raise HpcMpError(value, f"has parameters that are not to be trained ({frozen[0]}), but all are",
                              "call model.requires_grad_(True)")
@@ -93,6 +97,10 @@ class HuggingFace:
     @property
     def table(self) -> Mapping[str, Any]:
         return {"config": dict(self.config)} if self.directory is None else {"pretrained": str(self.directory)}
+
+    @property
+    def computes(self) -> Mapping[str, Any]:
+        return {name: getattr(self.shape, name) for name in ("model_type", "heads", "kv_heads", "head_dim")}
 
     @property
     def sequence(self) -> int:
@@ -190,8 +198,11 @@ class HuggingFace:
         return TransformersModel(config, self.family, self.shape, self.loss)
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        module = without_values(self.family, hugging_face_config(self.config, self.family, dropout=None))
-        return {name: parameter.shape for name, parameter in module.named_parameters()}
+        return {name: parameter.shape for name, parameter in self.without_values().named_parameters()}
+
+    def without_values(self) -> nn.Module:
+        """Return the model that the configuration makes, on the meta device."""
+        return without_values(self.family, hugging_face_config(self.config, self.family, dropout=None))
 
     def completed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return dict(state)

@@ -39,6 +39,7 @@ WORDS: Mapping[str, str] = {  # what else messages about a job file name -> the 
     "train.global_batch": "samples of a batch", "global_batch": "samples of a batch",
     "model.pretrained": "model", "a job file": "hpc_mp.parallel",
 }
+PYTHON: Mapping[str, str] = {"true": "True", "false": "False", "null": "None"}
 ALIKE = 0.4  # a short name is much of a long one
 ENDLESS = 2**40  # steps of a loop whose learning rate does not depend on their number
 
@@ -150,6 +151,7 @@ def in_words_of_a_loop(error: HpcMpError) -> HpcMpError:
 
     def changed(text: str) -> str:
         text = re.sub(r" \(nodes\(1\) × ranks_per_node\((\d+)\) = \1\)", "", text)
+        text = re.sub(r"(?<= = )(true|false|null)\b", lambda match: PYTHON[match[0]], text)
         return degree.sub(lambda match: bare[match[1]], whole.sub(lambda match: names[match[0]], text))
 
     return HpcMpError(changed(error.value), changed(error.rule), changed(error.remedy),

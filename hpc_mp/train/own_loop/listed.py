@@ -38,6 +38,10 @@ class Listed:
         return {"config": {"model_type": "a list of layers"}}
 
     @property
+    def computes(self) -> Mapping[str, Any]:
+        return {}
+
+    @property
     def sequence(self) -> int:
         return 1
 

@@ -1,12 +1,12 @@
 """``hpc_mp.parallel``: a model divided over the ranks that call it."""
 
 import atexit
-import os
+import ctypes
 import sys
 import threading
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 
@@ -104,20 +104,35 @@ def _axes(placement: Placement, groups: Groups, world: World) -> Axes:
 def _end_together(host: Tree) -> None:
     """Have ranks close their connections together when their programs end: gloo would abort a process that ends with open ones.
 
-    A rank that fails, or that has waited long for the others, ends at once; they learn of it by the lost connections.
+    A rank that fails, or that has waited long for the others, ends at once with its own exit code; they learn of it by the lost
+    connections.
     """
+    leave, codes = sys.exit, list[object]()
+
+    def noted(code: Any = None, /) -> NoReturn:
+        codes[:] = [code]
+        leave(code)
+
     def end() -> None:
         if not dist.is_initialized():
             return
-        failed = getattr(sys, "last_value", None) is not None  # an error, which has been printed
+        failed = getattr(sys, "last_value", None) is not None or codes not in ([], [None], [0])
         together = threading.Thread(target=facts.barrier, args=(host,), daemon=True)
         if not failed:
             together.start()
             together.join(PATIENCE_S)
         if failed or together.is_alive():
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(int(failed))
-        dist.destroy_process_group()
+            _leave_open()
+        else:
+            dist.destroy_process_group()
 
+    sys.exit = noted  # Python tells exit handlers no code
     atexit.register(end)
+
+
+def _leave_open() -> None:
+    """Have the process end, when Python has, before the destructors of connections run."""
+    for group in dist.distributed_c10d._world.pg_map:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+    c = ctypes.CDLL(None)
+    c.on_exit(c._exit, None)  # glibc calls it with the exit code

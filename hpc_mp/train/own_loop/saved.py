@@ -90,7 +90,7 @@ def _check_replaceable(output: Path) -> None:
                          "replaced than the files of a model", "name another directory")
 
 
-def write_checkpoint(directory: Path, engine: Engine, progress: Mapping[str, int], world: World) -> None:
+def write_checkpoint(directory: Path, engine: Engine, subject: Subject, progress: Mapping[str, int], world: World) -> None:
     """Write a checkpoint, completely or not at all. All ranks call this. Raises HpcMpError if a rank cannot write."""
     scale = engine.scale.tolist() if engine.settings.layout.precision == "fp16" else []
     occupied = directory.exists() and not read_indexes(directory).files if world.who.rank == 0 else None
@@ -98,7 +98,8 @@ def write_checkpoint(directory: Path, engine: Engine, progress: Mapping[str, int
         raise HpcMpError(f"checkpoint {directory}", "is there and is no checkpoint; nothing else is replaced",
                          "name another directory")
     try:
-        checkpoint.write(directory.resolve(), progress["step"], {**progress, "loss_scale": scale}, engine.held(), engine.groups)
+        checkpoint.write(directory.resolve(), progress["step"], {**progress, "loss_scale": scale, "model": subject.computes},
+                         engine.held(), engine.groups)
     except checkpoint.SaveFailed as failed:
         raise HpcMpError(f"checkpoint {directory}", f"cannot be written ({failed})",
                          "name a directory that all ranks may write to, on a file system that they share") from None
@@ -119,7 +120,7 @@ def read_checkpoint(directory: Path, engine: Engine, subject: Subject, world: Wo
         checkpoint.load(directory, engine.held(), world.host)
     except Damaged as damage:
         raise HpcMpError(value, f"is damaged ({damage})", "resume from another one") from None
-    scale = counters.pop("loss_scale")
+    scale, _ = counters.pop("loss_scale"), counters.pop("model", None)
     engine.restored(counters["step"] - counters["skipped"], scale if engine.settings.layout.precision == "fp16" else ())
     return dict(counters)
 
@@ -130,6 +131,9 @@ def _mismatch(directory: Path, engine: Engine, subject: Subject) -> str | None:
         return "does not exist"
     if (reason := problem(directory, hashes=False)) is not None:
         return f"cannot be loaded: {reason}"
+    saved, own = read_json(directory / COUNTERS).get("model", {}), subject.computes
+    if different := [name for name in own if name in saved and saved[name] != own[name]]:
+        return f"is of another model: its {different[0]} is {saved[different[0]]}, and should be {own[different[0]]}"
     stored = {name: tensor.shape for name, tensor in read_indexes(directory).tensors.items()}
     shapes = {saved.weight.name: saved.weight.shape for saved in subject.saved()}
     keys = {"": "model"} | {f"optimizer.{slot}.": "optimizer" for slot in engine.optimizer.slots}

@@ -30,6 +30,7 @@ from hpc_mp.train.rank.devices import choose_device
 from hpc_mp.train.rank.rendezvous import START_TIMEOUT, Rendezvous, connect, meet, rendezvous
 
 LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK")  # what torchrun and ``hpc-mp run`` set for every rank
+STARTERS = "start ranks with hpc-mp run, torchrun, srun or mpirun, and leave this variable to them"
 PORTS = range(20000, 30000)  # below those that Linux gives to outgoing connections
 
 
@@ -87,7 +88,12 @@ def join(device: str, environ: Mapping[str, str] = os.environ, timeout: timedelt
 
 def _identity(environ: Mapping[str, str]) -> RankEnv:
     if all(name in environ for name in LAUNCHED):
+        for name in (*LAUNCHED, *({"MASTER_PORT"} & environ.keys())):
+            if not environ[name].isdecimal():
+                raise HpcMpError(f"{name} = {environ[name]}", "is no whole number", STARTERS)
         rank, world, local_rank = (int(environ[name]) for name in LAUNCHED)
+        if not rank < world:
+            raise HpcMpError(f"RANK = {rank}", f"is no rank of WORLD_SIZE = {world}: ranks count from 0", STARTERS)
         return RankEnv(rank, world, local_rank, node_name(environ), "environment")
     return identity(environ)
 
@@ -104,7 +110,7 @@ def _meeting(who: RankEnv, environ: Mapping[str, str]) -> tuple[RankEnv, Rendezv
         with mpi.world() as comm:
             return mpi.come_up(comm, place(Degrees(data=who.world), "cluster", who.world), None, who.node, where.secret)
     raise HpcMpError(f"RANK = {environ.get('RANK')}, WORLD_SIZE = {who.world}", "is set, but MASTER_ADDR and MASTER_PORT are not",
-                     "start ranks with hpc-mp run, torchrun, srun or mpirun")
+                     STARTERS)
 
 
 def _first_host(environ: Mapping[str, str]) -> str:
