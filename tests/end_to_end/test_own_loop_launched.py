@@ -74,9 +74,9 @@ ENDS = {  # the end of a program -> exit codes of ranks 0 and 1; rank 0 waits fo
 def test_every_rank_keeps_its_exit_code_and_none_waits(end: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
-    ranks = [subprocess.Popen([sys.executable, "-c", PROGRAM.format(end=end), str(rank)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={
-        **CLEAN, "PYTHONPATH": f"{ROOT}:{DEMO.parent}", "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}) for rank in range(2)]
+    environ = CLEAN | {"PYTHONPATH": f"{ROOT}:{DEMO.parent}", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = [subprocess.Popen([sys.executable, "-c", PROGRAM.format(end=end), rank], stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, env=environ | {"RANK": rank, "LOCAL_RANK": rank}) for rank in "01"]
     assert [rank.stdout.readline() for rank in ranks if rank.stdout is not None] == [b"here\n"] * 2
     errors = [rank.communicate(timeout=PATIENCE_S - 10)[1] for rank in ranks]
     assert tuple(rank.returncode for rank in ranks) == ENDS[end], errors

@@ -81,8 +81,8 @@ class HuggingFace:
             tied = f": {head} is not the embedding" if names == [head] else ""
             raise HpcMpError(value, f"has other parameters than its configuration says ({', '.join(names[:3])}){tied}",
                              "change the configuration, or write your own model as layers")
-        made = dict(subject.without_values().named_modules())
-        if other := [path for path, module in model.named_modules() if type(module) is not type(made.get(path))]:
+        modules = dict(subject.without_values().named_modules())
+        if other := [path for path, module in model.named_modules() if type(module) is not type(modules.get(path))]:
             raise HpcMpError(value, f"has another module than its configuration makes: {other[0]} is a "
                              f"{type(model.get_submodule(other[0])).__name__}", "write your own model as layers")
         if frozen := [name for name, parameter in parameters.items() if not parameter.requires_grad]:

@@ -195,6 +195,7 @@ class Run:
 def _check_notes(notes: Sequence[float], batch: str) -> None:
     """Check the largest value over all ranks of each note, and of its negative. Raises HpcMpError if ranks had different ones."""
     names = ("samples", "tokens", "values")
-    if different := [name for name, most, least in zip(names, notes, notes[len(names):], strict=False) if most != -least]:
+    if different := [name for name, largest, negative in zip(names, notes, notes[len(names):], strict=False)
+                     if largest != -negative]:
         raise HpcMpError(batch, f"had different {' and '.join(different)} on different ranks",
                          "pass the same batch on all ranks of a replica, and batches of one shape on all replicas")

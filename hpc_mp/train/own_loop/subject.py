@@ -62,7 +62,7 @@ class Subject(Protocol):
 
     @property
     def computes(self) -> Mapping[str, Any]:
-        """What the model computes besides the shapes of its weights, as JSON has it; a checkpoint is of the same."""
+        """The facts of the computation that shapes of weights do not show, in JSON types. A checkpoint records them."""
 
     def groups(self, layout: Layout) -> Mapping[str, Any]:
         """Return what process groups depend on, as ``groups.build`` takes it."""
