@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from hpc_mp.layout.flat import StageSpan
 from hpc_mp.train.model.attention_table import attention_function
 from hpc_mp.train.model.logits import LogitsObjective
 from hpc_mp.train.model.rotary_tables import RotaryTables
+from hpc_mp.train.model.transformers_modules import TransformersModules
 from hpc_mp.train.model.transformers_stage import TransformersStage
 from hpc_mp.train.model.vocabulary import NextToken, VocabularyEmbedding
 from hpc_mp.train.parallel.capacity import Intake
@@ -20,11 +21,8 @@ from hpc_mp.train.parallel.experts import Experts
 from hpc_mp.train.parallel.projection import Projection, TensorAxis
 from hpc_mp.train.parallel.surroundings import Surroundings
 
-if TYPE_CHECKING:
-    from hpc_mp.train.model.transformers_model import TransformersModel
 
-
-def build_stage(model: "TransformersModel", span: StageSpan, around: Surroundings) -> TransformersStage:
+def build_stage(model: TransformersModules, span: StageSpan, around: Surroundings) -> TransformersStage:
     """Build a stage without parameters, which ``adopt`` gives it."""
     whole, stage = model.skeleton(), TransformersStage(model.family, model.shape, span, around)
     for path, layer in zip(stage.blocks, span.layers, strict=True):
@@ -42,7 +40,7 @@ def _tensor_of(stage: TransformersStage, path: str) -> TensorAxis:
     return stage.tensor if stage.tensor.cut.cuts(module) else stage.tensor.alone
 
 
-def _embedding(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
+def _embedding(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
     """Attach the embedding to the first stage, cut along the vocabulary, with its further lookups and the modules behind it."""
     family = model.family
     if not stage.span.first:
@@ -60,7 +58,7 @@ def embedding_scale(embedding: nn.Module) -> float:
     return float(getattr(embedding, "scalar_embed_scale", 1.0))
 
 
-def _tensor(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
+def _tensor(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
     """Put column and row projections in place of linear ones; sum gradients of shared inputs."""
     family = model.family
     names = {weight.name for layer in stage.span.layers for weight in family.layer_weights(model.shape, layer)}
@@ -93,7 +91,7 @@ def _change_before(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Non
     module.register_forward_pre_hook(hook, with_kwargs=True)
 
 
-def _experts(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
+def _experts(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
     """Replace the experts. Each rank has a share of the output of router and experts, which their parent module sums."""
     family, count, around = model.family, model.shape.experts, stage.around
     if family.experts is None:
@@ -116,7 +114,7 @@ def _experts(stage: TransformersStage, model: "TransformersModel", whole: nn.Mod
             module.register_forward_hook(lambda _, inputs, output, tensor=tensor: tensor.leave(output.clone()))
 
 
-def _head(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
+def _head(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
     """Attach the last norm, the head and the loss to the last stage, cut along the vocabulary."""
     family, vocabulary = model.family, model.shape.vocabulary
     if not stage.span.last:
@@ -131,7 +129,7 @@ def _head(stage: TransformersStage, model: "TransformersModel", whole: nn.Module
         stage.objective = LogitsObjective(head, vocabulary, cap, model.loss)
 
 
-def _dropout(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
+def _dropout(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
     """Drop with masks that are the same on every layout."""
     tokens = stage.tensor.share(stage.positions, 0)
     for path, module in list(stage.named_modules()):
@@ -139,7 +137,7 @@ def _dropout(stage: TransformersStage, model: "TransformersModel", whole: nn.Mod
             stage.set_submodule(path, HashDropout(module.p, path, stage.around.clock, tokens))
 
 
-def _attention(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
+def _attention(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
     """Attach this rank's heads, their dropout, and the context axis to attention modules."""
     family, shape = model.family, model.shape
     for block, layer in zip(stage.blocks, stage.span.layers, strict=True):
@@ -161,7 +159,7 @@ def _attention(stage: TransformersStage, model: "TransformersModel", whole: nn.M
         stage.context.attach(attention, heads, attention_function)
 
 
-def _compilation(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
+def _compilation(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
     """Compile blocks at their first call, so that elementwise kernels between two products are fused.
 
     The engine's own modules stay outside of the graphs: projections, whose weight gradients are deferred, experts, whose rows
@@ -175,7 +173,7 @@ def _compilation(stage: TransformersStage, model: "TransformersModel", whole: nn
         block.compile(dynamic=False)
 
 
-def _driver(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
+def _driver(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
     """Run the model's own forward, in which layers of other stages return their input."""
     family = model.family
     calls: list[Callable[..., Tensor]] = [_passed] * model.shape.layers

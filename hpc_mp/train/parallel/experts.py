@@ -19,7 +19,7 @@ from hpc_mp.train.parallel.capacity import Intake
 from hpc_mp.train.parallel.custom_backward import with_backward
 from hpc_mp.train.parallel.expert_axis import ExpertAxis
 from hpc_mp.train.parallel.gradients import Sink
-from hpc_mp.train.parallel.projection import Project, SunkWeight, TensorAxis
+from hpc_mp.train.parallel.projection import Projected, SunkWeight, TensorAxis
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +84,12 @@ class ExpertProjection(SunkWeight):
         self.last, self.tensor = last, tensor
 
     def forward(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
-        return cast(Tensor, Project.apply(rows, _Products(self.weight, self.sink, counts, self.last, self.tensor), self.weight))
+        return cast(Tensor, Projected.apply(rows, _Products(self.weight, self.sink, counts, self.last, self.tensor), self.weight))
 
 
 @dataclass(frozen=True, slots=True)
 class _Products:
-    """The products of all experts in one pass, a projection for ``Project``. ``counts``: number of rows of each expert."""
+    """The products of all experts in one pass, a projection for ``Projected``. ``counts``: number of rows of each expert."""
 
     weight: Tensor
     sink: Sink

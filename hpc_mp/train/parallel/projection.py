@@ -184,7 +184,7 @@ class Projection(nn.Module):
         self.sinks = sinks[weight], sinks[bias] if bias is not None else None
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = Project.apply(x, self, self.weight)
+        y: Tensor = Projected.apply(x, self, self.weight)
         return y + self.bias if self.bias is not None and self.row else y
 
     def product(self, x: Tensor) -> Tensor:
@@ -207,7 +207,7 @@ class Projection(nn.Module):
             bias.add(gradient.sum(0, dtype=bias.unit.slabs.dtype).view(bias.slot.shape), more)
 
 
-class Project(torch.autograd.Function):
+class Projected(torch.autograd.Function):
     """The product of a projection, summed over the axis if the inputs are cut; its weight gradient is put off.
 
     The projection is a ``Projection``, or has the same methods. The weight is an argument so that autograd runs the backward,
