@@ -12,6 +12,7 @@ from ranks import run_ranks
 from test_parallel import CONFIG
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 import hpc_mp
 from hpc_mp.base.errors import HpcMpError
@@ -153,29 +154,36 @@ def untied() -> LlamaForCausalLM:
     return model
 
 
+class Squared(LlamaMLP):
+    """Computes something else with the same parameters."""
+
+    def forward(self, x: Any) -> Any:
+        return super().forward(x).square()
+
+
+def changed(model: LlamaForCausalLM, name: str, module: nn.Module) -> LlamaForCausalLM:
+    setattr(model.model.layers[1], name, module)
+    return model
+
+
+def patched() -> LlamaForCausalLM:
+    model = llama()
+    model.model.layers[0].mlp.forward = lambda x: x
+    return model
+
+
 class Other(LlamaForCausalLM):
     """Computes something else."""
-
-
-class OtherNorm(nn.Module):
-    """Computes something else with parameters of the same shapes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(32))
-
-
-def replaced() -> LlamaForCausalLM:
-    model = llama()
-    model.model.norm = OtherNorm()
-    return model
 
 
 IN_MEMORY: dict[str, Any] = {
     "has parameters that are not to be trained (model.embed_tokens.weight)": frozen,
     "has hooks": hooked,
+    "or a forward of an instance": patched,
+    "model.layers.1.mlp = Squared()": lambda: changed(llama(), "mlp", Squared(LlamaConfig(**CONFIG))),
+    "model.layers.1.input_layernorm = LlamaRMSNorm((32,), eps=0.1)": lambda: changed(
+        llama(), "input_layernorm", LlamaRMSNorm(32, eps=0.1)),
     "lm_head.weight is not the embedding": untied,
-    "has another module than its configuration makes: model.norm is a OtherNorm": replaced,
     "is not LlamaForCausalLM": lambda: Other(LlamaConfig(**CONFIG)),
     "model of type LlamaModel: is not LlamaForCausalLM": lambda: LlamaModel(LlamaConfig(**CONFIG)),
 }
@@ -229,7 +237,7 @@ DIFFERENT = {
     "later values": "the batch of step 2: had different values on different ranks",
     "shapes": "a batch of input_ids (4, 8), labels (4, 8) on rank 0: is one of input_ids (4, 7), labels (4, 7) on rank 1",
     "later shapes": "the batch of this evaluation: had different samples and tokens on different ranks",
-    "checkpoint": "is of another model: its heads is 4, and should be 8",
+    "checkpoint": "is of another model: head_dim is 8, and should be 4",
 }
 
 

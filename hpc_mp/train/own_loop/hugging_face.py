@@ -19,6 +19,7 @@ from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.models import Family, ModelShape, Weight, family_of, kv_copies
 from hpc_mp.layout.models.fields import check_fields
 from hpc_mp.layout.models.weight_files import check_weights
+from hpc_mp.rundir.origin import model_fields
 from hpc_mp.train.checkpoint.export import GENERATION
 from hpc_mp.train.model import initial
 from hpc_mp.train.model.logits import LossFunction
@@ -82,26 +83,25 @@ class HuggingFace:
             tied = f": {head} is not the embedding" if names == [head] else ""
             raise HpcMpError(value, f"has other parameters than its configuration says ({', '.join(names[:3])}){tied}",
                              "change the configuration, or write your own model as layers")
-        modules = dict(subject.without_values().named_modules())
-        if other := [path for path, module in model.named_modules() if type(module) is not type(modules.get(path))]:
-            raise HpcMpError(value, f"has another module than its configuration makes: {other[0]} is a "
-                             f"{type(model.get_submodule(other[0])).__name__}", "write your own model as layers")
         if frozen := [name for name, parameter in parameters.items() if not parameter.requires_grad]:
             raise HpcMpError(value, f"has parameters that are not to be trained ({frozen[0]}), but all are",
                              "call model.requires_grad_(True)")
         if meta := [name for name, parameter in parameters.items() if parameter.is_meta]:
             raise HpcMpError(value, f"has no values ({meta[0]} is on the meta device)", "pass its configuration, or a directory")
-        if any(module._forward_hooks or module._forward_pre_hooks for module in model.modules()):
-            raise HpcMpError(value, "has hooks, which would not be called", "remove them, or write your own model as layers")
+        made = dict(subject.meta().named_modules())
+        for path, module in model.named_modules():
+            expected = made.get(path, nn.Identity())
+            if type(module) is not type(expected) or module.extra_repr() != expected.extra_repr():
+                raise HpcMpError(f"{path} = {_written(module)}", f"is {_written(expected)} by the configuration of {own}",
+                                 "change the configuration, or write your own model as layers")
+        if any("forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks for module in model.modules()):
+            raise HpcMpError(value, "has hooks or a forward of an instance, which would not be called",
+                             "remove them, or write your own model as layers")
         return subject
 
     @property
     def table(self) -> Mapping[str, Any]:
         return {"config": dict(self.config)} if self.directory is None else {"pretrained": str(self.directory)}
-
-    @property
-    def computes(self) -> Mapping[str, Any]:
-        return {name: getattr(self.shape, name) for name in ("model_type", "heads", "kv_heads", "head_dim")}
 
     @property
     def sequence(self) -> int:
@@ -110,6 +110,10 @@ class HuggingFace:
     @property
     def fingerprint(self) -> str:
         return "" if self.state is None else fingerprint_of(self.state)
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        return model_fields(hugging_face_config(self.config, self.family, dropout=None).to_dict(), self.family.dropouts)
 
     def tokens(self, batch: Batch) -> int:
         required = [INPUT] if self.loss else [INPUT, LABELS]
@@ -199,10 +203,10 @@ class HuggingFace:
         return TransformersModel(config, self.family, self.shape, self.loss)
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return {name: parameter.shape for name, parameter in self.without_values().named_parameters()}
+        return {name: parameter.shape for name, parameter in self.meta().named_parameters()}
 
-    def without_values(self) -> nn.Module:
-        """Return the model that the configuration makes, on the meta device."""
+    def meta(self) -> nn.Module:
+        """Return the model that the configuration makes, without values."""
         return without_values(self.family, hugging_face_config(self.config, self.family, dropout=None))
 
     def completed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -244,3 +248,7 @@ class HuggingFace:
             return values.reshape(weight.shape)[box].to("cpu", torch.float64 if values.dtype == torch.float64 else torch.float32)
 
         return source
+
+
+def _written(module: nn.Module) -> str:
+    return f"{type(module).__name__}({module.extra_repr()})"

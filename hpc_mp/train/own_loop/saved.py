@@ -98,8 +98,8 @@ def write_checkpoint(directory: Path, engine: Engine, subject: Subject, progress
         raise HpcMpError(f"checkpoint {directory}", "is there and is no checkpoint; nothing else is replaced",
                          "name another directory")
     try:
-        checkpoint.write(directory.resolve(), progress["step"], {**progress, "loss_scale": scale, "model": subject.computes},
-                         engine.held(), engine.groups)
+        counters = {**progress, "loss_scale": scale, "model": subject.identity}
+        checkpoint.write(directory.resolve(), progress["step"], counters, engine.held(), engine.groups)
     except checkpoint.SaveFailed as failed:
         raise HpcMpError(f"checkpoint {directory}", f"cannot be written ({failed})",
                          "name a directory that all ranks may write to, on a file system that they share") from None
@@ -116,11 +116,12 @@ def read_checkpoint(directory: Path, engine: Engine, subject: Subject, world: Wo
     if reason is not None:
         raise HpcMpError(value, reason, "name a checkpoint of this model")
     counters = facts.broadcast(read_json(directory / COUNTERS) if world.who.rank == 0 else None, world.host)
+    counters.pop("model", None)
     try:
         checkpoint.load(directory, engine.held(), world.host)
     except Damaged as damage:
         raise HpcMpError(value, f"is damaged ({damage})", "resume from another one") from None
-    scale, _ = counters.pop("loss_scale"), counters.pop("model", None)
+    scale = counters.pop("loss_scale")
     engine.restored(counters["step"] - counters["skipped"], scale if engine.settings.layout.precision == "fp16" else ())
     return dict(counters)
 
@@ -131,9 +132,6 @@ def _mismatch(directory: Path, engine: Engine, subject: Subject) -> str | None:
         return "does not exist"
     if (reason := problem(directory, hashes=False)) is not None:
         return f"cannot be loaded: {reason}"
-    saved, own = read_json(directory / COUNTERS).get("model", {}), subject.computes
-    if different := [name for name in own if name in saved and saved[name] != own[name]]:
-        return f"is of another model: its {different[0]} is {saved[different[0]]}, and should be {own[different[0]]}"
     stored = {name: tensor.shape for name, tensor in read_indexes(directory).tensors.items()}
     shapes = {saved.weight.name: saved.weight.shape for saved in subject.saved()}
     keys = {"": "model"} | {f"optimizer.{slot}.": "optimizer" for slot in engine.optimizer.slots}
@@ -142,7 +140,11 @@ def _mismatch(directory: Path, engine: Engine, subject: Subject) -> str | None:
             if stored.get(prefix + name) != shape:
                 return f"is of another {what}: {prefix + name} is {stored.get(prefix + name, 'not there')}, and should be {shape}"
     others = stored.keys() - {prefix + name for prefix in keys for name in shapes}
-    return f"is of another model or optimizer: it has {sorted(others)[0]}" if others else None
+    if others:
+        return f"is of another model or optimizer: it has {sorted(others)[0]}"
+    trained, identity = read_json(directory / COUNTERS).get("model", {}), subject.identity
+    return next((f"is of another model: {name or 'it'} is {trained[name]}, and should be {value}"
+                 for name, value in identity.items() if trained.get(name, value) != value), None)
 
 
 class Gathering:

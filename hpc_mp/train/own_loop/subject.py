@@ -61,8 +61,8 @@ class Subject(Protocol):
         """The values that a process has brought along, which must be the same on all ranks; empty: none."""
 
     @property
-    def computes(self) -> Mapping[str, Any]:
-        """The facts of the computation that shapes of weights do not show, in JSON types. A checkpoint records them."""
+    def identity(self) -> Mapping[str, Any]:
+        """What the model computes besides the shapes of its weights, as facts by name that a checkpoint keeps (JSON)."""
 
     def groups(self, layout: Layout) -> Mapping[str, Any]:
         """Return what process groups depend on, as ``groups.build`` takes it."""
