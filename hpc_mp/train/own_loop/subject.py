@@ -62,7 +62,7 @@ class Subject(Protocol):
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """What the model computes besides the shapes of its weights, as facts by name that a checkpoint keeps (JSON)."""
+        """Facts of the computation that shapes of weights do not show, by name, in JSON types. A checkpoint records them."""
 
     def groups(self, layout: Layout) -> Mapping[str, Any]:
         """Return what process groups depend on, as ``groups.build`` takes it."""
