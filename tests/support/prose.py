@@ -15,7 +15,7 @@ VAGUE = frozenset({"found", "each", "said", "known", "given", "seen", "asked", "
                    "there", "this", "those", "whose", "it", "put", "got"})
 # Rewritten with their code.
 LATER = tuple(ROOT / "hpc_mp/train" / file for file in (
-    "pipeline/pipeline.py", "step/engine.py"))
+    "step/engine.py",))
 # Fields of files that others write.
 FIELDS = {("environment/profiles.py", "given"), ("planner/fabrics.py", "most"), ("rundir/plan.py", "here")}
 

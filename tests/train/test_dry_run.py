@@ -162,7 +162,7 @@ def test_a_rank_holds_no_more_with_more_microbatches(tmp_path: Path, monkeypatch
         return dry_run(spec, read_shape(spec), lay_out(spec), 1).step.peak.bytes
 
     assert middle_stage(4) == middle_stage(6)
-    monkeypatch.setattr("hpc_mp.train.pipeline.pipeline.arrivals", lambda schedule, rank: {})
+    monkeypatch.setattr("hpc_mp.train.pipeline.messages.arrivals", lambda schedule, rank: {})
     assert middle_stage(4) < middle_stage(6)
 
 

@@ -1,17 +1,16 @@
 """Activations: tensors that autograd saves in a forward for its backward. They are counted, and may be offloaded to the host.
 
-A chunk's forward runs inside ``ChunkActivations.hooks``. The hooks record the storage of each tensor that autograd saves, so that
+A chunk's forward runs inside ``ChunkActivations.saved``. Its hooks record the storage of each tensor that autograd saves, so that
 views of one array are counted once and moved once. Parameters and tables that a stage holds anyway are excluded. The storages of
-an offloaded chunk are copied to the host after the forward, and back before the backward, at the time that the schedule gives
-(``layout/schedule/residency.py``). On a GPU both copies run in a separate stream, with pinned memory. On a CPU, where activations
-lie in host memory already, a second copy stands for the host: it saves nothing, but it tests the mechanism.
-
-The copies are made when the forward is over, so that they have the values that the backward needs.
+an offloaded chunk are copied to the host when the forward is over, so that the copies have the values that the backward needs.
+They are copied back before the backward, at the time that the schedule gives (``layout/schedule/residency.py``). On a GPU both
+copies run in a separate stream, with pinned memory. On a CPU, where activations lie in host memory already, a second copy stands
+for the host: it saves nothing, but it tests the mechanism.
 """
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -32,10 +31,10 @@ class SavedStorage:
         self._host_copy: Tensor | None = None
         counter.count(self.nbytes, 0)
 
-    @property
-    def storage(self) -> torch.UntypedStorage:
+    def view(self, kind: Tensor, begin: int, size: torch.Size, stride: tuple[int, ...]) -> Tensor:
+        """Return a saved tensor. ``kind``: an empty tensor of its format."""
         assert self._device_copy is not None, "a backward needs a storage that is still on the host"
-        return self._device_copy.untyped_storage()
+        return kind.new_empty(0).set_(self._device_copy.untyped_storage(), begin, size, stride)
 
     def leave(self, stream: torch.cuda.Stream | None) -> None:
         """Begin to copy the bytes to the host. ``stream``: the current stream, which copies; None on a CPU."""
@@ -58,19 +57,6 @@ class SavedStorage:
         self._counter.count(*((-self.nbytes, 0) if self._device_copy is not None else (0, -self.nbytes)))
 
 
-class SavedView(NamedTuple):
-    """A saved tensor as a view of a saved storage. ``kind``: an empty tensor of its format."""
-
-    whole: SavedStorage
-    kind: Tensor
-    begin: int
-    size: torch.Size
-    stride: tuple[int, ...]
-
-    def tensor(self) -> Tensor:
-        return self.kind.new_empty(0).set_(self.whole.storage, self.begin, self.size, self.stride)
-
-
 class ChunkActivations:
     """Activations of one chunk's forward.
 
@@ -83,32 +69,33 @@ class ChunkActivations:
         self._storages: dict[int, SavedStorage] = {}
         self._arrived: torch.cuda.Event | None = None
 
-    def hooks(self) -> AbstractContextManager[Any]:
-        """Return the context in which the chunk's forward runs."""
-        return saved_tensors_hooks(self._pack, self._unpack)
+    @contextmanager
+    def saved(self, leaves: bool) -> Iterator[None]:
+        """Run the chunk's forward in this context. ``leaves``: begin to copy the storages to the host when it is over.
 
-    def _pack(self, tensor: Tensor) -> Tensor | SavedView:
+        Otherwise autograd alone refers to them afterwards, and frees them one by one.
+        """
+        with saved_tensors_hooks(self._pack, self._unpack):
+            yield
+        if not leaves:
+            self._storages = {}
+            return
+        with self._activations.copying() as stream:
+            for saved in self._storages.values():
+                saved.leave(stream)
+
+    def _pack(self, tensor: Tensor) -> Tensor | Callable[[], Tensor]:
         storage = tensor.untyped_storage()
         identity = _identity(storage)
         if storage.nbytes() < SMALL or identity in self._others:
             return tensor
         if identity not in self._storages:
             self._storages[identity] = SavedStorage(storage, tensor.device, self._activations)
-        begin = int(tensor.storage_offset())
-        return SavedView(self._storages[identity], tensor.new_empty(0), begin, tensor.size(), tensor.stride())
+        return partial(self._storages[identity].view, tensor.new_empty(0), int(tensor.storage_offset()), tensor.size(),
+                       tensor.stride())
 
-    def _unpack(self, saved: Tensor | SavedView) -> Tensor:
-        return saved.tensor() if isinstance(saved, SavedView) else saved
-
-    def stay(self) -> None:
-        """Keep the storages on the device after the forward. Autograd alone refers to them, and frees them one by one."""
-        self._storages = {}
-
-    def leave(self) -> None:
-        """Begin to copy all storages to the host after the forward."""
-        with self._activations.copying() as stream:
-            for saved in self._storages.values():
-                saved.leave(stream)
+    def _unpack(self, saved: Tensor | Callable[[], Tensor]) -> Tensor:
+        return saved if isinstance(saved, Tensor) else saved()
 
     def come_back(self) -> None:
         """Begin to copy all storages back, ahead of the backward."""

@@ -1,30 +1,24 @@
-"""The pipeline driver: it executes one rank's action list of a schedule, whatever the schedule is.
-
-Receives are posted where the schedule says (one compute action ahead) and waited for by their consumer. What is sent is let go
-where the schedule proves that it has arrived (``layout/schedule/arrivals.py``), at the end of the step at the latest; of many a
-message NCCL says so earlier, gloo of none. Every pair of ranks has a communicator for each direction and payload, so that a
-message waits for none but those before it between the same two.
-"""
+"""The pipeline driver: it executes one rank's action list of a schedule, whatever the schedule is."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from hpc_mp.layout.schedule import Action, Chunk, Residency, Schedule, arrivals
+from hpc_mp.layout.schedule import Action, Chunk, Residency, Schedule
 from hpc_mp.train.device.spans import profiled
 from hpc_mp.train.parallel.data_axis import DataAxis
 from hpc_mp.train.parallel.dropout import Moment
-from hpc_mp.train.parallel.groups import Groups, Payload
+from hpc_mp.train.parallel.groups import Groups
 from hpc_mp.train.parallel.projection import WeightGradients
 from hpc_mp.train.parallel.surroundings import Surroundings
 from hpc_mp.train.pipeline.activations import Activations, ChunkActivations, SavedStorage
+from hpc_mp.train.pipeline.messages import Messages
 from hpc_mp.train.pipeline.stage import Batch, Boundary, Carried, Stage
 
 Span = tuple[str, int, int, float, float]  # kind, stage, microbatch, start, end (unix seconds)
@@ -32,15 +26,15 @@ Span = tuple[str, int, int, float, float]  # kind, stage, microbatch, start, end
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a step computes.
+    """The work of a step.
 
     Attributes:
-        batch: (stage, microbatch) -> what that stage needs of it.
-        moment: microbatch -> where training is.
-        enter: called with the microbatch before each of its forwards.
-        loss_gradient: gives the gradient of the loss, a scalar: 1 / labels of the global batch, times fp16's scale; called at
+        batch: (stage, microbatch) -> the tensors that the stage needs of it.
+        moment: microbatch -> the step and the global positions of its samples.
+        enter: called with the microbatch before each of its forwards; None: not called.
+        loss_gradient: returns the gradient of the loss, a scalar: 1 / labels of the global batch, times fp16's scale. Called at
             backwards of the last stage.
-        trace: record when each action ran (the host waits for the computing stream around it).
+        trace: True if the time of each action is recorded; the host waits for the computing stream around it.
     """
 
     batch: Callable[[int, int], Batch]
@@ -50,50 +44,17 @@ class Work:
     trace: bool = False
 
 
-@dataclass(slots=True)
-class _Arrival:
-    """Posted receives of a boundary. gloo waits for a second message when a receive is waited for twice, hence ``arrived``."""
-
-    works: list[dist.Work]
-    buffers: Boundary
-    wanted_on: torch.device
-    arrived: bool = False
-
-    def wait(self) -> Boundary:
-        if not self.arrived:
-            for work in self.works:
-                work.wait()
-            self.arrived = True
-        return {name: buffer.to(self.wanted_on) for name, buffer in self.buffers.items()}
-
-
-@dataclass(slots=True)
-class _Step:
-    """What lives during one optimizer step, or one evaluation."""
-
-    work: Work
-    outputs: dict[Chunk, Boundary] = field(default_factory=dict)  # to be sent
-    roots: dict[Chunk, dict[str, GradientEdge]] = field(default_factory=dict)  # where a backward begins
-    found: dict[Chunk, Boundary] = field(default_factory=dict)  # gradients of a forward's inputs, once its backward has run
-    away: dict[Chunk, ChunkActivations] = field(default_factory=dict)
-    losses: dict[Chunk, Tensor] = field(default_factory=dict)
-    gradients: dict[Chunk, Boundary] = field(default_factory=dict)  # of a stage's inputs, to be sent
-    local: dict[tuple[Payload, int, int], Boundary] = field(default_factory=dict)  # for a stage of the same rank
-    put_off: dict[Chunk, WeightGradients] = field(default_factory=dict)
-    noted: dict[Chunk, list[SavedStorage]] = field(default_factory=dict)  # what they hold
-    arriving: dict[tuple[Payload, int, int], _Arrival] = field(default_factory=dict)
-    sending: dict[Action, list[tuple[dist.Work, Tensor]]] = field(default_factory=dict)  # what has not arrived yet
-    loss: Tensor | None = None
-    count: Tensor | None = None
-    most_held: int = 0
-    spans: list[Span] = field(default_factory=list)
-
-
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """What came of a step on this rank: the summed loss and its number of labels (zero without the last stage), when each action
-    ran, how many chunks' activations it held at most, and the most bytes of them on the device and on the host, where they were
-    counted."""
+    """The result of a step, or of an evaluation, on this rank.
+
+    Attributes:
+        loss: loss, summed over labels, a float64 scalar; ``count``: number of these labels. Both are 0 without the last stage.
+        spans: time of each action, if it is recorded.
+        most_held: largest number of chunks (stage, microbatch) whose activations were held at once.
+        most_here, most_away: peak bytes of activations on the device and on the host. They are counted in traced steps, and in
+            all steps if chunks go to the host.
+    """
 
     loss: Tensor
     count: Tensor
@@ -103,68 +64,81 @@ class Passed:
     most_away: int
 
 
+@dataclass(slots=True)
+class _Step:
+    """State of one optimizer step, or of one evaluation."""
+
+    work: Work
+    roots: dict[Chunk, dict[str, GradientEdge]] = field(default_factory=dict)  # where a backward begins
+    gradients: dict[Chunk, Boundary] = field(default_factory=dict)  # of a forward's inputs, filled by its backward
+    away: dict[Chunk, ChunkActivations] = field(default_factory=dict)
+    put_off: dict[Chunk, tuple[WeightGradients, list[SavedStorage]]] = field(default_factory=dict)  # and the counted storages
+    loss: Tensor | None = None
+    count: Tensor | None = None
+    most_held: int = 0
+    spans: list[Span] = field(default_factory=list)
+
+
 class _Inlet(torch.autograd.Function):
-    """What another stage made, as the begin of this stage's graph. The graph hands its gradient over and, unlike that of a leaf,
-    does not keep the tensor: who does not need its values for a backward need not hold them."""
+    """A tensor of another stage, as the beginning of this stage's graph.
+
+    The graph hands its gradient over. Unlike the graph of a leaf it does not keep the tensor: only a module that needs the values
+    for its backward holds them.
+    """
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, received: Tensor, name: str, found: Boundary) -> Tensor:
-        ctx.name, ctx.found = name, found
+    def forward(ctx: Any, anchor: Tensor, received: Tensor, name: str, gradients: Boundary) -> Tensor:
+        ctx.name, ctx.gradients = name, gradients
         return received.view_as(received)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None, None]:
-        ctx.found[ctx.name] = gradient
+        ctx.gradients[ctx.name] = gradient
         return None, None, None, None
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A schedule, and the activations that leave the device between their forward and their backward."""
-
-    schedule: Schedule
-    residency: Residency
 
 
 class Pipeline:
     """Forward and backward passes of one rank's stages.
 
     Args:
-        stages: of this rank, by number.
-        boundaries: the tensors that each stage receives from the one before, for one microbatch; ``returned``: the names of
-            those whose gradients go back.
-        around: what these stages share.
+        stages: stages of this rank, by number.
+        boundaries: the tensors that each stage receives from the one before, for one microbatch.
+        around: surroundings that these stages share.
+        residency: the activations that leave the device between their forward and their backward.
+
+    Attributes:
+        perform: kind of an action -> its execution.
     """
 
     def __init__(self, stages: Mapping[int, Stage], boundaries: Sequence[Mapping[str, Carried]], data: DataAxis, groups: Groups,
-                 around: Surroundings, plan: Plan) -> None:
-        self.stages, self.boundaries, self.data = stages, boundaries, data
-        self.rank, self.channels = groups.pipeline, groups.channels
+                 around: Surroundings, schedule: Schedule, residency: Residency) -> None:
+        self.stages, self.boundaries, self.data, self.residency = stages, boundaries, data, residency
         self.weights, self.clock, self.device = around.tensor.weights, around.clock, data.slabs.device
-        self.schedule = schedule = plan.schedule
-        self.actions, self.residency = schedule.ranks[self.rank], plan.residency
+        self.actions, self.last = schedule.ranks[groups.pipeline], schedule.stages - 1
         self.activations = Activations(self.device)
+        self.messages = Messages(schedule, groups, boundaries, self.device)
         self._anchor = torch.empty(0, device=self.device, requires_grad=True)
-        self.last = len(schedule.placement) - 1
         self.returned = [[name for name, tensor in carried.items() if tensor.differentiable] for carried in boundaries]
-        self.arrived = arrivals(schedule, self.rank)
         self.reducing = {(action.stage, action.microbatch) for action in self.actions if action.kind == "REDUCE"}
         self.perform: dict[str, Callable[[_Step, Action], None]] = {
             "F": self._forward, "B": self._backward, "I": self._input_backward, "W": self._weight_backward,
-            "SEND_F": self._send_output, "RECV_F": self._post_input,
-            "SEND_B": self._send_gradient, "RECV_B": self._post_gradient, "REDUCE": self._reduce,
+            **dict.fromkeys(("SEND_F", "SEND_B"), lambda step, action: self.messages.send(action)),
+            **dict.fromkeys(("RECV_F", "RECV_B"), lambda step, action: self.messages.receive(action)),
+            "REDUCE": lambda step, action: self.data.reduce(action.stage),
         }
 
     def train(self, work: Work) -> Passed:
-        """One step: all forwards and backwards. Sums over the data axis are under way when it returns."""
+        """Run all forwards and backwards of a step. Sums over the data axis are under way when it returns."""
         self.data.begin()
         self.activations.begin()
         return self._run(work, self.actions, self.residency)
 
     @torch.no_grad()
     def evaluate(self, work: Work) -> Passed:
-        """All forwards alone, without dropout, and nothing is kept for a backward. A schedule that can run as a whole can run so:
-        no forward waits for a backward, and what is left keeps its order."""
+        """Run the forwards alone, without dropout; nothing is kept for a backward.
+
+        They can run in the order of the schedule, because no forward waits for a backward.
+        """
         for stage in self.stages.values():
             stage.eval()
         try:
@@ -173,38 +147,39 @@ class Pipeline:
             for stage in self.stages.values():
                 stage.train()
 
-    def _run(self, work: Work, actions: Sequence[Action], plan: Residency) -> Passed:
+    def _run(self, work: Work, actions: Sequence[Action], residency: Residency) -> Passed:
         step = _Step(work)
+        self.messages.begin()
+        perform = self._traced if work.trace else self._performed
         for action in actions:
-            for chunk in plan.returns.get(action, ()):
+            for chunk in residency.returns.get(action, ()):
                 step.away[chunk].come_back()
             with profiled(f"{action.kind} of stage {action.stage}, microbatch {action.microbatch}"):
-                if work.trace:
-                    self._traced(step, action)
-                else:
-                    self.perform[action.kind](step, action)
-        self._let_go(step, tuple(step.sending))
+                perform(step, action)
+        self.messages.finish()
         nothing = torch.zeros((), device=self.device)
         return Passed((nothing if step.loss is None else step.loss).double(), nothing if step.count is None else step.count,
                       step.spans, step.most_held, self.activations.most_here, self.activations.most_away)
 
-    def _traced(self, step: _Step, action: Action) -> None:
-        """Waiting for a message is recorded as its receive, so that computing and waiting can be told apart."""
-        payload: Payload = "F" if action.kind == "F" else "B"
-        arrival = step.arriving.get((payload, action.stage, action.microbatch)) if action.kind in ("F", "B", "I") else None
-        if arrival is not None:
-            start = self._now()
-            arrival.wait()
-            step.spans.append((f"RECV_{payload}", action.stage, action.microbatch, start, self._now()))
-        if action.kind.startswith("RECV"):
-            self.perform[action.kind](step, action)
-            return
-        start = self._now()
+    def _performed(self, step: _Step, action: Action) -> None:
         self.perform[action.kind](step, action)
+
+    def _traced(self, step: _Step, action: Action) -> None:
+        """Perform an action and record its time. The wait for a message is recorded as its receive, and not as computation."""
+        if (message := self.messages.awaited(action)) is not None:
+            with self._timed(step, message.receive):
+                self.messages.arrive(action)
+        with nullcontext() if action.kind.startswith("RECV") else self._timed(step, action):
+            self._performed(step, action)
+
+    @contextmanager
+    def _timed(self, step: _Step, action: Action) -> Iterator[None]:
+        start = self._now()
+        yield
         step.spans.append((action.kind, action.stage, action.microbatch, start, self._now()))
 
     def _now(self) -> float:
-        if self.device.type == "cuda":  # not the whole device: a posted receive may need what this rank has yet to send
+        if self.device.type == "cuda":  # not the whole device: a posted receive may need a message that this rank has yet to send
             torch.cuda.current_stream(self.device).synchronize()
         return time.time()
 
@@ -214,47 +189,32 @@ class Pipeline:
         if step.work.enter is not None:
             step.work.enter(m)
         self.clock.set(step.work.moment(m))
-        received = self._taken(step, "F", action) if stage > 0 else {}
-        if torch.is_grad_enabled():
-            found = step.found[chunk] = {}
-            received |= {name: _Inlet.apply(self._anchor, received[name], name, found)
-                         for name in self.returned[stage]}
-        with part.precision.computing(), self._kept(step, chunk):
+        training = torch.is_grad_enabled()
+        received = self.messages.take(action) if stage > 0 else {}
+        if training:
+            gradients = step.gradients[chunk] = {}
+            received |= {name: _Inlet.apply(self._anchor, received[name], name, gradients) for name in self.returned[stage]}
+        activations = ChunkActivations(self.activations, part.tensors()) if training and self._counts(step) else None
+        leaves = chunk in self.residency.away
+        with part.precision.computing(), activations.saved(leaves) if activations is not None else nullcontext():
             result = part(received, step.work.batch(stage, m))
+        if activations is not None and leaves:
+            step.away[chunk] = activations
         if stage == self.last:
             loss, count = cast(tuple[Tensor, Tensor], result)
-            if torch.is_grad_enabled():
-                step.losses[chunk] = loss
             step.loss = loss.detach() if step.loss is None else step.loss + loss.detach()
             step.count = count if step.count is None else step.count + count
+            outputs, differentiable = {"loss": loss}, ["loss"]
         else:
-            made = cast(Boundary, result)
-            if torch.is_grad_enabled():
-                step.roots[chunk] = {name: get_gradient_edge(made[name]) for name in self.returned[stage + 1]}
-            if self._is_here(stage + 1):
-                step.local["F", stage + 1, m] = _detached(made)
-            else:
-                step.outputs[chunk] = _detached(made)
-        step.most_held = max(step.most_held, len(step.found) + len(step.put_off))
-
-    @contextmanager
-    def _kept(self, step: _Step, chunk: Chunk) -> Iterator[None]:
-        """Around a forward: note what autograd keeps where somebody wants to know it, and send it away if it is to go."""
-        if not self._counts(step):
-            yield
-            return
-        kept = ChunkActivations(self.activations, self.stages[chunk[0]].tensors())
-        with kept.hooks():
-            yield
-        if chunk in self.residency.away:
-            kept.leave()
-            step.away[chunk] = kept
-        else:
-            kept.stay()
+            outputs, differentiable = cast(Boundary, result), self.returned[stage + 1]
+            self.messages.put(action, {name: tensor.detach() for name, tensor in outputs.items()})
+        if training:
+            step.roots[chunk] = {name: get_gradient_edge(outputs[name]) for name in differentiable}
+        step.most_held = max(step.most_held, len(step.gradients) + len(step.put_off))
 
     def _counts(self, step: _Step) -> bool:
-        """Whether the bytes of activations are counted."""
-        return torch.is_grad_enabled() and (step.work.trace or bool(self.residency.away))
+        """Return True if the bytes of activations are counted."""
+        return step.work.trace or bool(self.residency.away)
 
     def _backward(self, step: _Step, action: Action) -> None:
         if (action.stage, action.microbatch) in self.reducing:
@@ -266,99 +226,29 @@ class Pipeline:
         self.weights.split = True
         self._differentiate(step, action)
         self.weights.split = False
-        waiting = step.put_off[action.stage, action.microbatch] = self.weights.take()
-        if self._counts(step):
-            step.noted[action.stage, action.microbatch] = self.activations.noted(waiting.tensors())
+        waiting = self.weights.take()
+        storages = self.activations.noted(waiting.tensors()) if self._counts(step) else []
+        step.put_off[action.stage, action.microbatch] = waiting, storages
 
     def _weight_backward(self, step: _Step, action: Action) -> None:
+        waiting, _ = step.put_off.pop((action.stage, action.microbatch))
         with self.stages[action.stage].precision.computing():
-            step.put_off.pop((action.stage, action.microbatch)).work_off()
-        step.noted.pop((action.stage, action.microbatch), None)
+            waiting.work_off()
 
     def _differentiate(self, step: _Step, action: Action) -> None:
         stage, m = chunk = action.stage, action.microbatch
         self.clock.set(step.work.moment(m))
         if chunk in step.away:
             step.away.pop(chunk).need()
-        outputs: list[Tensor] | list[GradientEdge]
+        roots = step.roots.pop(chunk)
         if stage == self.last:
-            loss = step.losses.pop(chunk)
-            outputs, gradients = [loss], [step.work.loss_gradient().to(loss.dtype)]
+            received = {"loss": step.work.loss_gradient().to(cast(Tensor, step.loss).dtype)}
         else:
-            made, wanted = step.roots.pop(chunk), self._taken(step, "B", action)
-            outputs, gradients = list(made.values()), [wanted[name] for name in made]
+            received = self.messages.take(action)
         with self.stages[stage].precision.computing():
-            torch.autograd.backward(outputs, gradients)
-        found, carried = step.found.pop(chunk), self.boundaries[stage]
+            torch.autograd.backward(list(roots.values()), [received[name] for name in roots])
+        gradients, carried = step.gradients.pop(chunk), self.boundaries[stage]
         if stage > 0:
-            found |= {name: torch.zeros(carried[name].shape, dtype=carried[name].dtype, device=self.device)
-                      for name in self.returned[stage] if name not in found}  # of what was used without gradients
-            if self._is_here(stage - 1):
-                step.local["B", stage - 1, m] = found
-            else:
-                step.gradients[chunk] = found
-
-    def _reduce(self, step: _Step, action: Action) -> None:
-        self.data.reduce(action.stage)
-
-    def _send_output(self, step: _Step, action: Action) -> None:
-        self._send(step, action, step.outputs.pop((action.stage, action.microbatch)), action.stage + 1, "F")
-
-    def _send_gradient(self, step: _Step, action: Action) -> None:
-        self._send(step, action, step.gradients.pop((action.stage, action.microbatch)), action.stage - 1, "B")
-
-    def _post_input(self, step: _Step, action: Action) -> None:
-        step.arriving["F", action.stage, action.microbatch] = self._receive(action.stage - 1, action.stage, "F")
-
-    def _post_gradient(self, step: _Step, action: Action) -> None:
-        step.arriving["B", action.stage, action.microbatch] = self._receive(action.stage + 1, action.stage, "B")
-
-    def _is_here(self, stage: int) -> bool:
-        return self.schedule.placement[stage] == self.rank
-
-    def _taken(self, step: _Step, payload: Payload, action: Action) -> Boundary:
-        """What another stage made for this computation, on this rank or another."""
-        key = payload, action.stage, action.microbatch
-        if key in step.local:
-            return step.local.pop(key)
-        taken = step.arriving.pop(key).wait()
-        self._let_go(step, self.arrived.get(action, ()))
-        return taken
-
-    def _let_go(self, step: _Step, sends: Iterable[Action]) -> None:
-        for send in sends:
-            for work, _ in step.sending.pop(send, ()):
-                work.wait()
-
-    def _send(self, step: _Step, action: Action, tensors: Boundary, stage: int, payload: Payload) -> None:
-        place = self.schedule.placement[stage]
-        group = self.channels.groups[self.rank, place, payload]
-        step.sending = {send: sent for send, sent in step.sending.items() if not all(work.is_completed() for work, _ in sent)}
-        sending = step.sending[action] = []
-        for name in self._carried(max(action.stage, stage), payload):
-            tensor = tensors[name].detach().contiguous()
-            tensor = tensor.cpu() if self.channels.through_host else tensor
-            sending.append((_posted(dist.isend(tensor, self.channels.ranks[place], group=group)), tensor))
-
-    def _carried(self, stage: int, payload: Payload) -> Mapping[str, Carried]:
-        """What crosses to this stage, or the gradients that come back from it."""
-        carried = self.boundaries[stage]
-        return carried if payload == "F" else {name: carried[name] for name in self.returned[stage]}
-
-    def _receive(self, stage: int, to: int, payload: Payload) -> _Arrival:
-        place = self.schedule.placement[stage]
-        group = self.channels.groups[place, self.rank, payload]
-        device = torch.device("cpu") if self.channels.through_host else self.device
-        buffers = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
-                   for name, tensor in self._carried(max(to, stage), payload).items()}
-        works = [_posted(dist.irecv(buffer, self.channels.ranks[place], group=group)) for buffer in buffers.values()]
-        return _Arrival(works, buffers, self.device)
-
-
-def _detached(tensors: Boundary) -> Boundary:
-    return {name: tensor.detach() for name, tensor in tensors.items()}
-
-
-def _posted(work: Any) -> dist.Work:
-    assert work is not None
-    return cast(dist.Work, work)
+            gradients |= {name: torch.zeros(carried[name].shape, dtype=carried[name].dtype, device=self.device)
+                          for name in self.returned[stage] if name not in gradients}  # of tensors used without gradients
+            self.messages.put(action, gradients)

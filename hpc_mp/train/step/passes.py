@@ -3,8 +3,6 @@
 Passes of several shapes share the parameters of a rank, and with them its gradients and its optimizer.
 """
 
-import torch
-
 from hpc_mp.layout.flat import stage_spans
 from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.schedule import Residency, residency
@@ -19,7 +17,7 @@ from hpc_mp.train.parallel.projection import TensorAxis, WeightGradients
 from hpc_mp.train.parallel.router_loss import RouterLoss
 from hpc_mp.train.parallel.sequence import SequenceAxis
 from hpc_mp.train.parallel.surroundings import Surroundings
-from hpc_mp.train.pipeline.pipeline import Pipeline, Plan
+from hpc_mp.train.pipeline.pipeline import Pipeline
 from hpc_mp.train.pipeline.stage import StagedModel
 from hpc_mp.train.step.settings import EngineSettings
 
@@ -42,7 +40,9 @@ class Passes:
         context = ContextAxis(groups.context, layout.context_method, layout.sequence, device)
         along = groups.tensor, layout.tensor_modules, WeightGradients()
         tensor = SequenceAxis(*along, len(context.positions)) if layout.sequence_parallel else TensorAxis(*along)
-        self.router_loss = router_loss(settings, layout, device)
+        batch = layout.samples * layout.microbatches * layout.degrees.data  # the weights are those of means over the global batch
+        self.router_loss = RouterLoss(settings.router_balance / batch, settings.router_z / (batch * layout.sequence),
+                                      layout.samples, layout.sequence, device)
         self.capacity = Capacity(model.capacity(layout), layout.samples, device)
         precision = PRECISIONS[layout.precision]
         around = Surroundings(tensor, context, ExpertAxis(groups.expert, model.experts), self.router_loss, self.capacity,
@@ -54,12 +54,5 @@ class Passes:
         tokens = len(tensor.share(context.positions, 0))
         boundaries = [model.received(layout, stage, tokens, precision.compute) for stage in range(layout.stages)]
         horizon, actions = layout.offload_horizon, schedule.ranks[groups.pipeline]
-        plan = Plan(schedule, Residency() if horizon is None else residency(actions, horizon))
-        self.pipeline = Pipeline(stages, boundaries, data, groups, around, plan)
-
-
-def router_loss(settings: EngineSettings, layout: Layout, device: torch.device) -> RouterLoss:
-    """Return the losses of routers. The weights in the settings are those of means over the global batch."""
-    batch = layout.samples * layout.microbatches * layout.degrees.data
-    return RouterLoss(settings.router_balance / batch, settings.router_z / (batch * layout.sequence), layout.samples,
-                      layout.sequence, device)
+        self.pipeline = Pipeline(stages, boundaries, data, groups, around, schedule,
+                                 Residency() if horizon is None else residency(actions, horizon))
