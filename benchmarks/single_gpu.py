@@ -169,9 +169,9 @@ def ours(case: Case, device: Any, compiled: bool) -> Step:
     from hpc_mp.train.model.transformers_modules import hugging_face_config
     from hpc_mp.train.parallel.dropout import Moment
     from hpc_mp.train.parallel.groups import build, everyone
-    from hpc_mp.train.pipeline.stage import Batch
+    from hpc_mp.train.pipeline.stage import Batch, Microbatches
     from hpc_mp.train.step.engine import Engine
-    from hpc_mp.train.step.settings import EngineSettings, Microbatches
+    from hpc_mp.train.step.settings import EngineSettings
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     family = FAMILIES[case.config["model_type"]]

@@ -32,10 +32,10 @@ from hpc_mp.train.parallel import gloo
 from hpc_mp.train.parallel.dropout import DropoutClock, HashDropout, Moment
 from hpc_mp.train.parallel.fill import Source
 from hpc_mp.train.parallel.groups import build, everyone
-from hpc_mp.train.pipeline.stage import Carried, StagedModel
+from hpc_mp.train.pipeline.stage import Carried, Microbatches, StagedModel
 from hpc_mp.train.rank.assemble import home_of
 from hpc_mp.train.step.engine import Engine
-from hpc_mp.train.step.settings import EngineSettings, Microbatches
+from hpc_mp.train.step.settings import EngineSettings
 
 WORDS, WIDTH, LENGTH, SAMPLES, STEPS, SEED = 23, 12, 5, 8, 2, 3
 

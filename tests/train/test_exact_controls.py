@@ -51,8 +51,8 @@ unsummed_shares_of_tokens = wrapped(groups.Groups, "sharing", lambda sharing: la
 # A W forgets what its I has put off.
 lost_weight_gradients = wrapped(projection.WeightGradients, "take", lambda take: lambda self: (
     self._waiting.clear(), projection.WeightGradients())[1])
-doubled_loss_scale = wrapped(pipeline.Pipeline, "train", lambda train: lambda self, work: train(
-    self, replace(work, loss_gradient=lambda: 2 * work.loss_gradient())))
+doubled_loss_scale = wrapped(pipeline.Pipeline, "train", lambda train: lambda self, share, gradient, trace: train(
+    self, share, lambda: 2 * gradient(), trace))
 untied_gradients = wrapped(data_axis, "all_reduce", lambda reduce: nothing_sent)
 unsummed_replicas = wrapped(gradients, "all_reduce", lambda reduce: nothing_sent)
 unsummed_shards = wrapped(gradients, "reduce_scatter", lambda reduce: nothing_sent)
@@ -119,11 +119,11 @@ def early_sums() -> None:
 
 @planted(pipeline.Pipeline, "_differentiate")
 def forgotten_microbatch(differentiate: Any, line: pipeline.Pipeline, step: pipeline._Step, action: pipeline.Action) -> None:
-    kept = step.work
+    kept = step.loss_gradient
     if action.microbatch == 0:
-        step.work = replace(kept, loss_gradient=lambda: torch.zeros(()))
+        step.loss_gradient = lambda: torch.zeros(())
     differentiate(line, step, action)
-    step.work = kept
+    step.loss_gradient = kept
 
 
 @planted(optimizer.Optimizer, "__init__")

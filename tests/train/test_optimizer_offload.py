@@ -27,7 +27,7 @@ from hpc_mp.train.checkpoint import shard_file
 from hpc_mp.train.checkpoint.shard_file import LocalPart
 from hpc_mp.train.optimizer import optimizer_state
 from hpc_mp.train.optimizer.optimizer_state import Chunk, OnDevice, StateHome, StateShape, Streamed, Stretch, chunks
-from hpc_mp.train.optimizer.state_stores import FileStore, HostStore
+from hpc_mp.train.optimizer.state_stores import FileStore, MemoryStore
 from hpc_mp.train.step.memory import peak_bytes
 
 CPU = torch.device("cpu")
@@ -143,8 +143,8 @@ def masters_of(shape: StateShape) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("store", ["host", "disk"])
 def test_streaming_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str) -> None:
     monkeypatch.setattr(optimizer_state, "chunk_elements", lambda parts: 1000)
-    open_store = HostStore if store == "host" else partial(FileStore, tmp_path)
-    homes = OnDevice(SHAPE, STRETCHES, CPU), Streamed(SHAPE, STRETCHES, CPU, open_store)
+    open_store = partial(MemoryStore, "host") if store == "host" else partial(FileStore, tmp_path)
+    homes = OnDevice(SHAPE, STRETCHES, CPU, {}), Streamed(open_store, SHAPE, STRETCHES, CPU, {})
     both = masters_of(SHAPE), masters_of(SHAPE)
     for home, masters in zip(homes, both, strict=True):
         trained(home, masters, 3)
@@ -181,7 +181,7 @@ def keep_all(self: FileStore, values: torch.Tensor) -> None:
 def used(directory: Path, shape: StateShape, masters: dict[str, torch.Tensor], look: Callable[[], None]) -> None:
     """State in a file is updated, saved and loaded; ``look`` is called after each update."""
     stretches = [Stretch(unit, 0, length, False) for unit, length in shape.lengths.items()]
-    home = Streamed(shape, stretches, CPU, partial(FileStore, directory))
+    home = Streamed(partial(FileStore, directory), shape, stretches, CPU, {})
     gradients = trained(home, masters, 2, look)
     parts = [LocalPart(f"{unit}.{slot}", tuple(values.shape), (slice(0, len(values)),), values, home.release)
              for unit, slots in home.arrays().items() for slot, values in slots.items()]

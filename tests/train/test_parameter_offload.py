@@ -174,7 +174,7 @@ def test_it_may_be_tried_on_cpus(place: Path) -> None:
 def test_a_home_that_does_not_stream_takes_no_masters_elsewhere() -> None:
     part = HostPart(8, PRECISIONS["fp32"], Bus(CPU))
     with pytest.raises(ValueError, match="a home from which they stream"):
-        OnDevice(StateShape({"one": 8}, (), torch.float32), [Stretch("one", 0, 8, False)], CPU, masters={"one": part})
+        OnDevice(StateShape({"one": 8}, (), torch.float32), [Stretch("one", 0, 8, False)], CPU, {"one": part})
 
 
 def overtaken(waits: bool) -> bool:

@@ -7,15 +7,14 @@ has launched the next step. A CPU computes synchronously; the host reads its num
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Instant:
-    """A point in the work of a device: it has passed when all work launched before it is done."""
+class Instant(NamedTuple):
+    """A point in the work of a device. ``event`` is there on a GPU, and has passed when all work launched before it is done."""
 
     host: float
     event: torch.cuda.Event | None
@@ -27,16 +26,6 @@ class Instant:
             event = torch.cuda.Event(enable_timing=True)
             event.record(torch.cuda.current_stream(device))
         return Instant(time.perf_counter(), event)
-
-    @property
-    def passed(self) -> bool:
-        """True if the device has reached this point."""
-        return self.event is None or self.event.query()
-
-    def wait(self) -> None:
-        """Block the host until the device has reached this point."""
-        if self.event is not None:
-            self.event.synchronize()
 
     def seconds_since(self, earlier: "Instant") -> float:
         """Return the seconds of device time between two instants. Both must have passed."""
@@ -61,18 +50,13 @@ class Readback:
     @property
     def there(self) -> bool:
         """True if the numbers have arrived, so that ``read`` does not wait."""
-        return self._ended.passed
+        return self._ended.event is None or self._ended.event.query()
 
-    def read(self) -> Sequence[float]:
-        """Wait for the numbers and return them."""
-        self._ended.wait()
-        numbers: list[float] = self._host.tolist()
-        return numbers
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of device time from ``began`` to the arrival of the numbers. Valid after ``read``."""
-        return self._ended.seconds_since(self._began)
+    def read(self) -> tuple[Sequence[float], float]:
+        """Wait for the numbers. Return them, and the seconds of device time from ``began`` to their arrival."""
+        if self._ended.event is not None:
+            self._ended.event.synchronize()
+        return self._host.tolist(), self._ended.seconds_since(self._began)
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:

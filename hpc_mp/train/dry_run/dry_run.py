@@ -30,12 +30,11 @@ from hpc_mp.train.dry_run.recorder import Peak, Recorder, SentMessages
 from hpc_mp.train.parallel.data_axis import DataAxis
 from hpc_mp.train.parallel.dropout import Moment
 from hpc_mp.train.parallel.groups import Groups, build, everyone
-from hpc_mp.train.pipeline.stage import Batch
+from hpc_mp.train.pipeline.stage import Batch, Microbatches
 from hpc_mp.train.rank.assemble import assemble
 from hpc_mp.train.rank.rendezvous import process_group
 from hpc_mp.train.step.engine import Engine
 from hpc_mp.train.step.memory import state_bytes
-from hpc_mp.train.step.settings import Microbatches
 
 CPU = torch.device("cpu")
 

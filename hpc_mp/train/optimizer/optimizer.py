@@ -1,8 +1,9 @@
 """The optimizer step over flat parts, and the gradient norm over all axes."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import groupby
 from typing import Any, Literal, Protocol, cast
 
 import torch
@@ -10,10 +11,9 @@ from torch import Tensor
 
 from hpc_mp.layout.flat import Box, Piece
 from hpc_mp.layout.learning_rate import RateSettings
-from hpc_mp.train.optimizer.optimizer_state import MASTER, OnDevice, StateHome, StateShape, Stretch, Turn
+from hpc_mp.train.optimizer.optimizer_state import MASTER, HomeMaker, OnDevice, StateShape, Stretch, Turn
 from hpc_mp.train.parallel.data_axis import Unit
 from hpc_mp.train.parallel.groups import Axis
-from hpc_mp.train.parallel.host_parameters import HostParts
 
 
 class OptimizerSettings(RateSettings, Protocol):
@@ -61,14 +61,6 @@ class Held:
     release: Callable[[Tensor], None]
 
 
-class HomeMaker(Protocol):
-    """Maker of the home of optimizer state. ``masters``: unit -> masters in host memory."""
-
-    def __call__(
-        self, shape: StateShape, stretches: Iterable[Stretch], device: torch.device, *, masters: HostParts,
-    ) -> StateHome: ...
-
-
 class Optimizer:
     """torch's AdamW or SGD over this rank's part of every unit. Parameters that ``no_decay`` names have no weight decay.
 
@@ -84,21 +76,20 @@ class Optimizer:
                  home: HomeMaker = OnDevice) -> None:
         self.slots = SLOTS[settings.optimizer] if settings.optimizer == "adamw" or settings.momentum > 0 else ()
         self.units, self.settings = units, settings
-        # The scale of torch's fused optimizers has only 32 bits.
-        self.wide = dtype == torch.float64
+        self.wide = dtype == torch.float64  # the scale of torch's fused optimizers has only 32 bits
         self.gradients = [(unit.gradient.part[begin:end], float(counts and unit.gradient.replicate.rank == 0))
                           for unit in units.values() for begin, end, counts in _stretches(unit, lambda piece: piece.slot.counts)]
         self.weights = torch.tensor([weight for _, weight in self.gradients], dtype=torch.float64, device=device)
         stretches = [Stretch(name, begin, end, spared) for name, unit in units.items() for begin, end, spared in _stretches(
-            unit, lambda piece: _matches(piece.slot.weight.name, settings.no_decay))]
+            unit, lambda piece: any(fnmatchcase(piece.slot.weight.name, pattern) for pattern in settings.no_decay))]
         shape = StateShape({name: unit.layout.part for name, unit in units.items()}, self.slots, dtype)
         masters = {name: unit.away for name, unit in units.items() if unit.away is not None}
-        self.home = home(shape, stretches, device, masters=masters)
+        self.home = home(shape, stretches, device, masters)
         self.turns = [self._torch(turn) for turn in self.home.turns]
 
     def _torch(self, turn: Turn) -> torch.optim.Optimizer:
         """Return torch's optimizer for the stretches of one turn."""
-        settings = self.settings
+        settings, adamw = self.settings, self.settings.optimizer == "adamw"
         groups: dict[bool, list[Tensor]] = {False: [], True: []}
         state: dict[Tensor, dict[str, Tensor]] = {}
         for stretch, slots in turn:
@@ -106,15 +97,11 @@ class Optimizer:
             part = own.pop(MASTER, unit.master[stretch.begin:stretch.end])
             part.grad = unit.gradient.part[stretch.begin:stretch.end]
             groups[stretch.spared].append(part)
-            state[part] = own
-            if settings.optimizer == "adamw":
-                state[part]["step"] = torch.zeros((), dtype=torch.float32, device=part.device)
+            state[part] = own | ({"step": torch.zeros((), dtype=torch.float32, device=part.device)} if adamw else {})
         params = [{"params": groups[False], "weight_decay": settings.weight_decay}, {"params": groups[True], "weight_decay": 0.0}]
-        optimizer: torch.optim.Optimizer
-        if settings.optimizer == "adamw":
-            optimizer = torch.optim.AdamW(params, lr=settings.learning_rate, betas=settings.betas, eps=settings.eps, fused=True)
-        else:
-            optimizer = torch.optim.SGD(params, lr=settings.learning_rate, momentum=settings.momentum, fused=True)
+        rate = settings.learning_rate
+        optimizer = (torch.optim.AdamW(params, lr=rate, betas=settings.betas, eps=settings.eps, fused=True) if adamw else
+                     torch.optim.SGD(params, lr=rate, momentum=settings.momentum, fused=True))
         optimizer.state.update(state)
         return optimizer
 
@@ -186,21 +173,10 @@ def _squared_norm(part: Tensor) -> Tensor:
 
 def _stretches(unit: Unit, kind: Callable[[Piece], bool]) -> Iterator[tuple[int, int, bool]]:
     """Yield (begin, end, kind) of the stretches of a rank's part with parameters of one kind."""
-    begin = end = 0
-    last = False
-    for piece in unit.layout.pieces(unit.shard.rank):
-        if (now := kind(piece)) != last:
-            if end > begin:
-                yield begin, end, last
-            begin, last = piece.begin, now
-        end = piece.begin + piece.size
-    if end > begin:
-        yield begin, end, last
+    for now, run in groupby(unit.layout.pieces(unit.shard.rank), kind):
+        pieces = list(run)
+        yield pieces[0].begin, pieces[-1].begin + pieces[-1].size, now
 
 
 def _stay(values: Tensor) -> None:
     """Release nothing: parameters are always in memory."""
-
-
-def _matches(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -7,11 +7,10 @@ multiple of ``chunk_elements`` from the beginning of its stretch, so that vector
 chunks: the update is bitwise equal. Masters in host memory stream too, in a separate row of the buffers.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -44,6 +43,11 @@ class StateShape:
     @property
     def nbytes(self) -> int:
         return sum(self.lengths.values()) * len(self.slots) * self.dtype.itemsize
+
+    def zeros(self, device: torch.device, pinned: bool = False) -> Arrays:
+        """Return a state of zeros. ``pinned``: True for pinned memory of the host."""
+        return {unit: {slot: torch.zeros(length, dtype=self.dtype, device=device, pin_memory=pinned) for slot in self.slots}
+                for unit, length in self.lengths.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +82,16 @@ class StateHome(Protocol):
         """Release a part of one of ``arrays`` from memory after it was read or filled."""
 
 
+HomeMaker = Callable[[StateShape, Iterable[Stretch], torch.device, HostParts], StateHome]  # the last: masters in host memory
+
+
 class OnDevice:
     """State on the device, which also has the masters."""
 
-    def __init__(self, shape: StateShape, stretches: Iterable[Stretch], device: torch.device, *,
-                 masters: HostParts = MappingProxyType({})) -> None:
+    def __init__(self, shape: StateShape, stretches: Iterable[Stretch], device: torch.device, masters: HostParts) -> None:
         if masters:
             raise ValueError("masters in host memory need a home from which they stream")
-        self._arrays = {unit: {slot: torch.zeros(length, dtype=shape.dtype, device=device) for slot in shape.slots}
-                        for unit, length in shape.lengths.items()}
+        self._arrays = shape.zeros(device)
         self.nbytes = StateBytesAt(device=shape.nbytes)
         self.turns = [[(stretch, {slot: whole[stretch.begin:stretch.end] for slot, whole in self._arrays[stretch.unit].items()})
                        for stretch in stretches]]
@@ -111,22 +116,17 @@ class Chunk:
     stretches: tuple[Stretch, ...]
 
 
-def chunks(stretches: Iterable[Stretch], limit: int) -> Iterator[Chunk]:
-    """Yield chunks of at most ``limit`` elements: stretches are cut at multiples of it, and short neighbours joined."""
-    held: list[Stretch] = []
+def chunks(stretches: Iterable[Stretch], limit: int) -> list[Chunk]:
+    """Return chunks of at most ``limit`` elements: stretches are cut at multiples of it, and short neighbours joined."""
+    runs: list[list[Stretch]] = []
     for stretch in stretches:
         for begin in range(stretch.begin, stretch.end, limit):
             cut = replace(stretch, begin=begin, end=min(begin + limit, stretch.end))
-            if held and (held[0].unit != cut.unit or cut.end - held[0].begin > limit):
-                yield _chunk(held)
-                held = []
-            held.append(cut)
-    if held:
-        yield _chunk(held)
-
-
-def _chunk(stretches: Sequence[Stretch]) -> Chunk:
-    return Chunk(stretches[0].unit, stretches[0].begin, stretches[-1].end, tuple(stretches))
+            if runs and runs[-1][0].unit == cut.unit and cut.end - runs[-1][0].begin <= limit:
+                runs[-1].append(cut)
+            else:
+                runs.append([cut])
+    return [Chunk(run[0].unit, run[0].begin, run[-1].end, tuple(run)) for run in runs]
 
 
 class Store(Protocol):
@@ -156,17 +156,15 @@ class Streamed:
         masters: unit -> masters in host memory, of all units or of none.
     """
 
-    def __init__(self, shape: StateShape, stretches: Iterable[Stretch], device: torch.device,
-                 open_store: Callable[[StateShape, Sequence[Chunk], Sequence[Tensor]], Store], *,
-                 masters: HostParts = MappingProxyType({})) -> None:
-        self._masters = masters
+    def __init__(self, open_store: Callable[[StateShape, Sequence[Chunk], Sequence[Tensor]], Store], shape: StateShape,
+                 stretches: Iterable[Stretch], device: torch.device, masters: HostParts) -> None:
+        self._device, self._masters = device, masters
         rows = (*shape.slots, MASTER) if masters else shape.slots
         elements = chunk_elements(shape.lengths.values())
-        self._chunks = list(chunks(stretches, elements))
+        self._chunks = chunks(stretches, elements)
         self._buffers = [torch.zeros(len(rows), elements, dtype=shape.dtype, device=device) for _ in range(BUFFERS)]
         self._of_state = [buffer[:len(shape.slots)] for buffer in self._buffers]
         self._store = open_store(shape, self._chunks, self._of_state)
-        self._device = device
         self._streams = [torch.cuda.Stream(device) for _ in self._buffers] if device.type == "cuda" else []
         self.turns = [[(stretch, {slot: row[stretch.begin - chunk.begin:stretch.end - chunk.begin]
                                   for slot, row in zip(rows, self._buffers[number % BUFFERS], strict=True)})
@@ -183,15 +181,15 @@ class Streamed:
         for stream in self._streams:
             stream.wait_stream(torch.cuda.current_stream(self._device))
         for number, chunk in enumerate(self._chunks):
-            buffer, master = self._of_state[number % BUFFERS], self._masters.get(chunk.unit)
-            with self._beside(number % BUFFERS):
-                self._store.fetch(number, buffer)
+            place, master = number % BUFFERS, self._masters.get(chunk.unit)
+            with torch.cuda.stream(self._streams[place]) if self._streams else nullcontext():
+                self._store.fetch(number, self._of_state[place])
                 if master is not None:
-                    master.fetch(chunk.begin, chunk.end, self._buffers[number % BUFFERS][-1])
+                    master.fetch(chunk.begin, chunk.end, self._buffers[place][-1])
                 update(number)
-                self._store.keep(number, buffer)
+                self._store.keep(number, self._of_state[place])
                 if master is not None:
-                    master.keep(chunk.begin, chunk.end, self._buffers[number % BUFFERS][-1])
+                    master.keep(chunk.begin, chunk.end, self._buffers[place][-1])
         for stream in self._streams:
             torch.cuda.current_stream(self._device).wait_stream(stream)
 
@@ -204,6 +202,3 @@ class Streamed:
 
     def release(self, values: Tensor) -> None:
         self._store.release(values)
-
-    def _beside(self, number: int) -> AbstractContextManager[Any]:
-        return torch.cuda.stream(self._streams[number]) if self._streams else nullcontext()

@@ -6,7 +6,9 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -19,12 +21,17 @@ AROUND = 2 << 20  # bytes: Linux may map an aligned block of this size of a file
 
 
 class MemoryStore:
-    """Arrays that are always in memory."""
+    """Arrays that are always in memory.
 
-    def __init__(self, shape: StateShape, chunks: Sequence[Chunk], device: torch.device, pinned: bool) -> None:
-        self._arrays = {
-            unit: {slot: torch.zeros(length, dtype=shape.dtype, device=device, pin_memory=pinned) for slot in shape.slots}
-            for unit, length in shape.lengths.items()}
+    Args:
+        place: "host" for pinned memory of the host; "device" for that of the device, if only the masters stream.
+    """
+
+    def __init__(self, place: Literal["host", "device"], shape: StateShape, chunks: Sequence[Chunk],
+                 buffers: Sequence[Tensor]) -> None:
+        on_host = place == "host"
+        self.nbytes = StateBytesAt(**{place: shape.nbytes})
+        self._arrays = shape.zeros(torch.device("cpu") if on_host else buffers[0].device, on_host and buffers[0].is_cuda)
         self._rows = [[whole[chunk.begin:chunk.end] for whole in self._arrays[chunk.unit].values()] for chunk in chunks]
 
     def fetch(self, number: int, into: Tensor) -> None:
@@ -42,22 +49,6 @@ class MemoryStore:
         pass
 
 
-class HostStore(MemoryStore):
-    """Pinned memory of the host."""
-
-    def __init__(self, shape: StateShape, chunks: Sequence[Chunk], buffers: Sequence[Tensor]) -> None:
-        super().__init__(shape, chunks, torch.device("cpu"), buffers[0].is_cuda)
-        self.nbytes = StateBytesAt(host=shape.nbytes)
-
-
-class DeviceStore(MemoryStore):
-    """Memory of the device, if only the masters stream."""
-
-    def __init__(self, shape: StateShape, chunks: Sequence[Chunk], buffers: Sequence[Tensor]) -> None:
-        super().__init__(shape, chunks, buffers[0].device, False)
-        self.nbytes = StateBytesAt(device=shape.nbytes)
-
-
 class FileStore:
     """An unnamed file of this rank in a directory of its node.
 
@@ -72,9 +63,8 @@ class FileStore:
         self._shape, self._chunks, self.nbytes = shape, chunks, StateBytesAt(disk=shape.nbytes)
         self._begins: dict[tuple[str, str], int] = {}
         end = 0
-        for unit, length in shape.lengths.items():
-            for slot in shape.slots:
-                self._begins[unit, slot], end = end, end + length * shape.dtype.itemsize
+        for unit, slot in product(shape.lengths, shape.slots):
+            self._begins[unit, slot], end = end, end + shape.lengths[unit] * shape.dtype.itemsize
         try:
             self._file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115  # open as long as the rank lives
             os.posix_fallocate(self._file.fileno(), 0, end)  # zeros, in reserved room
@@ -126,9 +116,6 @@ class FileStore:
         # The mapping is shared: changes stay in the file.
         self._mapped.madvise(mmap.MADV_DONTNEED, begin, -(-(end - begin) // AROUND) * AROUND)
 
-    def _length(self, number: int) -> int:
-        return self._chunks[number].end - self._chunks[number].begin
-
     def _write(self, number: int, copied: torch.cuda.Event | None) -> None:
         if copied is not None:
             copied.synchronize()
@@ -138,7 +125,7 @@ class FileStore:
         """Read or write all slots of a chunk."""
         chunk = self._chunks[number]
         for slot, row in zip(self._shape.slots, self._staged[number % BUFFERS], strict=True):
-            left = memoryview(row[:self._length(number)].view(torch.uint8).numpy())
+            left = memoryview(row[:chunk.end - chunk.begin].view(torch.uint8).numpy())
             place = self._begins[chunk.unit, slot] + chunk.begin * self._shape.dtype.itemsize
             while left:
                 done = call(self._file.fileno(), [left], place)

@@ -13,8 +13,7 @@ from hpc_mp.base.text import shown
 from hpc_mp.layout.layout import Layout
 from hpc_mp.train.device.readback import to_device
 from hpc_mp.train.parallel.dropout import Moment
-from hpc_mp.train.pipeline.stage import Batch, Carried
-from hpc_mp.train.step.settings import Microbatches
+from hpc_mp.train.pipeline.stage import Batch, Carried, Microbatches
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,11 @@ from hpc_mp.train.own_loop.keywords import Keywords, in_words_of_a_loop, job_of
 from hpc_mp.train.own_loop.subject import Subject
 from hpc_mp.train.own_loop.world import World
 from hpc_mp.train.parallel.groups import Axis
-from hpc_mp.train.pipeline.stage import Carried
+from hpc_mp.train.pipeline.stage import Carried, Microbatches
 from hpc_mp.train.rank import facts
 from hpc_mp.train.step.agreement import StepNumbers
 from hpc_mp.train.step.engine import Engine, StepResult
 from hpc_mp.train.step.passes import Passes
-from hpc_mp.train.step.settings import Microbatches
 
 Shapes = tuple[tuple[str, Carried], ...]
 KEPT = 8  # shapes of batches whose passes are kept: a loop that pads to a few lengths makes none anew

@@ -13,35 +13,14 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from hpc_mp.layout.schedule import Action, Chunk, Residency, Schedule
 from hpc_mp.train.device.spans import profiled
 from hpc_mp.train.parallel.data_axis import DataAxis
-from hpc_mp.train.parallel.dropout import Moment
 from hpc_mp.train.parallel.groups import Groups
 from hpc_mp.train.parallel.projection import WeightGradients
 from hpc_mp.train.parallel.surroundings import Surroundings
 from hpc_mp.train.pipeline.activations import Activations, ChunkActivations, SavedStorage
 from hpc_mp.train.pipeline.messages import Messages
-from hpc_mp.train.pipeline.stage import Batch, Boundary, Carried, Stage
+from hpc_mp.train.pipeline.stage import Boundary, Carried, Microbatches, Stage
 
 Span = tuple[str, int, int, float, float]  # kind, stage, microbatch, start, end (unix seconds)
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """The work of a step.
-
-    Attributes:
-        batch: (stage, microbatch) -> the tensors that the stage needs of it.
-        moment: microbatch -> the step and the global positions of its samples.
-        enter: called with the microbatch before each of its forwards; None: not called.
-        loss_gradient: returns the gradient of the loss, a scalar: 1 / labels of the global batch, times fp16's scale. Called at
-            backwards of the last stage.
-        trace: True if the time of each action is recorded; the host waits for the computing stream around it.
-    """
-
-    batch: Callable[[int, int], Batch]
-    moment: Callable[[int], Moment]
-    enter: Callable[[int], None] | None
-    loss_gradient: Callable[[], Tensor]
-    trace: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +47,9 @@ class Passed:
 class _Step:
     """State of one optimizer step, or of one evaluation."""
 
-    work: Work
+    share: Microbatches
+    loss_gradient: Callable[[], Tensor] | None = None
+    trace: bool = False
     roots: dict[Chunk, dict[str, GradientEdge]] = field(default_factory=dict)  # where a backward begins
     gradients: dict[Chunk, Boundary] = field(default_factory=dict)  # of a forward's inputs, filled by its backward
     away: dict[Chunk, ChunkActivations] = field(default_factory=dict)
@@ -127,14 +108,20 @@ class Pipeline:
             "REDUCE": lambda step, action: self.data.reduce(action.stage),
         }
 
-    def train(self, work: Work) -> Passed:
-        """Run all forwards and backwards of a step. Sums over the data axis are under way when it returns."""
+    def train(self, share: Microbatches, loss_gradient: Callable[[], Tensor], trace: bool = False) -> Passed:
+        """Run all forwards and backwards of a step. Sums over the data axis are under way when it returns.
+
+        Args:
+            loss_gradient: returns the gradient of the loss, a scalar: 1 / labels of the global batch, times fp16's scale. Called
+                at backwards of the last stage.
+            trace: True if the time of each action is recorded; the host waits for the computing stream around it.
+        """
         self.data.begin()
         self.activations.begin()
-        return self._run(work, self.actions, self.residency)
+        return self._run(_Step(share, loss_gradient, trace), self.actions, self.residency)
 
     @torch.no_grad()
-    def evaluate(self, work: Work) -> Passed:
+    def evaluate(self, share: Microbatches) -> Passed:
         """Run the forwards alone, without dropout; nothing is kept for a backward.
 
         They can run in the order of the schedule, because no forward waits for a backward.
@@ -142,15 +129,15 @@ class Pipeline:
         for stage in self.stages.values():
             stage.eval()
         try:
-            return self._run(work, [action for action in self.actions if action.kind in ("F", "SEND_F", "RECV_F")], Residency())
+            forwards = [action for action in self.actions if action.kind in ("F", "SEND_F", "RECV_F")]
+            return self._run(_Step(share), forwards, Residency())
         finally:
             for stage in self.stages.values():
                 stage.train()
 
-    def _run(self, work: Work, actions: Sequence[Action], residency: Residency) -> Passed:
-        step = _Step(work)
+    def _run(self, step: _Step, actions: Sequence[Action], residency: Residency) -> Passed:
         self.messages.begin()
-        perform = self._traced if work.trace else self._performed
+        perform = self._traced if step.trace else self._performed
         for action in actions:
             for chunk in residency.returns.get(action, ()):
                 step.away[chunk].come_back()
@@ -186,9 +173,9 @@ class Pipeline:
     def _forward(self, step: _Step, action: Action) -> None:
         stage, m = chunk = action.stage, action.microbatch
         part = self.stages[stage]
-        if step.work.enter is not None:
-            step.work.enter(m)
-        self.clock.set(step.work.moment(m))
+        if step.share.enter is not None:
+            step.share.enter(m)
+        self.clock.set(step.share.moment(m))
         training = torch.is_grad_enabled()
         received = self.messages.take(action) if stage > 0 else {}
         if training:
@@ -197,7 +184,7 @@ class Pipeline:
         activations = ChunkActivations(self.activations, part.tensors()) if training and self._counts(step) else None
         leaves = chunk in self.residency.away
         with part.precision.computing(), activations.saved(leaves) if activations is not None else nullcontext():
-            result = part(received, step.work.batch(stage, m))
+            result = part(received, step.share.batch(stage, m))
         if activations is not None and leaves:
             step.away[chunk] = activations
         if stage == self.last:
@@ -214,7 +201,7 @@ class Pipeline:
 
     def _counts(self, step: _Step) -> bool:
         """Return True if the bytes of activations are counted."""
-        return step.work.trace or bool(self.residency.away)
+        return step.trace or bool(self.residency.away)
 
     def _backward(self, step: _Step, action: Action) -> None:
         if (action.stage, action.microbatch) in self.reducing:
@@ -237,12 +224,13 @@ class Pipeline:
 
     def _differentiate(self, step: _Step, action: Action) -> None:
         stage, m = chunk = action.stage, action.microbatch
-        self.clock.set(step.work.moment(m))
+        self.clock.set(step.share.moment(m))
         if chunk in step.away:
             step.away.pop(chunk).need()
         roots = step.roots.pop(chunk)
         if stage == self.last:
-            received = {"loss": step.work.loss_gradient().to(cast(Tensor, step.loss).dtype)}
+            assert step.loss is not None and step.loss_gradient is not None, "a backward without a forward, or in an evaluation"
+            received = {"loss": step.loss_gradient().to(step.loss.dtype)}
         else:
             received = self.messages.take(action)
         with self.stages[stage].precision.computing():

@@ -5,7 +5,7 @@ part of a batch. It returns named tensors for the next stage; the last stage ret
 data axis owns the parameters of a stage, in units.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,6 +16,7 @@ from hpc_mp.layout.flat import FlatLayout, StageSpan
 from hpc_mp.layout.layout import Layout
 from hpc_mp.train.device.precision import Precision
 from hpc_mp.train.parallel.data_axis import Unit
+from hpc_mp.train.parallel.dropout import Moment
 
 if TYPE_CHECKING:
     from hpc_mp.train.parallel.surroundings import Surroundings
@@ -31,6 +32,23 @@ class Carried:
     shape: tuple[int, ...]
     dtype: torch.dtype
     differentiable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Microbatches:
+    """A replica's share of a step.
+
+    Attributes:
+        batch: (stage, microbatch) -> the tensors that the stage needs of it, on the device.
+        moment: microbatch -> the step and the global positions of its samples.
+        labels: number of labels in this share that count in the loss; None: the forward counts them.
+        enter: called with the number of a microbatch before each of its forwards; None: not called.
+    """
+
+    batch: Callable[[int, int], Batch]
+    moment: Callable[[int], Moment]
+    labels: int | None
+    enter: Callable[[int], None] | None = None
 
 
 class Stage(Protocol):

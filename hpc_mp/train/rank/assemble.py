@@ -26,14 +26,12 @@ from hpc_mp.train.data import TokenSet
 from hpc_mp.train.model import initial
 from hpc_mp.train.model.transformers_model import TransformersModel
 from hpc_mp.train.model.transformers_modules import hugging_face_config
-from hpc_mp.train.optimizer.optimizer import HomeMaker
-from hpc_mp.train.optimizer.optimizer_state import OnDevice, Streamed
-from hpc_mp.train.optimizer.state_stores import DeviceStore, FileStore, HostStore
+from hpc_mp.train.optimizer.optimizer_state import HomeMaker, OnDevice, Streamed
+from hpc_mp.train.optimizer.state_stores import FileStore, MemoryStore
 from hpc_mp.train.parallel.groups import Groups
 from hpc_mp.train.rank import facts
 from hpc_mp.train.rank.failures import RankContext
 from hpc_mp.train.step.engine import Engine
-from hpc_mp.train.step.loss_scale import Unscaled
 from hpc_mp.train.step.settings import EngineSettings
 
 
@@ -68,7 +66,7 @@ def settings_of(spec: JobSpec, layout: Layout, schedule: Schedule) -> EngineSett
     train = spec.train
     return EngineSettings(
         layout=layout, schedule=schedule, seed=train.seed, optimizer=train,
-        loss_scale=train.loss_scale if train.precision == "fp16" else Unscaled(), home=home_of(layout),
+        loss_scale=train.loss_scale if train.precision == "fp16" else None, home=home_of(layout),
         router_balance=train.router_balance, router_z=train.router_z, compile=train.compile)
 
 
@@ -76,8 +74,8 @@ def home_of(layout: Layout) -> HomeMaker:
     """Return the maker of the place that holds optimizer state between steps."""
     directory = layout.offload_directory
     if "optimizer" not in layout.offload:
-        return partial(Streamed, open_store=DeviceStore) if "parameters" in layout.offload else OnDevice
-    return partial(Streamed, open_store=HostStore if directory is None else partial(FileStore, Path(directory)))
+        return partial(Streamed, partial(MemoryStore, "device")) if "parameters" in layout.offload else OnDevice
+    return partial(Streamed, partial(MemoryStore, "host") if directory is None else partial(FileStore, Path(directory)))
 
 
 def restore(spec: JobSpec, shape: ModelShape, context: RankContext, engine: Engine, groups: Groups, tokens: TokenSet) -> Counters:

@@ -15,6 +15,7 @@ from hpc_mp.job import JobSpec
 from hpc_mp.rundir import LineFile
 from hpc_mp.rundir.records import Evaluation, line_of, read_records
 from hpc_mp.train.data import HeldOut, passes
+from hpc_mp.train.pipeline.stage import Microbatches
 from hpc_mp.train.rank import facts
 from hpc_mp.train.rank.bootstrap import status
 from hpc_mp.train.rank.failures import RankContext
@@ -22,7 +23,6 @@ from hpc_mp.train.rank.signals import REASONS, StopFlag
 from hpc_mp.train.rank.trainer import evaluation_is_due, share
 from hpc_mp.train.rank.watchdog import Watchdog
 from hpc_mp.train.step.engine import Engine
-from hpc_mp.train.step.settings import Microbatches
 
 
 @dataclass

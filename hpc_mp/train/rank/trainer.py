@@ -29,7 +29,7 @@ from hpc_mp.train.data import Samples, positions
 from hpc_mp.train.device.readback import to_device
 from hpc_mp.train.parallel.dropout import Moment
 from hpc_mp.train.parallel.groups import Groups, Tree
-from hpc_mp.train.pipeline.stage import Batch
+from hpc_mp.train.pipeline.stage import Batch, Microbatches
 from hpc_mp.train.rank import facts
 from hpc_mp.train.rank.failures import PeerGone, Unwritable
 from hpc_mp.train.rank.fencing import Fence
@@ -40,7 +40,6 @@ from hpc_mp.train.rank.watchdog import Watchdog
 from hpc_mp.train.step.agreement import StepNumbers
 from hpc_mp.train.step.engine import Engine, StepResult
 from hpc_mp.train.step.memory import peak_bytes
-from hpc_mp.train.step.settings import Microbatches
 
 TRACED_STEP = 2  # of an attempt: the first step is dominated by allocation and lazy initialization
 

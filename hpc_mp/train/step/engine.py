@@ -8,7 +8,7 @@ Its use by a rank::
         result = engine.step(number, share)  # all ranks call this; the host waits for no GPU
         result.numbers()                     # the same on all ranks; the host waits: read them after the next step's launch
 
-``step`` is the training of a step from top to bottom.
+``step`` trains one step from top to bottom.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,16 +23,16 @@ from hpc_mp.layout.layout import Layout
 from hpc_mp.train.device.readback import Instant, Readback
 from hpc_mp.train.device.spans import profiled
 from hpc_mp.train.optimizer.optimizer import Held, Optimizer
-from hpc_mp.train.parallel.collectives import all_reduce, known_to_all
+from hpc_mp.train.parallel.collectives import Running, all_reduce, known_to_all
 from hpc_mp.train.parallel.data_axis import DataAxis
 from hpc_mp.train.parallel.fill import Source, fill
 from hpc_mp.train.parallel.groups import Groups
-from hpc_mp.train.pipeline.pipeline import Passed, Span, Work
-from hpc_mp.train.pipeline.stage import StagedModel
+from hpc_mp.train.pipeline.pipeline import Passed, Span
+from hpc_mp.train.pipeline.stage import Microbatches, StagedModel
 from hpc_mp.train.step import loss_scale
-from hpc_mp.train.step.agreement import Agreed, Shares, StepNumbers, unpacked
+from hpc_mp.train.step.agreement import Shares, StepNumbers, agree, step_numbers
 from hpc_mp.train.step.passes import Passes
-from hpc_mp.train.step.settings import EngineSettings, Microbatches
+from hpc_mp.train.step.settings import EngineSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,8 @@ class StepResult:
     """A step that has been launched.
 
     Attributes:
-        spans: when each action of this rank ran, if that was asked for.
         loss: mean over the labels of the global batch that count, an fp64 scalar on the device.
-        most_held: chunks (stage, microbatch) whose activations this rank held at once at most.
-        most_here, most_away: bytes of activations that it kept for backwards at once at most, on the device and on the host;
-            counted in steps that are traced, and of chunks that go to the host in all.
+        spans, most_held, most_here, most_away: as in ``Passed``.
     """
 
     readback: Readback
@@ -55,14 +52,13 @@ class StepResult:
     most_away: int
 
     def numbers(self) -> StepNumbers:
-        """The host waits until the device has made them."""
-        return unpacked(self.readback.read(), self.readback.seconds)
+        """Return the numbers of the step. The host waits for them."""
+        return step_numbers(*self.readback.read())
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """The result of an evaluation, the same on all ranks: the loss summed over the labels that count, the number of these, and of
-    each note the largest."""
+    """The result of an evaluation on all ranks: the loss, summed over labels, their number, and the largest of each note."""
 
     loss: float
     labels: float
@@ -104,11 +100,11 @@ class Engine:
         self.data.filled()
 
     def held(self) -> Iterator[Held]:
-        """This rank's state, to be saved, or to be filled by whoever calls ``restored`` afterwards."""
+        """Yield this rank's state, to be saved, or to be filled before a call of ``restored``."""
         return self.optimizer.held()
 
     def restored(self, updates: int, scale: Sequence[float] = ()) -> None:
-        """``held`` has been filled with a state that has so many updates behind it, and this loss scale, if it had one."""
+        """Continue from the state with which ``held`` has been filled: after so many updates, and with this loss scale if any."""
         self.optimizer.set_steps(updates)
         if scale:
             self.scale = loss_scale.on_device(scale, self.device)
@@ -127,44 +123,30 @@ class Engine:
         """
         passes = passes or self.passes
         began, scale = Instant.here(self.device), self.scale[0]
-        known = None if share.labels is None else _LabelCount(share.labels, self.groups, self.device)
+        labels = None if share.labels is None else _LabelCount(share.labels, self.groups, self.device)
 
-        def gradient() -> Tensor:  # of the mean over labels, or of their sum until they are known
-            return scale if known is None else scale / known.all().clamp(min=1.0)
+        def gradient() -> Tensor:  # of the mean over labels, or of their sum if their number is not known yet
+            return scale if labels is None else scale / labels.all().clamp(min=1.0)
 
         with profiled("forward_backward"):
             passes.router_loss.begin(scale)
             passes.capacity.begin()
-            passed = passes.pipeline.train(_work(share, gradient, trace))
+            passed = passes.pipeline.train(share, gradient, trace)
         with profiled("reduce_gradients"):
             self.data.finish()
         with profiled("agree"):
-            agreed, divisor = self._agree(passes, passed, None if known is None else known.all(), notes())
+            agreed = agree(None if labels is None else labels.all(), notes(), self._shares(passes, passed), self.scale,
+                           self.settings.loss_scale, self.groups.world)
         with profiled("update"):
-            self.optimizer.step(self.settings.learning_rate(number), agreed.norm, divisor)
+            self.optimizer.step(self.settings.learning_rate(number), agreed.norm, agreed.divisor)
             self.scale = agreed.scale
         with profiled("publish"):
             self.data.publish()
-        return StepResult(Readback(agreed.packed(), began), agreed.loss, passed.spans, passed.most_held, passed.most_here,
+        return StepResult(Readback(agreed.numbers, began), agreed.loss, passed.spans, passed.most_held, passed.most_here,
                           passed.most_away)
 
-    def _agree(self, passes: Passes, passed: Passed, known: Tensor | None, notes: Sequence[float]) -> tuple[Agreed, Tensor]:
-        """Exchange the numbers that all ranks must know. Return them, and the factor by which gradients are too large.
-
-        Args:
-            known: labels of the global batch, by which the gradient has been divided; None: forwards have counted them.
-        """
-        loss, count = self._counted(passed)
-        shares = Shares(self.optimizer.squared_norm(), loss, count, passes.router_loss.total, *passes.capacity.total)
-        total, largest = shares.exchanged(notes, self.groups.world)
-        labels = total.count if known is None else known
-        divisor = self.scale[0] * labels if known is None else self.scale[0]
-        unlabelled = labels == 0  # then there is nothing to learn from, and momentum alone must not move the parameters
-        norm = (total.squares.sqrt() / divisor).masked_fill(unlabelled, float("nan"))
-        advanced, absorbed = loss_scale.advanced(self.scale, norm.isfinite(), self.settings.loss_scale)
-        return Agreed(loss=total.loss / labels, norm=norm, labels=labels, absorbed=(absorbed | unlabelled).double(),
-                      router_loss=total.router, dropped=total.dropped / total.choices,
-                      scale=torch.where(unlabelled, self.scale, advanced), notes=largest), divisor
+    def _shares(self, passes: Passes, passed: Passed) -> Shares:
+        return Shares(self.optimizer.squared_norm(), *self._counted(passed), passes.router_loss.total, *passes.capacity.total)
 
     def _counted(self, passed: Passed) -> tuple[Tensor, Tensor]:
         """Return this rank's share of the summed loss and of the labels. Tensor ranks compute the same: the first one counts."""
@@ -175,33 +157,31 @@ class Engine:
                  passes: Passes | None = None) -> Evaluated:
         """Compute the loss of a replica's microbatches, as many as a step has, with the parameters as they are. All ranks call
         this. Nothing is dropped, nothing changes. ``notes``, ``passes``: as for ``step``."""
-        passed = (passes or self.passes).pipeline.evaluate(_work(share, lambda: self.scale[0]))
+        passed = (passes or self.passes).pipeline.evaluate(share)
         mine = torch.stack([*self._counted(passed), *torch.tensor(notes(), dtype=torch.float64, device=self.device)])
         everyone = known_to_all(mine, self.groups.world)
         total, labels = everyone[:, :2].sum(0).tolist()
         return Evaluated(total, labels, tuple(everyone[:, 2:].amax(0).tolist()))
 
 
-def _work(share: Microbatches, gradient: Callable[[], Tensor], trace: bool = False) -> Work:
-    """Return a replica's share for the pipeline. ``gradient``: of the loss."""
-    return Work(share.batch, share.moment, share.enter, gradient, trace)
-
-
 class _LabelCount:
-    """Labels of a step's global batch that count in the loss. Every replica counts its own, the first rank of each context group
-    for all of it; they are summed while the first microbatch is computed."""
+    """The number of labels of a step's global batch that count in the loss.
+
+    Every replica counts its own labels; the first rank of each context group counts for all of it. The numbers are summed while
+    the first microbatch is computed.
+    """
 
     def __init__(self, own: int, groups: Groups, device: torch.device) -> None:
-        own = own if groups.context.rank == 0 else 0
-        self._own = torch.full((), own, dtype=torch.float64, device=device)
-        self._replicate = groups.replicate
-        self._running = all_reduce(self._own, groups.shard)
-        self._summed = False
+        self._own = torch.full((), own if groups.context.rank == 0 else 0, dtype=torch.float64, device=device)
+        sharded = all_reduce(self._own, groups.shard)
+
+        def finish() -> None:
+            sharded.wait()
+            all_reduce(self._own, groups.replicate).wait()
+
+        self._running = Running(finish=finish)
 
     def all(self) -> Tensor:
-        """A float64 scalar."""
-        if not self._summed:
-            self._running.wait()
-            all_reduce(self._own, self._replicate).wait()
-            self._summed = True
+        """Return the number, a float64 scalar."""
+        self._running.wait()
         return self._own

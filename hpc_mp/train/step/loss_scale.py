@@ -53,19 +53,9 @@ class ScaleState(NamedTuple):
     patience: float
 
 
-class Unscaled(NamedTuple):
-    """Rule of all other number formats: the scale is always 1."""
-
-    initial: float = 1.0
-    window: int = 0
-    hysteresis: int = 1
-    consecutive_hysteresis: bool = False
-    minimum: float = 1.0
-
-
-def first(rule: ScaleRule) -> ScaleState:
-    """Return the state before the first step."""
-    return ScaleState(rule.initial, 0.0, float(rule.hysteresis))
+def first(rule: ScaleRule | None) -> ScaleState:
+    """Return the state before the first step. ``rule``: None for all other number formats, whose scale is always 1."""
+    return ScaleState(1.0, 0.0, 1.0) if rule is None else ScaleState(rule.initial, 0.0, float(rule.hysteresis))
 
 
 def on_device(state: Sequence[float], device: torch.device) -> Tensor:
@@ -73,13 +63,13 @@ def on_device(state: Sequence[float], device: torch.device) -> Tensor:
     return torch.tensor(state, dtype=torch.float64, device=device)
 
 
-def advanced(state: Tensor, finite: Tensor, rule: ScaleRule) -> tuple[Tensor, Tensor]:
+def advanced(state: Tensor, finite: Tensor, rule: ScaleRule | None) -> tuple[Tensor, Tensor]:
     """Return the state after a step, and whether an overflow changed it.
 
     ``finite``: whether the gradient norm of the step was finite. If an overflow changed the state, the scale may have caused it.
     Nothing is read back from the device.
     """
-    if rule.window == 0:
+    if rule is None or rule.window == 0:
         return state, torch.zeros_like(finite)
     scale, good, patience = state.unbind()
     falls = patience <= 1
