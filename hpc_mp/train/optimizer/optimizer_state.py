@@ -62,30 +62,32 @@ class StateBytesAt:
 Turn = Sequence[tuple[Stretch, Mapping[str, Tensor]]]  # stretches that are updated together, each with its slots
 
 
-class StateHome(Protocol):
-    """Optimizer state of a rank."""
+class StateHolder(Protocol):
+    """Holder of a rank's optimizer state."""
 
-    @property
-    def turns(self) -> Sequence[Turn]:
-        """The turns, in the order in which ``each`` updates them."""
-
-    @property
-    def nbytes(self) -> StateBytesAt: ...
-
-    def each(self, update: Callable[[int], None]) -> None:
-        """Call ``update`` with the number of each turn while its state is on the device."""
+    nbytes: StateBytesAt
 
     def arrays(self) -> Arrays:
         """Return all state, to be read or filled between two steps."""
 
     def release(self, values: Tensor) -> None:
         """Release a part of one of ``arrays`` from memory after it was read or filled."""
+        return  # what is always in memory stays there
+
+
+class StateHome(StateHolder, Protocol):
+    """Home of a rank's optimizer state. ``turns``: in the order in which ``each`` updates them."""
+
+    turns: Sequence[Turn]
+
+    def each(self, update: Callable[[int], None]) -> None:
+        """Call ``update`` with the number of each turn while its state is on the device."""
 
 
 HomeMaker = Callable[[StateShape, Iterable[Stretch], torch.device, HostParts], StateHome]  # the last: masters in host memory
 
 
-class OnDevice:
+class OnDevice(StateHome):
     """State on the device, which also has the masters."""
 
     def __init__(self, shape: StateShape, stretches: Iterable[Stretch], device: torch.device, masters: HostParts) -> None:
@@ -101,9 +103,6 @@ class OnDevice:
 
     def arrays(self) -> Arrays:
         return self._arrays
-
-    def release(self, values: Tensor) -> None:
-        pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +128,8 @@ def chunks(stretches: Iterable[Stretch], limit: int) -> list[Chunk]:
     return [Chunk(run[0].unit, run[0].begin, run[-1].end, tuple(run)) for run in runs]
 
 
-class Store(Protocol):
+class Store(StateHolder, Protocol):
     """Memory or a disk with the chunks of the state."""
-
-    @property
-    def nbytes(self) -> StateBytesAt: ...
 
     def fetch(self, number: int, into: Tensor) -> None:
         """Fill the beginning of a buffer, (slots, elements), with a chunk."""
@@ -141,12 +137,8 @@ class Store(Protocol):
     def keep(self, number: int, source: Tensor) -> None:
         """Write a chunk back from a buffer."""
 
-    def arrays(self) -> Arrays: ...
 
-    def release(self, values: Tensor) -> None: ...
-
-
-class Streamed:
+class Streamed(StateHome):
     """State in a store, which streams through buffers.
 
     On a GPU each buffer has its own stream, which fetches, updates and writes back in this order; the streams run in parallel.
@@ -165,15 +157,12 @@ class Streamed:
         self._buffers = [torch.zeros(len(rows), elements, dtype=shape.dtype, device=device) for _ in range(BUFFERS)]
         self._of_state = [buffer[:len(shape.slots)] for buffer in self._buffers]
         self._store = open_store(shape, self._chunks, self._of_state)
+        stored = self._store.nbytes
+        self.nbytes = replace(stored, device=stored.device + sum(buffer.nbytes for buffer in self._buffers))
         self._streams = [torch.cuda.Stream(device) for _ in self._buffers] if device.type == "cuda" else []
         self.turns = [[(stretch, {slot: row[stretch.begin - chunk.begin:stretch.end - chunk.begin]
                                   for slot, row in zip(rows, self._buffers[number % BUFFERS], strict=True)})
                        for stretch in chunk.stretches] for number, chunk in enumerate(self._chunks)]
-
-    @property
-    def nbytes(self) -> StateBytesAt:
-        store = self._store.nbytes
-        return replace(store, device=store.device + sum(buffer.nbytes for buffer in self._buffers))
 
     def each(self, update: Callable[[int], None]) -> None:
         for part in self._masters.values():

@@ -6,7 +6,6 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import product
 from pathlib import Path
 from typing import Literal
 
@@ -15,12 +14,12 @@ from torch import Tensor
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.offload import BUFFERS
-from hpc_mp.train.optimizer.optimizer_state import Arrays, Chunk, StateBytesAt, StateShape
+from hpc_mp.train.optimizer.optimizer_state import Arrays, Chunk, StateBytesAt, StateShape, Store
 
 AROUND = 2 << 20  # bytes: Linux may map an aligned block of this size of a file when one byte of it is read (a large folio)
 
 
-class MemoryStore:
+class MemoryStore(Store):
     """Arrays that are always in memory.
 
     Args:
@@ -45,11 +44,8 @@ class MemoryStore:
     def arrays(self) -> Arrays:
         return self._arrays
 
-    def release(self, values: Tensor) -> None:
-        pass
 
-
-class FileStore:
+class FileStore(Store):
     """An unnamed file of this rank in a directory of its node.
 
     No other process can open it, and it vanishes with the rank, however that ends. One thread reads and writes in the order of
@@ -60,24 +56,23 @@ class FileStore:
     """
 
     def __init__(self, directory: Path, shape: StateShape, chunks: Sequence[Chunk], buffers: Sequence[Tensor]) -> None:
-        self._shape, self._chunks, self.nbytes = shape, chunks, StateBytesAt(disk=shape.nbytes)
-        self._begins: dict[tuple[str, str], int] = {}
-        end = 0
-        for unit, slot in product(shape.lengths, shape.slots):
-            self._begins[unit, slot], end = end, end + shape.lengths[unit] * shape.dtype.itemsize
+        self._chunks, self.nbytes = chunks, StateBytesAt(disk=shape.nbytes)
         try:
             self._file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115  # open as long as the rank lives
-            os.posix_fallocate(self._file.fileno(), 0, end)  # zeros, in reserved room
+            os.posix_fallocate(self._file.fileno(), 0, shape.nbytes)  # zeros, in reserved room
         except OSError as error:
             raise HpcMpError(f"parallel.offload_directory = {directory}",
-                             f"cannot hold {end} bytes of optimizer state on {os.uname().nodename} ({error.strerror})",
+                             f"cannot hold {shape.nbytes} bytes of optimizer state on {os.uname().nodename} ({error.strerror})",
                              "name a directory that every node has on a disk of its own, with room for all its ranks") from None
+        self._mapped = mmap.mmap(self._file.fileno(), 0)  # only pages that are used are read
+        rows = iter(torch.frombuffer(self._mapped, dtype=shape.dtype).split(
+            [length for length in shape.lengths.values() for _ in shape.slots]))
+        self._arrays = {unit: {slot: next(rows) for slot in shape.slots} for unit in shape.lengths}
         self._staged = [torch.empty(buffer.shape, dtype=buffer.dtype, pin_memory=True) if buffer.is_cuda else buffer
                         for buffer in buffers]  # a disk reads into host memory
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="optimizer state")
         self._reading: dict[int, Future[None]] = {}
         self._writing: deque[Future[None]] = deque()
-        self._mapped: mmap.mmap | None = None
 
     def fetch(self, number: int, into: Tensor) -> None:
         """Fetch a chunk, and begin to read the next one, behind the write of the chunk whose memory it takes."""
@@ -98,21 +93,16 @@ class FileStore:
             self._writing.popleft().result()
 
     def arrays(self) -> Arrays:
-        """Return the file, mapped into memory: only pages that are used are read."""
         while self._writing:
             self._writing.popleft().result()
-        if self._mapped is None:
-            self._mapped = mmap.mmap(self._file.fileno(), 0)
-        shape, mapped = self._shape, self._mapped
-        return {unit: {slot: torch.frombuffer(mapped, dtype=shape.dtype, count=length, offset=self._begins[unit, slot])
-                       for slot in shape.slots} for unit, length in shape.lengths.items()}
+        return self._arrays
 
     def release(self, values: Tensor) -> None:
-        if self._mapped is None or not values.numel():
+        if not values.numel():
             return
-        first = values.data_ptr() - torch.frombuffer(self._mapped, dtype=torch.uint8).data_ptr()
+        first = values.storage_offset()
         extent = 1 + sum((size - 1) * stride for size, stride in zip(values.shape, values.stride(), strict=True))
-        begin, end = first // AROUND * AROUND, first + extent * values.element_size()
+        begin, end = first * values.itemsize // AROUND * AROUND, (first + extent) * values.itemsize
         # The mapping is shared: changes stay in the file.
         self._mapped.madvise(mmap.MADV_DONTNEED, begin, -(-(end - begin) // AROUND) * AROUND)
 
@@ -124,9 +114,9 @@ class FileStore:
     def _move(self, call: Callable[[int, list[memoryview], int], int], number: int) -> None:
         """Read or write all slots of a chunk."""
         chunk = self._chunks[number]
-        for slot, row in zip(self._shape.slots, self._staged[number % BUFFERS], strict=True):
+        for array, row in zip(self._arrays[chunk.unit].values(), self._staged[number % BUFFERS], strict=True):
             left = memoryview(row[:chunk.end - chunk.begin].view(torch.uint8).numpy())
-            place = self._begins[chunk.unit, slot] + chunk.begin * self._shape.dtype.itemsize
+            place = (array.storage_offset() + chunk.begin) * array.itemsize
             while left:
                 done = call(self._file.fileno(), [left], place)
                 if not done:

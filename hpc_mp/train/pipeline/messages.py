@@ -37,22 +37,22 @@ class Messages:
 
     def begin(self) -> None:
         """Begin a step without messages."""
-        self._ready: dict[Message, Boundary] = {}  # to be sent, or to be consumed
+        self._ready: dict[Message | None, Boundary] = {}  # to be sent, or to be consumed
         self._arriving: dict[Message, tuple[list[dist.Work], Boundary]] = {}
         self._sending: dict[Action, list[tuple[dist.Work, Tensor]]] = {}
 
     def put(self, action: Action, tensors: Boundary) -> None:
         """Hand in the tensors that a computation has made for the neighbouring stage."""
-        self._ready[self._produced(action)] = tensors
+        self._ready[produced(action, len(self._placement))] = tensors
 
     def take(self, action: Action) -> Boundary:
         """Return the tensors that a computation needs from the neighbouring stage, on the device. The current stream waits."""
         self.arrive(action)
-        return self._ready.pop(self._consumed(action))
+        return self._ready.pop(consumed(action, len(self._placement)))
 
     def send(self, action: Action) -> None:
         """Begin to send the message of a SEND."""
-        message = self._produced(action)
+        message = cast(Message, produced(action, len(self._placement)))
         tensors, receiver = self._ready.pop(message), self._placement[message.receiver]
         group = self._channels.groups[self._rank, receiver, message.payload]
         self._sending = {send: sent for send, sent in self._sending.items() if not all(work.is_completed() for work, _ in sent)}
@@ -64,7 +64,7 @@ class Messages:
 
     def receive(self, action: Action) -> None:
         """Post the receive of a RECV."""
-        message = self._consumed(action)
+        message = cast(Message, consumed(action, len(self._placement)))
         sender = self._placement[message.sender]
         group = self._channels.groups[sender, self._rank, message.payload]
         buffers = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device=self._sent_from)
@@ -95,12 +95,6 @@ class Messages:
         for send in sends:
             for work, _ in self._sending.pop(send, ()):
                 work.wait()
-
-    def _produced(self, action: Action) -> Message:
-        return cast(Message, produced(action, len(self._placement)))
-
-    def _consumed(self, action: Action) -> Message:
-        return cast(Message, consumed(action, len(self._placement)))
 
     def _carried(self, message: Message) -> Mapping[str, Carried]:
         """Return the tensors of a message: those that cross to a stage, or the gradients that come back from it."""
