@@ -7,15 +7,19 @@ show; rank 0 draws phases, actions, layers and collectives of a rank of each sta
 """
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 import hpc_mp
+from hpc_mp.train.parallel.groups import Tree
+from hpc_mp.train.rank import facts
 
 MODEL = {"model_type": "llama", "num_hidden_layers": 4, "hidden_size": 256, "intermediate_size": 688, "num_attention_heads": 8,
          "vocab_size": 2048, "max_position_embeddings": 128}
@@ -112,6 +116,20 @@ def main(arguments: Sequence[str]) -> None:
         first, last = run.world.placement(run.layout.degrees, "auto").groups["pp"][0]
         draw({f"rank {first}: first stage": out / f"rank-{first}.json", f"rank {last}: last stage": out / f"rank-{last}.json"},
              out / "step.png")
+    end(run.world.host)
+
+
+def end(host: Tree) -> None:
+    """End this rank's program once no other rank needs it.
+
+    The interpreter is not torn down: its last garbage collection, with gloo's groups and the profiler, ended in a segmentation
+    fault in one of some runs.
+    """
+    facts.barrier(host)
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":
