@@ -18,7 +18,6 @@ from hpc_mp.train.optimizer import optimizer
 from hpc_mp.train.parallel import collectives, context, data_axis, dropout, experts, gradients, groups, projection, ring_attention
 from hpc_mp.train.pipeline import pipeline
 from hpc_mp.train.step import engine
-from hpc_mp.train.step.engine import _LabelCount
 
 
 def nothing_sent(*_: object) -> collectives.Running:
@@ -62,7 +61,8 @@ kept_gathered = wrapped(data_axis.Unit, "release", lambda release: lambda self: 
 forgotten_sums = wrapped(gradients.UnitGradient, "announce", lambda announce: lambda self: (
     self.held.zero_(), announce(self))[1])
 # Each microbatch's own mean, averaged, as many trainers did until 2024: of the global batch, all labels that there are.
-mean_of_means = wrapped(_LabelCount, "all", lambda every: lambda self: torch.full_like(self._own, 24.0 * 24))
+mean_of_means = wrapped(engine, "label_count", lambda count: lambda own, mine, device: lambda: torch.full(
+    (), 24.0 * 24, dtype=torch.float64, device=device))
 shifted_positions = wrapped(groups.Groups, "data_rank", lambda slot: property(lambda self: 0, lambda self, value: None))
 # Each rank of a ring leaves the last part out.
 forgotten_block = wrapped(ring_attention, "_blocks", lambda blocks: lambda ring, turn, tokens: (
@@ -70,8 +70,8 @@ forgotten_block = wrapped(ring_attention, "_blocks", lambda blocks: lambda ring,
 one_way_exchange = wrapped(context, "with_backward", lambda function: lambda forward, _, x: function(
     forward, lambda gradient: gradient, x))
 # Every context rank counts the labels of whole samples.
-labels_counted_by_all = wrapped(engine._LabelCount, "__init__", lambda init: lambda self, own, mine, device: init(
-    self, own, replace(mine, context=groups.Axis()), device))
+labels_counted_by_all = wrapped(engine, "label_count", lambda count: lambda own, mine, device: count(
+    own, replace(mine, context=groups.Axis()), device))
 
 
 def positions_from_zero() -> None:

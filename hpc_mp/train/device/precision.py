@@ -1,6 +1,6 @@
 """Number formats of masters and of computation, and an fp64 mode in which nothing falls back to fp32."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -41,10 +41,7 @@ class StaysDouble(TorchFunctionMode):
     inputs. This is right for bf16, but it costs half of the digits of fp64: a rounding difference then appears as 1e-9.
     """
 
-    def __torch_function__(
-        self, function: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         if function == torch.Tensor.float:
             function = torch.Tensor.double
         return function(*map(_widened, args), **{name: _widened(value) for name, value in (kwargs or {}).items()})

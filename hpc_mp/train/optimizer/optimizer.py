@@ -58,7 +58,7 @@ class Held:
     saved: bool
     replicas: Axis
     of_experts: bool
-    release: Callable[[Tensor], None]
+    release: Callable[[Tensor], None] = lambda values: None
 
 
 class Optimizer:
@@ -112,10 +112,10 @@ class Optimizer:
             arrays = {"": unit.master} | {f"optimizer.{slot}.": values for slot, values in state[name].items()}
             for piece in unit.layout.pieces(unit.shard.rank):
                 for prefix, values in arrays.items():
-                    release = self.home.release if prefix else _stay
+                    release = {"release": self.home.release} if prefix else {}
                     yield Held(prefix + piece.slot.weight.name, piece.slot.weight.shape, piece.box,
                                values[piece.begin:piece.begin + piece.size].view(piece.shape), piece.slot.counts,
-                               unit.gradient.replicate, unit.layout.of_experts, release)
+                               unit.gradient.replicate, unit.layout.of_experts, **release)
 
     def squared_norm(self) -> Tensor:
         """Return this rank's share of the squared L2 norm of all gradients, a float64 scalar; the sum over ranks is the whole.
@@ -176,7 +176,3 @@ def _stretches(unit: Unit, kind: Callable[[Piece], bool]) -> Iterator[tuple[int,
     for now, run in groupby(unit.layout.pieces(unit.shard.rank), kind):
         pieces = list(run)
         yield pieces[0].begin, pieces[-1].begin + pieces[-1].size, now
-
-
-def _stay(values: Tensor) -> None:
-    """Release nothing: parameters are always in memory."""

@@ -25,36 +25,31 @@ class SavedStorage:
     """A storage that autograd has saved, on the device or on the host."""
 
     def __init__(self, storage: torch.UntypedStorage, device: torch.device, counter: "Activations") -> None:
-        self.nbytes = storage.nbytes()
-        self._device, self._counter = device, counter
-        self._device_copy: Tensor | None = torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
-        self._host_copy: Tensor | None = None
+        self.nbytes, self._counter, self._away = storage.nbytes(), counter, False
+        self._bytes = torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
         counter.count(self.nbytes, 0)
 
     def view(self, kind: Tensor, begin: int, size: torch.Size, stride: tuple[int, ...]) -> Tensor:
         """Return a saved tensor. ``kind``: an empty tensor of its format."""
-        assert self._device_copy is not None, "a backward needs a storage that is still on the host"
-        return kind.new_empty(0).set_(self._device_copy.untyped_storage(), begin, size, stride)
+        assert not self._away, "a backward needs a storage that is still on the host"
+        return kind.new_empty(0).set_(self._bytes.untyped_storage(), begin, size, stride)
 
     def leave(self, stream: torch.cuda.Stream | None) -> None:
         """Begin to copy the bytes to the host. ``stream``: the current stream, which copies; None on a CPU."""
-        assert self._device_copy is not None
-        self._host_copy = torch.empty(self.nbytes, dtype=torch.uint8, pin_memory=stream is not None)
-        self._host_copy.copy_(self._device_copy, non_blocking=True)
+        target = torch.empty(self.nbytes, dtype=torch.uint8, pin_memory=stream is not None)
+        target.copy_(self._bytes, non_blocking=True)
         if stream is not None:
-            self._device_copy.record_stream(stream)
-        self._device_copy = None
+            self._bytes.record_stream(stream)
+        self._bytes, self._away = target, True
         self._counter.count(-self.nbytes, self.nbytes)
 
     def come_back(self, target: Tensor) -> None:
         """Begin to copy the bytes back to ``target``, (nbytes,) on the device."""
-        assert self._host_copy is not None
-        self._device_copy = target.copy_(self._host_copy, non_blocking=True)
-        self._host_copy = None
+        self._bytes, self._away = target.copy_(self._bytes, non_blocking=True), False
         self._counter.count(self.nbytes, -self.nbytes)
 
     def __del__(self) -> None:
-        self._counter.count(*((-self.nbytes, 0) if self._device_copy is not None else (0, -self.nbytes)))
+        self._counter.count(*((0, -self.nbytes) if self._away else (-self.nbytes, 0)))
 
 
 class ChunkActivations:

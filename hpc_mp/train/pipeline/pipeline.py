@@ -50,6 +50,7 @@ class _Step:
     share: Microbatches
     loss_gradient: Callable[[], Tensor] | None = None
     trace: bool = False
+    counts: bool = False  # the bytes of activations
     roots: dict[Chunk, dict[str, GradientEdge]] = field(default_factory=dict)  # where a backward begins
     gradients: dict[Chunk, Boundary] = field(default_factory=dict)  # of a forward's inputs, filled by its backward
     away: dict[Chunk, ChunkActivations] = field(default_factory=dict)
@@ -118,7 +119,7 @@ class Pipeline:
         """
         self.data.begin()
         self.activations.begin()
-        return self._run(_Step(share, loss_gradient, trace), self.actions, self.residency)
+        return self._run(_Step(share, loss_gradient, trace, trace or bool(self.residency.away)), self.actions, self.residency)
 
     @torch.no_grad()
     def evaluate(self, share: Microbatches) -> Passed:
@@ -181,7 +182,7 @@ class Pipeline:
         if training:
             gradients = step.gradients[chunk] = {}
             received |= {name: _Inlet.apply(self._anchor, received[name], name, gradients) for name in self.returned[stage]}
-        activations = ChunkActivations(self.activations, part.tensors()) if training and self._counts(step) else None
+        activations = ChunkActivations(self.activations, part.tensors()) if step.counts else None
         leaves = chunk in self.residency.away
         with part.precision.computing(), activations.saved(leaves) if activations is not None else nullcontext():
             result = part(received, step.share.batch(stage, m))
@@ -199,10 +200,6 @@ class Pipeline:
             step.roots[chunk] = {name: get_gradient_edge(outputs[name]) for name in differentiable}
         step.most_held = max(step.most_held, len(step.gradients) + len(step.put_off))
 
-    def _counts(self, step: _Step) -> bool:
-        """Return True if the bytes of activations are counted."""
-        return step.trace or bool(self.residency.away)
-
     def _backward(self, step: _Step, action: Action) -> None:
         if (action.stage, action.microbatch) in self.reducing:
             self.data.announce(action.stage)
@@ -214,7 +211,7 @@ class Pipeline:
         self._differentiate(step, action)
         self.weights.split = False
         waiting = self.weights.take()
-        storages = self.activations.noted(waiting.tensors()) if self._counts(step) else []
+        storages = self.activations.noted(waiting.tensors()) if step.counts else []
         step.put_off[action.stage, action.microbatch] = waiting, storages
 
     def _weight_backward(self, step: _Step, action: Action) -> None:

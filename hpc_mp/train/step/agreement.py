@@ -14,6 +14,8 @@ from hpc_mp.train.parallel.collectives import known_to_all
 from hpc_mp.train.parallel.groups import Tree
 from hpc_mp.train.step import loss_scale
 
+SCALE = slice(6, 9)  # place of the loss scale among the numbers of a step
+
 
 class Shares(NamedTuple):
     """Shares of one rank, or their sums over all ranks; scalars in fp64.
@@ -31,23 +33,6 @@ class Shares(NamedTuple):
     router: Tensor
     dropped: Tensor
     choices: Tensor
-
-
-class Agreed(NamedTuple):
-    """Numbers that all ranks know after a step, in fp64 on the device.
-
-    Attributes:
-        loss, norm: as in ``StepNumbers``, scalars.
-        divisor: factor by which the gradients are too large, a scalar.
-        scale: fp16's loss scale from now on, (3,).
-        numbers: all fields of ``StepNumbers`` but ``seconds``, in their order, (9 + notes,), for the host to read.
-    """
-
-    loss: Tensor
-    norm: Tensor
-    divisor: Tensor
-    scale: Tensor
-    numbers: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +62,12 @@ class StepNumbers:
     seconds: float
 
 
-def agree(labels: Tensor | None, notes: Sequence[float], shares: Shares, scale: Tensor, rule: loss_scale.ScaleRule | None,
-          ranks: Tree) -> Agreed:
+def agree(shares: Shares, notes: Sequence[float], labels: Tensor | None, scale: Tensor, rule: loss_scale.ScaleRule | None,
+          ranks: Tree) -> tuple[Tensor, Tensor]:
     """Exchange the shares and notes of all ranks. All ranks call this.
+
+    Return the numbers of the step on the device, (9 + notes,) in fp64: the fields of ``StepNumbers`` but ``seconds``, in their
+    order. Return also the factor by which the gradients are too large, a scalar.
 
     Args:
         labels: labels of the global batch, by which the gradient has been divided; None: forwards have counted them.
@@ -93,13 +81,12 @@ def agree(labels: Tensor | None, notes: Sequence[float], shares: Shares, scale: 
     unlabelled = labels == 0  # then there is nothing to learn from, and momentum alone must not move the parameters
     norm = (total.squares.sqrt() / divisor).masked_fill(unlabelled, float("nan"))
     advanced, absorbed = loss_scale.advanced(scale, norm.isfinite(), rule)
-    loss, following = total.loss / labels, torch.where(unlabelled, scale, advanced)
-    scalars = loss, norm, labels, (absorbed | unlabelled).double(), total.router, total.dropped / total.choices
-    return Agreed(loss, norm, divisor, following, torch.cat((torch.stack(scalars), following, largest)))
+    scalars = total.loss / labels, norm, labels, (absorbed | unlabelled).double(), total.router, total.dropped / total.choices
+    return torch.cat((torch.stack(scalars), torch.where(unlabelled, scale, advanced), largest)), divisor
 
 
 def step_numbers(values: Sequence[float], seconds: float) -> StepNumbers:
-    """Return the numbers of a step, given the values of ``Agreed.numbers``. ``seconds``: duration on this rank's device."""
-    loss, norm, labels, absorbed, router_loss, dropped, *more = values
-    return StepNumbers(loss, norm, labels, bool(absorbed), router_loss, dropped, loss_scale.ScaleState(*more[:3]),
-                       tuple(more[3:]), seconds)
+    """Return the numbers of a step from those of ``agree``. ``seconds``: duration of the step on this rank's device."""
+    loss, norm, labels, absorbed, router_loss, dropped = values[:SCALE.start]
+    return StepNumbers(loss, norm, labels, bool(absorbed), router_loss, dropped, loss_scale.ScaleState(*values[SCALE]),
+                       tuple(values[SCALE.stop:]), seconds)

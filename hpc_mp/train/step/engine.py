@@ -13,7 +13,7 @@ Its use by a rank::
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import torch
 from torch import Tensor
@@ -23,14 +23,14 @@ from hpc_mp.layout.layout import Layout
 from hpc_mp.train.device.readback import Instant, Readback
 from hpc_mp.train.device.spans import profiled
 from hpc_mp.train.optimizer.optimizer import Held, Optimizer
-from hpc_mp.train.parallel.collectives import Running, all_reduce, known_to_all
+from hpc_mp.train.parallel.collectives import all_reduce, known_to_all
 from hpc_mp.train.parallel.data_axis import DataAxis
 from hpc_mp.train.parallel.fill import Source, fill
 from hpc_mp.train.parallel.groups import Groups
 from hpc_mp.train.pipeline.pipeline import Passed, Span
 from hpc_mp.train.pipeline.stage import Microbatches, StagedModel
 from hpc_mp.train.step import loss_scale
-from hpc_mp.train.step.agreement import Shares, StepNumbers, agree, step_numbers
+from hpc_mp.train.step.agreement import SCALE, Shares, StepNumbers, agree, step_numbers
 from hpc_mp.train.step.passes import Passes
 from hpc_mp.train.step.settings import EngineSettings
 
@@ -123,10 +123,10 @@ class Engine:
         """
         passes = passes or self.passes
         began, scale = Instant.here(self.device), self.scale[0]
-        labels = None if share.labels is None else _LabelCount(share.labels, self.groups, self.device)
+        labels = None if share.labels is None else label_count(share.labels, self.groups, self.device)
 
         def gradient() -> Tensor:  # of the mean over labels, or of their sum if their number is not known yet
-            return scale if labels is None else scale / labels.all().clamp(min=1.0)
+            return scale if labels is None else scale / labels().clamp(min=1.0)
 
         with profiled("forward_backward"):
             passes.router_loss.begin(scale)
@@ -135,18 +135,18 @@ class Engine:
         with profiled("reduce_gradients"):
             self.data.finish()
         with profiled("agree"):
-            agreed = agree(None if labels is None else labels.all(), notes(), self._shares(passes, passed), self.scale,
-                           self.settings.loss_scale, self.groups.world)
+            noted = notes()
+            shares = Shares(self.optimizer.squared_norm(), *self._counted(passed), passes.router_loss.total,
+                            *passes.capacity.total)
+            numbers, divisor = agree(shares, noted, None if labels is None else labels(), self.scale, self.settings.loss_scale,
+                                     self.groups.world)
+            loss, norm, *_ = numbers
         with profiled("update"):
-            self.optimizer.step(self.settings.learning_rate(number), agreed.norm, agreed.divisor)
-            self.scale = agreed.scale
+            self.optimizer.step(self.settings.learning_rate(number), norm, divisor)
+            self.scale = numbers[SCALE]
         with profiled("publish"):
             self.data.publish()
-        return StepResult(Readback(agreed.numbers, began), agreed.loss, passed.spans, passed.most_held, passed.most_here,
-                          passed.most_away)
-
-    def _shares(self, passes: Passes, passed: Passed) -> Shares:
-        return Shares(self.optimizer.squared_norm(), *self._counted(passed), passes.router_loss.total, *passes.capacity.total)
+        return StepResult(Readback(numbers, began), loss, passed.spans, passed.most_held, passed.most_here, passed.most_away)
 
     def _counted(self, passed: Passed) -> tuple[Tensor, Tensor]:
         """Return this rank's share of the summed loss and of the labels. Tensor ranks compute the same: the first one counts."""
@@ -164,24 +164,19 @@ class Engine:
         return Evaluated(total, labels, tuple(everyone[:, 2:].amax(0).tolist()))
 
 
-class _LabelCount:
-    """The number of labels of a step's global batch that count in the loss.
+def label_count(own: int, groups: Groups, device: torch.device) -> Callable[[], Tensor]:
+    """Begin to sum the labels of a step's global batch that count in the loss. Return a function that returns their number, fp64.
 
     Every replica counts its own labels; the first rank of each context group counts for all of it. The numbers are summed while
     the first microbatch is computed.
     """
+    count = torch.full((), own if groups.context.rank == 0 else 0, dtype=torch.float64, device=device)
+    sharded = all_reduce(count, groups.shard)
 
-    def __init__(self, own: int, groups: Groups, device: torch.device) -> None:
-        self._own = torch.full((), own if groups.context.rank == 0 else 0, dtype=torch.float64, device=device)
-        sharded = all_reduce(self._own, groups.shard)
+    @cache
+    def total() -> Tensor:
+        sharded.wait()
+        all_reduce(count, groups.replicate).wait()
+        return count
 
-        def finish() -> None:
-            sharded.wait()
-            all_reduce(self._own, groups.replicate).wait()
-
-        self._running = Running(finish=finish)
-
-    def all(self) -> Tensor:
-        """Return the number, a float64 scalar."""
-        self._running.wait()
-        return self._own
+    return total
