@@ -88,7 +88,7 @@ class FileStore(Store):
         if source.is_cuda:
             self._staged[number % BUFFERS].copy_(source, non_blocking=True)
             copied = torch.cuda.current_stream(source.device).record_event()
-        self._writing.append(self._thread.submit(self._write, number, copied))
+        self._writing.append(self._thread.submit(self._move, os.pwritev, number, copied))
         while self._writing and self._writing[0].done():
             self._writing.popleft().result()
 
@@ -106,13 +106,11 @@ class FileStore(Store):
         # The mapping is shared: changes stay in the file.
         self._mapped.madvise(mmap.MADV_DONTNEED, begin, -(-(end - begin) // AROUND) * AROUND)
 
-    def _write(self, number: int, copied: torch.cuda.Event | None) -> None:
+    def _move(self, call: Callable[[int, list[memoryview], int], int], number: int,
+              copied: torch.cuda.Event | None = None) -> None:
+        """Read or write all slots of a chunk. ``copied``: the point after which the chunk is in host memory."""
         if copied is not None:
             copied.synchronize()
-        self._move(os.pwritev, number)
-
-    def _move(self, call: Callable[[int, list[memoryview], int], int], number: int) -> None:
-        """Read or write all slots of a chunk."""
         chunk = self._chunks[number]
         for array, row in zip(self._arrays[chunk.unit].values(), self._staged[number % BUFFERS], strict=True):
             left = memoryview(row[:chunk.end - chunk.begin].view(torch.uint8).numpy())

@@ -31,7 +31,7 @@ class Messages:
                  device: torch.device) -> None:
         self._placement, self._channels, self._rank = schedule.placement, groups.channels, groups.pipeline
         self._boundaries, self._device = boundaries, device
-        self._sent_from = torch.device("cpu") if groups.channels.through_host else device
+        self._message_device = torch.device("cpu") if groups.channels.through_host else device
         self._proofs = arrivals(schedule, groups.pipeline)
         self.begin()
 
@@ -58,7 +58,7 @@ class Messages:
         self._sending = {send: sent for send, sent in self._sending.items() if not all(work.is_completed() for work, _ in sent)}
         sending = self._sending[action] = []
         for name in self._carried(message):
-            tensor = tensors[name].contiguous().to(self._sent_from)
+            tensor = tensors[name].contiguous().to(self._message_device)
             work = dist.isend(tensor, self._channels.ranks[receiver], group=group)
             sending.append((cast(dist.Work, work), tensor))
 
@@ -67,7 +67,7 @@ class Messages:
         message = cast(Message, consumed(action, len(self._placement)))
         sender = self._placement[message.sender]
         group = self._channels.groups[sender, self._rank, message.payload]
-        buffers = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device=self._sent_from)
+        buffers = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device=self._message_device)
                    for name, tensor in self._carried(message).items()}
         works = [dist.irecv(buffer, self._channels.ranks[sender], group=group) for buffer in buffers.values()]
         self._arriving[message] = cast(list[dist.Work], works), buffers

@@ -37,10 +37,12 @@ from hpc_mp.train.step.settings import EngineSettings
 
 def assemble(spec: JobSpec, shape: ModelShape, layout: Layout, groups: Groups, schedule: Schedule,
              device: torch.device) -> Engine:
-    """Build this rank's engine. Its parameters have no values yet."""
+    """Build this rank's engine and its passes. Its parameters have no values yet."""
     if spec.train.compile:
         check_compiler(device)
-    return Engine(model_of(spec, shape), settings_of(spec, layout, schedule), groups, device).prepare()
+    engine = Engine(model_of(spec, shape), settings_of(spec, layout, schedule), groups, device)
+    _ = engine.passes  # not only in the first step
+    return engine
 
 
 def check_compiler(device: torch.device) -> None:

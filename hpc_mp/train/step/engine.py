@@ -82,13 +82,8 @@ class Engine:
 
     @cached_property
     def passes(self) -> Passes:
-        """Passes of batches of the layout's shape."""
+        """Passes of batches of the layout's shape; the first use builds them."""
         return self.passes_of(self.model, self.settings.layout)
-
-    def prepare(self) -> "Engine":
-        """Build the passes of the layout's shape now, and not in the first step. Return this engine."""
-        _ = self.passes
-        return self
 
     def passes_of(self, model: StagedModel, layout: Layout) -> Passes:
         """Return passes of batches of another shape, for ``step`` and ``evaluate``."""

@@ -59,13 +59,12 @@ def resident_noted(file: Path) -> Iterator[None]:
 
 
 def _note(file: Path, done: threading.Event) -> None:
-    process, noted = psutil.Process(), 0
-    while True:
+    process, noted, ended = psutil.Process(), 0, False
+    while not ended:
         resident = process.memory_info().rss
         if abs(resident - noted) > CHANGE * noted:
             with suppress(OSError):  # a full disk may have room later
                 with open(file, "r+" if file.exists() else "w", encoding="ascii") as note:
                     note.write(f"{resident:<20d}\n")  # overwrites the last number: the file is never empty
                 noted = resident
-        if done.wait(POLL_S):
-            return
+        ended = done.wait(POLL_S)
