@@ -129,7 +129,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "tp2 pp2 dp2 loss_fn": (8, {"tp_size": 2, "pp_size": 2, "microbatches": 2, "sequence_parallel": True,
                                 "loss_fn": with_z_loss}),
 }
-QUICK = ("cp2", "pp2 dp2 replica", "tp2 loss_fn", "tp2 pp2 dp2")
+QUICK = ("pp2 dp2 replica", "tp2 loss_fn", "tp2 pp2 dp2")
 
 
 @pytest.mark.parametrize("name", cases(LAYOUTS, QUICK))
