@@ -21,7 +21,7 @@ from transformers.models.llama import modeling_llama as llama
 
 from hpc_mp.job import JobSpec, load_job
 from hpc_mp.job.inputs import find_files
-from hpc_mp.layout.models import read_config
+from hpc_mp.job.layout import read_config
 from hpc_mp.train.data import Samples, prepare
 
 

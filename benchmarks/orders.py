@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 
 from hpc_mp.job import JobSpec, dump_job, resolve
-from hpc_mp.layout.models import read_shape, stage_layers
+from hpc_mp.job.layout import layout_of, read_shape
 from hpc_mp.layout.placement import ORDERS
 from hpc_mp.planner.order import choose_rank_order
 from hpc_mp.planner.traffic import traffic_of
@@ -50,7 +50,8 @@ def job(share: Path, name: str, workload: str, order: str, steps: int) -> JobSpe
 def settled(spec: JobSpec) -> tuple[JobSpec, str]:
     """The same job with its order in letters, and why it has these."""
     shape, p = read_shape(spec), spec.parallel
-    order = choose_rank_order(spec, traffic_of(spec, shape, stage_layers(spec, shape)))
+    layout = layout_of(spec, shape)
+    order = choose_rank_order(layout, traffic_of(layout, shape))
     return spec.model_copy(update={"parallel": p.model_copy(update={"order": order.letters})}), order.why
 
 

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from hpc_mp.job import load_job
 from hpc_mp.job.inputs import find_files
-from hpc_mp.layout.models import read_config
+from hpc_mp.job.layout import read_config
 from hpc_mp.train.data import Samples, prepare
 
 

@@ -161,24 +161,27 @@ def ours(case: Case, device: Any, compiled: bool) -> Step:
     import torch
     import torch.distributed as dist
 
+    from hpc_mp.layout.layout import Layout
     from hpc_mp.layout.models import FAMILIES
-    from hpc_mp.layout.placement import Degrees, place
-    from hpc_mp.layout.schedule import build as build_schedule
-    from hpc_mp.train.engine.causal_model import CausalModel, hugging_face_config
-    from hpc_mp.train.engine.dropout import Moment
-    from hpc_mp.train.engine.engine import Engine, EngineSettings, Microbatches
-    from hpc_mp.train.engine.groups import build, everyone
-    from hpc_mp.train.engine.section import Batch
+    from hpc_mp.layout.placement import place
+    from hpc_mp.layout.schedule_of import schedule_of
+    from hpc_mp.train.model.transformers_model import TransformersModel
+    from hpc_mp.train.model.transformers_modules import hugging_face_config
+    from hpc_mp.train.parallel.dropout import Moment
+    from hpc_mp.train.parallel.groups import build, everyone
+    from hpc_mp.train.pipeline.stage import Batch, Microbatches
+    from hpc_mp.train.step.engine import Engine
+    from hpc_mp.train.step.settings import EngineSettings
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     family = FAMILIES[case.config["model_type"]]
     shape = family.read(case.config)
-    schedule = build_schedule("1f1b", pipeline=1, microbatches=case.microbatches)
-    groups = build(place(Degrees(), "DPT", 1), 1, device, "cpu:gloo,cuda:nccl", schedule, None, everyone())
-    settings = EngineSettings(layers=(shape.layers,), schedule=schedule, samples=case.samples, sequence=case.sequence, zero=1,
-                              precision="bf16", seed=0, optimizer=optimizer_settings(), recompute=case.recompute,
-                              compile=compiled)
-    model = CausalModel(hugging_face_config(case.config, family, None, case.recompute), family, shape)
+    layout = Layout(layers=(shape.layers,), samples=case.samples, sequence=case.sequence, microbatches=case.microbatches,
+                    precision="bf16", recompute=case.recompute)
+    schedule = schedule_of(layout)
+    groups = build(place(layout.degrees, "DPT", 1), 1, device, "cpu:gloo,cuda:nccl", schedule, None, everyone())
+    settings = EngineSettings(layout, schedule, seed=0, optimizer=optimizer_settings(), compile=compiled)
+    model = TransformersModel(hugging_face_config(case.config, family, None, case.recompute), family, shape)
     engine = Engine(model, settings, groups, device)
 
     def source(weight: Any, box: Any) -> torch.Tensor:

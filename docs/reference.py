@@ -33,6 +33,7 @@ from hpc_mp.lint.slurm_conf.report import RULES as SLURM_CONF  # noqa: E402
 from hpc_mp.lint.slurm_conf.rules_files import RULES as SLURM_FILES  # noqa: E402
 from hpc_mp.rundir.layout import FILES, RunDirectory  # noqa: E402
 from hpc_mp.rundir.records import Evaluation, StepMetrics  # noqa: E402
+from hpc_mp.train.own_loop.keywords import KEYS, OPTIMIZER  # noqa: E402
 
 NOTICE = "<!-- made by docs/reference.py: `make reference` writes it anew -->"
 TITLES = {
@@ -58,6 +59,13 @@ Only you can read it.""",
     "rules": """The linters' rules
 
 A code never changes its meaning. An error is wrong on any cluster; what depends on the site or the case is at most a warning.""",
+    "keywords": """Keywords of hpc_mp.parallel
+
+For [a training loop of your own](../user/own-loop.md). Most are keys of a [job file](job-file.md) under a name that loops know,
+with the same values, checks and defaults (`microbatches` is 1). Besides these, `loss_fn` is a loss of your own, `optimizer` has
+the optimizer's settings (below), `batches` is `"global"` or `"replica"`, and `example` a batch whose shapes are checked at once.
+Of layers that you have written, `outputs` names the tensors of a list that `loss_fn` gets, `inputs` the arguments with defaults
+that a batch has, and `cut` the linear modules that tensor ranks cut.""",
     "queue-reasons": """Why Slurm lets a job wait
 
 `hpc-mp status` and `launch --wait` show these words beside Slurm's reason. Names are as `squeue --format=%r` prints them.""",
@@ -110,6 +118,23 @@ def job_file() -> str:
                  table(("key", "default", "what follows"),
                        ((f"`{name}.{key}`", default(field), texts[key]) for key, field in model.model_fields.items()))]
     return "\n".join(text)
+
+
+# --- keywords of a loop ----------------------------------------------------------------------------------------------
+
+
+def keywords() -> str:
+    head, sections = ("keyword", "key of a job file", "default", "what follows"), spec.JobSpec.model_fields
+
+    def rows(names: Mapping[str, str]) -> Iterable[Sequence[str]]:
+        for name, key in names.items():
+            section, _, field = key.partition(".")
+            model = sections[section].annotation
+            assert isinstance(model, type)
+            text = re.sub(r"\]\(\.\./", "](../", documented(model)[field])
+            yield f"`{name}`", f"`{key}`", default(model.model_fields[field]), text  # type: ignore[attr-defined]
+
+    return "\n".join([table(head, rows(KEYS)), "## The keys of `optimizer`", "", table(head, rows(OPTIMIZER))])
 
 
 # --- the run directory -----------------------------------------------------------------------------------------------
@@ -208,7 +233,7 @@ def _command(command: click.Command, context: click.Context, depth: int) -> list
 
 PAGES: dict[str, Callable[[], str]] = {
     "job-file": job_file, "run-directory": run_directory, "checks": checks, "rules": rules, "queue-reasons": queue_reasons,
-    "commands": commands, "coming-from": lambda: coming_from(),
+    "commands": commands, "keywords": keywords, "coming-from": lambda: coming_from(),
 }
 
 

@@ -5,14 +5,17 @@ Memory uses powers of two (GiB), like its makers, nvidia-smi, free and Slurm. Fi
 figure here is known more precisely.
 """
 
+import json
 import math
 import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from difflib import get_close_matches
 from itertools import pairwise
+from typing import Any
 
 PERPLEXING = math.log(1e15)  # a larger perplexity is not informative; NaN is not below it either
+LONGEST = 77  # characters of a value that a message shows
 BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 DECIMAL = ("B", "kB", "MB", "GB", "TB", "PB")
 SHORT = ((1e-6, "µs"), (1e-3, "ms"), (1.0, "s"))
@@ -143,3 +146,11 @@ def did_you_mean(word: str, candidates: Iterable[str], otherwise: str = "", like
     """Return ``did you mean 'tensor'?``, or ``otherwise`` if no candidate is similar."""
     near = nearest(word, candidates, likeness, limit)
     return f"did you mean {' or '.join(map(repr, near))}?" if near else otherwise
+
+
+def shown(value: Any) -> str:
+    """Return a value approximately in TOML notation, on one short line."""
+    if isinstance(value, int) and value.bit_length() > 10_000:
+        return f"(a whole number of {value.bit_length()} bits)"  # Python refuses to write out very long ones
+    text = repr(value) if isinstance(value, str | float) else json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= LONGEST else text[:LONGEST] + "…"

@@ -11,8 +11,8 @@ from hpc_mp.cli.output import bytes_bar
 from hpc_mp.job import load_job
 from hpc_mp.job.epochs import samples_of, steps_of, with_steps
 from hpc_mp.job.inputs import find_files
+from hpc_mp.job.layout import read_shape
 from hpc_mp.launch.training_text import check_text
-from hpc_mp.layout.models import read_shape
 
 
 @click.group(help="Tokenize a job's text before it runs.")

@@ -14,10 +14,10 @@ from hpc_mp.base.extras import need_train
 from hpc_mp.base.text import counted, data_size, duration, memory_size, several
 from hpc_mp.cli.output import number_table, terminal
 from hpc_mp.job import load_job
-from hpc_mp.layout.models import check_layout, read_shape, stage_layers
+from hpc_mp.job.layout import check_job, layout_of, read_shape
 from hpc_mp.layout.placement import place
 from hpc_mp.planner.order import choose_rank_order
-from hpc_mp.planner.traffic import degrees_of, traffic_of
+from hpc_mp.planner.traffic import traffic_of
 
 if TYPE_CHECKING:
     from hpc_mp.train.dry_run.dry_run import DryRun
@@ -28,11 +28,12 @@ def dry_run_and_print(job: Path, overrides: Sequence[str], rank: int, as_json: b
     need_train("hpc-mp train --dry-run")
     spec = load_job(job, overrides)
     shape = read_shape(spec)
-    check_layout(shape, spec)
+    check_job(spec, shape)
     if not 0 <= rank < spec.ranks:
         raise HpcMpError(f"--rank {rank}", f"must be 0 to {spec.ranks - 1} in this job", "pass one of these ranks")
-    order = choose_rank_order(spec, traffic_of(spec, shape, stage_layers(spec, shape)))
-    placement = place(degrees_of(spec), order.letters, spec.job.ranks_per_node, spec.parallel.rank_map)
+    layout = layout_of(spec, shape)
+    order = choose_rank_order(layout, traffic_of(layout, shape))
+    placement = place(layout.degrees, order.letters, layout.ranks_per_node, layout.rank_map)
     from hpc_mp.train.dry_run.dry_run import dry_run  # imports torch
 
     result = dry_run(spec, shape, placement, rank)

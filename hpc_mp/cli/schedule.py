@@ -8,11 +8,10 @@ from rich.console import Console
 from rich.table import Table
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.job.schedules import NAMES, is_table
 from hpc_mp.layout.schedule import Schedule, build, peak_in_flight, simulate
 from hpc_mp.layout.schedule.draw import draw
-from hpc_mp.layout.schedule.of_job import check_table
-from hpc_mp.layout.schedule.table import cell, read_table, to_csv, to_dict
+from hpc_mp.layout.schedule.names import NAMES, is_table
+from hpc_mp.layout.schedule.table import cell, check_table, read_table, to_csv, to_dict
 
 
 @click.command(help="Show the action table of a pipeline schedule.")

@@ -3,12 +3,11 @@
 from collections import Counter
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.base.text import counted
-from hpc_mp.job.errors import shown
+from hpc_mp.base.text import counted, shown
 from hpc_mp.job.program import ProgramSpec
-from hpc_mp.job.schedules import check_sizes, stages_per_rank
 from hpc_mp.job.spec import UNCOUNTED, JobSpec, LossScale
 from hpc_mp.job.sweep import runs_of
+from hpc_mp.layout.schedule.names import check_sizes, stages_per_rank
 
 MOST_RANKS = 2**17  # more than any machine has; counting more would take minutes
 

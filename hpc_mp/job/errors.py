@@ -10,10 +10,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticCustomError
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.base.text import did_you_mean
+from hpc_mp.base.text import did_you_mean, shown
 from hpc_mp.job.elsewhere import key_here, value_here
 
-LONGEST = 77  # characters of a value that a message shows
 MOST_OTHERS = 5  # problems that a message lists briefly after the first
 BARE_KEY = re.compile(r"[\w-]{1,64}")
 
@@ -54,14 +53,6 @@ def explain(error: ValidationError, model: type[BaseModel]) -> HpcMpError:
     if len(others) > MOST_OTHERS:
         remedy += f"; and {len(others) - MOST_OTHERS} more"
     return HpcMpError(value, rule, remedy, several)
-
-
-def shown(value: Any) -> str:
-    """Return a value approximately in TOML notation, on one short line."""
-    if isinstance(value, int) and value.bit_length() > 10_000:
-        return f"(a whole number of {value.bit_length()} bits)"  # Python refuses to write out very long ones
-    text = repr(value) if isinstance(value, str | float) else json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= LONGEST else text[:LONGEST] + "…"
 
 
 def dotted(path: Sequence[Any]) -> str:

@@ -20,10 +20,10 @@ from hpc_mp.base.text import nearest
 from hpc_mp.job.checks import check_arithmetic, check_together
 from hpc_mp.job.errors import explain
 from hpc_mp.job.program import ProgramSpec, check_program
-from hpc_mp.job.schedules import is_table
 from hpc_mp.job.spec import JobSpec
 from hpc_mp.job.sweep import Values, runs_of
 from hpc_mp.job.values import DEPENDENCY, JOB_ID, check_values
+from hpc_mp.layout.schedule.names import is_table
 
 _TOML = "a job file is TOML; `hpc-mp init` writes one"
 OTHERS = {  # files given by mistake instead of a job file, by suffix

@@ -7,8 +7,8 @@ from pydantic import Field
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.programs import IDENTITY, NUMBERINGS
+from hpc_mp.base.text import shown
 from hpc_mp.job.cluster import Environment, Notify, Slurm
-from hpc_mp.job.errors import shown
 from hpc_mp.job.spec import Job, grace_of
 from hpc_mp.job.sweep import Sweep
 from hpc_mp.job.values import Count, Line, NonNegative, Order, PathName, RankMap, Section, Variable, must

@@ -13,8 +13,8 @@ from hpc_mp.job import values
 from hpc_mp.job.cluster import Environment, Notify, Slurm
 from hpc_mp.job.errors import wrong
 from hpc_mp.job.parallel import MOST_MICROBATCHES, Parallel
-from hpc_mp.job.schedules import stages_per_rank
 from hpc_mp.job.sweep import Sweep
+from hpc_mp.layout.schedule.names import stages_per_rank
 
 MICROBATCH_TOKENS = 8192  # one sequence of Llama 3's training length: the microbatch per GPU in torchtitan's recipes
 MEMORY_WEIGHT = 0.0  # SageMaker's 0.8 is for models that do not fit: stages of equal bytes wait for the slowest stage
@@ -157,8 +157,8 @@ class Train(values.Section):
     """The schedule after the warm-up; `"linear"` and `"cosine"` fall to zero at `train.steps`."""
     weight_decay: values.Rate = 0.0
     """For every parameter that `train.no_decay` does not match."""
-    no_decay: tuple[values.Line, ...] = ("*.bias", "*norm.weight", "*.ln_?.weight")
-    """Parameters without weight decay: patterns (`*`, `?`) of their Hugging Face names. Default: biases and norms; `[]`: none.
+    no_decay: tuple[values.Line, ...] = ("*.bias", "*[nN]orm.weight", "*.ln_?.weight")
+    """Parameters without decay: patterns (`*`, `?`, `[ab]`) of Hugging Face's names. Default: biases and norms; `[]`: none.
     Example: `["*.bias", "*norm.weight", "*embed_tokens*"]`."""
     clip: values.Rate = 1.0
     """The largest gradient norm; 0 = no limit."""

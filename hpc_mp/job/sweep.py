@@ -8,8 +8,8 @@ from typing import Any
 from pydantic import Field
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.base.text import counted
-from hpc_mp.job.errors import dotted, shown
+from hpc_mp.base.text import counted, shown
+from hpc_mp.job.errors import dotted
 from hpc_mp.job.values import Count, Section, leaves, toml_value
 
 MOST_RUNS = 1000  # Slurm's arrays have at most 1,001 elements unless a site sets MaxArraySize

@@ -11,8 +11,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.job.errors import dotted, shown, wrong
-from hpc_mp.job.schedules import NAMES, TABLE, is_schedule
+from hpc_mp.base.text import shown
+from hpc_mp.job.errors import dotted, wrong
+from hpc_mp.layout.schedule.names import AT, NAMES, TABLE, is_schedule
 
 LEVELS = 32  # nesting of tables and lists; a Hugging Face configuration has three
 SURROGATE = re.compile("[\ud800-\udfff]")
@@ -106,7 +107,6 @@ def _are_betas(value: Any) -> bool:
 
 
 PARTITIONS = ("auto", "uniform", "parameters", "cost", "profile")
-AT = "at:"  # followed by a regular expression
 OFFLOADED = ("optimizer", "parameters", "activations")
 ONE_LINE = re.compile(r"[^\x00-\x1f\x7f]+")
 TIME = re.compile(r"\d{1,9}|\d{1,9}:\d\d?|(\d{1,9}-)?\d{1,9}:\d\d?:\d\d?|\d{1,9}-\d{1,9}(:\d\d?)?")

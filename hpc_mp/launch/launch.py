@@ -15,6 +15,7 @@ from hpc_mp.cluster.slurm.inside import decide
 from hpc_mp.cluster.slurm.releases import Version
 from hpc_mp.job import AnySpec, JobSpec, ProgramSpec, load_sweep
 from hpc_mp.job.inputs import find_files, find_program
+from hpc_mp.job.layout import read_config
 from hpc_mp.job.sweep import Sweep
 from hpc_mp.job.values import seconds_of
 from hpc_mp.launch import sweep
@@ -30,7 +31,6 @@ from hpc_mp.launch.resume import Resumed, resuming
 from hpc_mp.launch.run_files import check_writable, next_run, next_runs, script
 from hpc_mp.launch.summary import describe, table
 from hpc_mp.launch.training_text import TrainingText, check_text, counted_steps, estimated_steps, report_text, tokenizer_of
-from hpc_mp.layout.models import read_config
 from hpc_mp.report.conclude import conclude
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.history import saved_step

@@ -11,6 +11,7 @@ from hpc_mp.cluster.bandwidth import LinkRates, noted
 from hpc_mp.cluster.slurm.inside import Where
 from hpc_mp.cluster.slurm.releases import Version
 from hpc_mp.job import AnySpec, JobSpec, Spec
+from hpc_mp.job.layout import check_job, check_pretrained, layout_of, profile_of, read_shape, stage_cut, undivided
 from hpc_mp.job.resolution import MachineChoices, Resolution, ResolvedKey, cut, resolved
 from hpc_mp.launch.choices import GpuRequest, avoid, avoided, choose_profile, spare
 from hpc_mp.launch.depends import NONE, Dependencies
@@ -18,15 +19,17 @@ from hpc_mp.launch.facts import ClusterFacts
 from hpc_mp.launch.fit import with_node_memory
 from hpc_mp.launch.render import ScriptTemplate
 from hpc_mp.launch.resume import rate_schedule
-from hpc_mp.layout.models import ModelShape, check_layout, check_pretrained, family_of, left_whole, read_shape, stage_cut
+from hpc_mp.layout.layout import Layout
+from hpc_mp.layout.models import ModelShape, family_of, left_whole
 from hpc_mp.layout.placement import Placement, place
+from hpc_mp.layout.stages import StageCut
 from hpc_mp.planner.activations import chunk_counts
 from hpc_mp.planner.device import Device, check_memory, check_offload
 from hpc_mp.planner.hosts import expected_slow_links
 from hpc_mp.planner.measured_cut import measured_cut
-from hpc_mp.planner.memory import cut_of, state_bytes
+from hpc_mp.planner.memory import state_bytes
 from hpc_mp.planner.order import RankOrder, choose_rank_order
-from hpc_mp.planner.traffic import degrees_of, reduce_choice, traffic_of
+from hpc_mp.planner.traffic import reduce_choice, traffic_of
 from hpc_mp.rundir import RunDirectory, find_run
 from hpc_mp.rundir.checkpoints import complete_steps
 from hpc_mp.rundir.origin import check_resumable, counters_of
@@ -133,7 +136,7 @@ def compose(user_spec: JobSpec, where: Where, target: Target, slurm_version: Ver
             not exist.
     """
     shape = read_shape(user_spec)
-    check_layout(shape, user_spec)
+    check_job(user_spec, shape)
     check_pretrained(user_spec)
     if user_spec.checkpoint.resume is not None:
         check_resumable(f"checkpoint.resume = {user_spec.checkpoint.resume}",
@@ -143,23 +146,24 @@ def compose(user_spec: JobSpec, where: Where, target: Target, slurm_version: Ver
     bad = bad_nodes(ledger(facts.cluster), run=resumed.path if resumed else None) if facts.cluster is not None else {}
     measured = noted(facts.cluster)
     gpus = target.gpus(user_spec, facts)
-    layers, device = _layers(user_spec, shape, earlier), ResolvedKey("job.device", gpus.device.kind, gpus.device.why)
-    draft = resolved(user_spec, (device, *cut(layers)))  # gloo and NCCL do not send the same
-    traffic = traffic_of(draft, shape, layers.value)
+    layers = _layers(user_spec, shape, earlier)
+    draft = layout_of(resolved(user_spec, cut(layers)), shape)
+    traffic = traffic_of(draft, shape)
     order = choose_rank_order(draft, traffic, measured)
     resolution = _resolution(user_spec, shape, machine_choices(user_spec, target, facts, bad, gpus, measured), measured, layers,
-                             order, resumed)
+                             draft, order, resumed)
     resolution = replace(resolution, exclude=fitting(user_spec, resolution, target, facts, bad))
     spec = resolved(user_spec, resolution.keys)
-    placement = place(degrees_of(spec), resolution.order.value, spec.job.ranks_per_node, spec.parallel.rank_map)
-    held = state_bytes(shape, spec, layers.value)
+    layout = layout_of(spec, shape)
+    placement = place(layout.degrees, resolution.order.value, layout.ranks_per_node, layout.rank_map)
+    held = state_bytes(layout, shape)
     state = tuple(held[rank.pp, rank.tp] for rank in placement.ranks)
-    check_offload(spec.parallel, gpus.device)
+    check_offload(layout, gpus.device)
     on_cpu = gpus.device.kind == "cpu"  # its memory is the host's
     computes_on = with_node_memory(gpus.device, spec, facts, [rank.node for rank in placement.ranks])
     check_memory([share.total + on_cpu * share.host for share in state], computes_on)
     record = RunPlan(layers.value, traffic, state, order.seconds, tuple(key for key in resolution.keys if key.why),
-                     chunk_counts(spec), where.place)
+                     chunk_counts(layout), where.place)
     return TrainingPlan(
         user_spec=user_spec, resolution=resolution, spec=spec, where=where, shape=shape, placement=placement,
         device=computes_on, record=record, facts=facts, measured=measured,
@@ -207,25 +211,33 @@ def newest_run(spec: AnySpec) -> RunDirectory | None:
         return None
 
 
+def stages_of(spec: JobSpec, shape: ModelShape) -> StageCut:
+    """Return the stages of a job, with the reason. With a measured profile and no ``memory_weight``, the planner weighs. Raises
+    HpcMpError if the profile is missing, or is a profile of something else."""
+    if spec.parallel.partition == "profile" and spec.parallel.memory_weight is None:
+        return measured_cut(undivided(spec), shape, profile_of(spec, shape))
+    return stage_cut(spec, shape)
+
+
 def _layers(spec: JobSpec, shape: ModelShape, earlier: RunPlan | None) -> ResolvedKey[tuple[int, ...]]:
     auto, expected = spec.parallel.partition == "auto", (spec.stages, shape.layers)
     if auto and earlier is not None and (len(earlier.layers), sum(earlier.layers)) == expected:
         return ResolvedKey("parallel.partition", earlier.layers, "as in the run that is resumed")
-    chosen = measured_cut(spec, shape) if spec.parallel.partition == "profile" else stage_cut(spec, shape)
+    chosen = stages_of(spec, shape)
     return ResolvedKey("parallel.partition", chosen.layers, chosen.why)
 
 
 def _resolution(
     spec: JobSpec, shape: ModelShape, machine: MachineChoices, measured: LinkRates | None, layers: ResolvedKey[tuple[int, ...]],
-    order: RankOrder, resumed: RunDirectory | None,
+    layout: Layout, order: RankOrder, resumed: RunDirectory | None,
 ) -> Resolution:
     slow = expected_slow_links(spec.parallel.rank_map, spec.job.nodes, measured)
-    unsplit = left_whole(family_of(shape.model_type), shape, cut_of(spec))
+    unsplit = left_whole(family_of(shape.model_type), shape, layout.tensor_cut())
     replicated = f"on every tensor rank: {unsplit}" if unsplit else ""
     return Resolution(
         machine.device, machine.gpu_request, machine.gpu_type, machine.exclude, machine.profile,
         layers=layers, tensor_modules=ResolvedKey("parallel.tensor_modules", spec.parallel.tensor_modules, replicated),
-        reduce=reduce_choice(spec, shape, layers.value),
+        reduce=reduce_choice(layout, shape, spec.parallel.reduce),
         order=ResolvedKey("parallel.order", order.letters, "; ".join(filter(None, (order.why, slow)))),
         schedule=rate_schedule(spec, resumed or (None if spec.checkpoint.resume is None
                                                  else find_run(Path(spec.checkpoint.resume)))))

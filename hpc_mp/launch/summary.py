@@ -9,6 +9,7 @@ from typing import Any
 from hpc_mp.base.text import counted, memory_size
 from hpc_mp.cluster.slurm.options import options_of
 from hpc_mp.job import AnySpec, ProgramSpec
+from hpc_mp.job.layout import layout_of
 from hpc_mp.job.program import of_engine
 from hpc_mp.job.resolution import ResolvedKey
 from hpc_mp.job.values import toml_value
@@ -133,7 +134,7 @@ def _state(plan: TrainingPlan) -> str:
 def _backwards(plan: TrainingPlan) -> str:
     """Return the state that ranks keep for their backwards, as far as it is known before the start."""
     spec, chunks = plan.spec, plan.record.chunks
-    inputs = kept_inputs(plan.shape, spec, plan.record.layers)
+    inputs = kept_inputs(layout_of(spec, plan.shape), plan.shape)
     inputs_note = "" if inputs is None else f", which keeps {memory_size(inputs)} of each for the blocks of a stage"
     held, on_device, on_host = (max(getattr(chunk, attribute) for chunk in chunks) for attribute in ("held", "here", "away"))
     in_flight = f"{counted(held, 'microbatch', 'microbatches')} at most between forward and backward"

@@ -17,9 +17,9 @@ from hpc_mp.job import JobSpec
 from hpc_mp.job.epochs import samples_of, steps_of, with_steps
 from hpc_mp.job.first_rows import FirstRow, first_rows
 from hpc_mp.job.inputs import find_files, kind
+from hpc_mp.job.layout import read_shape
 from hpc_mp.job.tokenizer_files import check_tokenizer, find_tokenizer
 from hpc_mp.launch.listener import Listener
-from hpc_mp.layout.models import read_shape
 from hpc_mp.rundir.records import RankStatus
 
 SHOWN = 60  # characters of a text in the summary

@@ -9,15 +9,16 @@ also within a row. Its piece of a weight is a few rectangles (``boxes``), and ch
 The engine allocates this layout, and the planner counts it.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise, product
 from math import prod
+from typing import Literal
 
+from hpc_mp.layout.layout import Layout
+from hpc_mp.layout.models import Family, ModelShape, Weight, family_of
 from hpc_mp.layout.models.experts import ALL_EXPERTS, ExpertCut
-from hpc_mp.layout.models.family import Family, Weight
-from hpc_mp.layout.models.shape import ModelShape
-from hpc_mp.layout.models.tensor import TensorCut, part_of
+from hpc_mp.layout.models.tensor import TensorPart, part_of
 
 Box = tuple[slice, ...]  # a rectangle of a whole tensor
 
@@ -43,6 +44,10 @@ def stage_spans(layers: Sequence[int]) -> tuple[StageSpan, ...]:
                  for stage, (begin, end) in enumerate(pairwise(ends)))
 
 
+Sharers = Literal["tensor", "kv"]
+"""The ranks over which a gradient is a sum: all tensor ranks, or those of them with the same key-value heads."""
+
+
 @dataclass(frozen=True, slots=True)
 class ParameterSlot:
     """A weight in a unit.
@@ -52,8 +57,9 @@ class ParameterSlot:
         begin: its first element in the unit.
         cut: True if tensor ranks compute different results with this weight, False if all compute the same.
         copies: number of tensor ranks that have this part; all of them if it is the whole weight.
-        replica: number of this copy; the first copy counts in checkpoints and norms.
-        partial: True if each of the copies computes only a share of the gradient.
+        replica: number of this copy.
+        shares: ranks whose gradients of this part are shares of a sum; None: each has the whole gradient.
+        counts: True for the one copy that counts in checkpoints and norms.
     """
 
     weight: Weight
@@ -62,7 +68,8 @@ class ParameterSlot:
     cut: bool = False
     copies: int = 1
     replica: int = 0
-    partial: bool = False
+    shares: Sharers | None = None
+    counts: bool = True
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -91,12 +98,35 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
+class Tie:
+    """Weights with which several modules compute, such as an embedding that is also the head.
+
+    Attributes:
+        stages: that have a copy; the gradient is a sum over them.
+        counts: True if this rank's copy is that of the first of them, which counts in checkpoints and norms.
+    """
+
+    stages: tuple[int, ...]
+    counts: bool
+
+
+@dataclass(frozen=True, slots=True)
 class FlatLayout:
-    """One unit of a tensor rank: its weights one after another, and its number of parts."""
+    """One unit of a tensor rank: its weights one after another, and its number of parts.
+
+    Attributes:
+        tie: the stages that have the same unit, of a unit with which several modules compute; None: one module of one stage.
+    """
 
     unit: str
     slots: tuple[ParameterSlot, ...]
     shards: int
+    tie: Tie | None = None
+
+    @property
+    def tied(self) -> bool:
+        """True if several modules of a stage compute with it, so that a backward brings several gradients."""
+        return self.tie is not None
 
     @property
     def of_experts(self) -> bool:
@@ -163,36 +193,57 @@ def unit_weights(family: Family, shape: ModelShape, span: StageSpan, expert: Exp
     return {unit: weights for unit, weights in units.items() if weights}
 
 
-def rank_units(family: Family, shape: ModelShape, spans: Iterable[StageSpan], tensor: TensorCut, shards: int,
-               expert: ExpertCut = ALL_EXPERTS) -> dict[str, FlatLayout]:
-    """Return the units of a rank that holds these stages. A tied weight appears once, even if the rank has both ends."""
+def rank_units(layout: Layout, shape: ModelShape, spans: Iterable[StageSpan], tensor: int = 0, expert: int = 0,
+               ) -> dict[str, FlatLayout]:
+    """Return the units of a rank with these stages and these tensor and expert coordinates. A tied weight appears once, even if
+    the rank has both ends."""
+    spans, family, experts = list(spans), family_of(shape.model_type), layout.expert_cut(expert)
     weights: dict[str, list[Weight]] = {}
     for span in spans:
-        weights |= unit_weights(family, shape, span, expert)
-    return {unit: _laid_out(unit, family, group, tensor, shards, expert) for unit, group in weights.items()}
+        weights |= unit_weights(family, shape, span, experts)
+    cut, ends = layout.tensor_cut(tensor), Tie(tuple({0, layout.stages - 1}), any(span.first for span in spans))
+    return flat_units(layout, weights, lambda weight: part_of(family, shape, weight, cut), experts, {TIED: ends})
 
 
-def _laid_out(unit: str, family: Family, weights: Iterable[Weight], tensor: TensorCut, shards: int,
-              expert: ExpertCut) -> FlatLayout:
-    """Lay out a unit. Matrices come before vectors, which mostly have no weight decay, so that the optimizer updates long
-    stretches. Within both, the parts that several tensor ranks share are adjacent, so that their gradients are summed in few
-    messages."""
-    parts = [(weight, part_of(family, weight, tensor)) for weight in weights]
-    slots: list[ParameterSlot] = []
+def flat_units(layout: Layout, weights: Mapping[str, Sequence[Weight]], part: Callable[[Weight], TensorPart], expert: ExpertCut,
+               ties: Mapping[str, Tie]) -> dict[str, FlatLayout]:
+    """Return units of a rank by name.
+
+    Args:
+        weights: of every unit.
+        part: a weight's part on this tensor rank.
+        ties: of the units with which several modules compute.
+    """
+    units = {}
+    for unit, group in weights.items():
+        tie = ties.get(unit)
+        slots = tuple(_slots(layout, group, part, expert, copied=tie is not None and not tie.counts))
+        units[unit] = FlatLayout(unit, slots, expert.shards if unit.endswith(EXPERTS) else layout.shard_degree, tie)
+    return units
+
+
+def _slots(layout: Layout, weights: Iterable[Weight], part_on_rank: Callable[[Weight], TensorPart], expert: ExpertCut,
+           copied: bool) -> Iterator[ParameterSlot]:
+    """Yield the slots of a unit. Matrices come before vectors, which mostly have no weight decay, so that the optimizer updates
+    long stretches. Within both, the parts that several tensor ranks share are adjacent, so that their gradients are summed in few
+    messages. ``copied``: another stage's copy of these weights counts."""
+    parts = [(weight, part_on_rank(weight)) for weight in weights]
     begin = 0
-    for weight, part in sorted(parts, key=lambda pair: (len(pair[0].shape) == 1, pair[0].cut is None, pair[1].copies)):
+    for weight, part in sorted(parts, key=lambda pair: (len(pair[0].shape) < 2, pair[0].cut is None, pair[1].copies)):
         box = (expert.part(weight.shape[0]), *part.box[1:]) if weight.experts else part.box
-        slots.append(ParameterSlot(weight, box, begin, part.cut, part.copies, part.replica, part.partial))
-        begin += slots[-1].size
-    layout = FlatLayout(unit, tuple(slots), shards)
-    return replace(layout, shards=expert.shards) if layout.of_experts else layout
+        shares: Sharers | None = "kv" if part.partial and part.cut else None
+        if not part.cut and layout.degrees.tensor > 1 and (part.partial or layout.sequence_parallel):
+            shares = "tensor"
+        slot = ParameterSlot(weight, box, begin, part.cut, part.copies, part.replica, shares, part.replica == 0 and not copied)
+        begin += slot.size
+        yield slot
 
 
 def boxes(shape: tuple[int, ...], begin: int, end: int) -> Iterator[Box]:
     """Yield the rectangles that cover the elements ``begin`` to ``end`` of a row-major array, in order: at most two for each
     dimension but the last, and one more."""
-    if len(shape) == 1:
-        yield (slice(begin, end),)
+    if len(shape) < 2:
+        yield (slice(begin, end),) if shape else ()
         return
     row = prod(shape[1:])
     top, within = divmod(begin, row)
@@ -227,7 +278,9 @@ def stretches(sizes: tuple[int, ...], box: Box) -> Iterator[tuple[int, int]]:
 def pieces(shape: tuple[int, ...], limit: int) -> Iterator[Box]:
     """Yield rectangles that make up a tensor, in the order of its elements, each of at most ``limit`` elements."""
     row = prod(shape[1:])
-    if row > limit:
+    if not shape:
+        yield ()
+    elif row > limit:
         for at in range(shape[0]):
             for inner in pieces(shape[1:], limit):
                 yield slice(at, at + 1), *inner

@@ -15,30 +15,29 @@ numbers for each token. These are few chunks under 1F1B, whose last stage holds 
 same.
 """
 
-from collections.abc import Sequence
-
-from hpc_mp.job import JobSpec
 from hpc_mp.layout.flat import blocks_together
+from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.models import ModelShape
-from hpc_mp.layout.schedule import Residency, peak_away, peak_in_flight, peak_resident, residency, schedule_of
+from hpc_mp.layout.schedule import Residency, peak_away, peak_in_flight, peak_resident, residency
+from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.planner.memory import BYTES
 from hpc_mp.rundir.plan import ChunkCounts
 
 
-def chunk_counts(spec: JobSpec) -> tuple[ChunkCounts, ...]:
+def chunk_counts(layout: Layout) -> tuple[ChunkCounts, ...]:
     """Return for every pipeline rank its peak number of chunks between forward and backward, and where their activations are."""
     counts = []
-    for actions in schedule_of(spec).ranks:
-        plan = Residency() if spec.offload_horizon is None else residency(actions, spec.offload_horizon)
+    for actions in schedule_of(layout).ranks:
+        plan = Residency() if layout.offload_horizon is None else residency(actions, layout.offload_horizon)
         counts.append(ChunkCounts(peak_in_flight(actions), peak_resident(actions, plan), peak_away(actions, plan)))
     return tuple(counts)
 
 
-def kept_inputs(shape: ModelShape, spec: JobSpec, layers: Sequence[int]) -> int | None:
+def kept_inputs(layout: Layout, shape: ModelShape) -> int | None:
     """Return the bytes of the inputs that a chunk of the stage with most layers keeps, under ``full`` and ``every-N``; None
     otherwise, because those bytes are counted and not predicted."""
-    together = blocks_together(spec.parallel.recompute)
+    together = blocks_together(layout.recompute)
     if together is None:
         return None
-    _, computed = BYTES[spec.train.precision]
-    return -(-max(layers) // together) * spec.microbatch_size * spec.data.sequence_length * shape.hidden * computed
+    _, computed = BYTES[layout.precision]
+    return -(-max(layout.layers) // together) * layout.samples * layout.sequence * shape.hidden * computed

@@ -12,8 +12,8 @@ import psutil
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import memory_size
 from hpc_mp.cluster.node.nvidia_smi import Gpu, find_gpus
-from hpc_mp.job.parallel import Parallel
 from hpc_mp.job.values import toml_value
+from hpc_mp.layout.layout import Layout
 
 Asked = Literal["auto", "cpu", "cuda"]
 
@@ -79,10 +79,10 @@ def check_memory(state: Sequence[int], device: Device) -> None:
                 "use a smaller model, parallel.zero = 3, optimizer = \"sgd\", a narrower precision or a larger machine")
 
 
-def check_offload(parallel: Parallel, device: Device) -> None:
+def check_offload(layout: Layout, device: Device) -> None:
     """Refuse to offload into the memory that holds everything already. Raises HpcMpError."""
-    if "optimizer" in parallel.offload and parallel.offload_directory is None and device.kind == "cpu":
-        raise HpcMpError(f"parallel.offload = {toml_value(parallel.offload)}",
+    if "optimizer" in layout.offload and layout.offload_directory is None and device.kind == "cpu":
+        raise HpcMpError(f"parallel.offload = {toml_value(layout.offload)}",
                          "has no effect on CPUs: their memory is the host's",
                          "name a disk of the nodes with parallel.offload_directory, or leave it out")
 

@@ -8,28 +8,25 @@ fullest of its stages. Tensor and context ranks have equal shares of activations
 from dataclasses import replace
 
 from hpc_mp.base.text import memory_size
-from hpc_mp.job import JobSpec
 from hpc_mp.layout.flat import stage_spans
-from hpc_mp.layout.models import ModelProfile, ModelShape, StageCut, read_profile, stage_cut
-from hpc_mp.layout.schedule import schedule_of
+from hpc_mp.layout.layout import Layout
+from hpc_mp.layout.model_profile import ModelProfile
+from hpc_mp.layout.models import ModelShape
+from hpc_mp.layout.schedule_of import schedule_of
+from hpc_mp.layout.stages import Partition, StageCut, cut_stages
 from hpc_mp.planner.activations import chunk_counts
 from hpc_mp.planner.memory import state_bytes
 
 WEIGHTS = tuple(tenths / 10 for tenths in range(11))  # of memory; the rest is the weight of time
 
 
-def measured_cut(spec: JobSpec, shape: ModelShape) -> StageCut:
-    """Return the stages of a job with ``partition = "profile"``.
-
-    ``memory_weight`` counts as the job states it. If it is left out, the smallest weight with which every rank fits is taken; if
-    none fits, the weight whose fullest rank holds least. Raises HpcMpError if the profile is missing, or is a profile of
-    something else.
-    """
-    profile = read_profile(spec, shape)
-    if spec.parallel.memory_weight is not None or profile.memory is None:
-        return stage_cut(spec, shape)
-    cuts = [stage_cut(_weighed(spec, weight), shape) for weight in WEIGHTS]
-    needs = [fullest(cut.layers, profile, spec, shape) for cut in cuts]
+def measured_cut(layout: Layout, shape: ModelShape, profile: ModelProfile) -> StageCut:
+    """Return the stages of a measured model with the smallest weight of memory with which every rank fits into the measured
+    device; if none fits, with the weight whose fullest rank holds least."""
+    cuts = [cut_stages(layout, shape, Partition("profile", profile, weight)) for weight in WEIGHTS]
+    if profile.memory is None:
+        return cuts[0]
+    needs = [fullest(replace(layout, layers=cut.layers), shape, profile) for cut in cuts]
     fits = next((number for number, need in enumerate(needs) if need <= profile.memory), None)
     if fits == 0:
         return cuts[0]
@@ -40,19 +37,16 @@ def measured_cut(spec: JobSpec, shape: ModelShape) -> StageCut:
     return replace(cuts[chosen], why=f"{cuts[chosen].why}; memory_weight {WEIGHTS[chosen]}{beyond}{still}")
 
 
-def _weighed(spec: JobSpec, weight: float) -> JobSpec:
-    return spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"memory_weight": weight})})
-
-
-def fullest(layers: tuple[int, ...], profile: ModelProfile, spec: JobSpec, shape: ModelShape) -> int:
+def fullest(layout: Layout, shape: ModelShape, profile: ModelProfile) -> int:
     """Return the bytes of the rank that holds most: state and activations."""
-    sizes = [profile.embedding.activations * span.first + profile.block.activations * len(span.layers)
-            + profile.head.activations * span.last for span in stage_spans(layers)]
-    shares = spec.parallel.tensor * spec.parallel.context
-    state, placement = state_bytes(shape, spec, layers), schedule_of(spec).placement
+    kinds = shape.kinds
+    sizes = [profile.embedding.activations * span.first + sum(profile.blocks[kinds[layer]].activations for layer in span.layers)
+            + profile.head.activations * span.last for span in stage_spans(layout.layers)]
+    degrees = layout.degrees
+    state, placement = state_bytes(layout, shape), schedule_of(layout).placement
     needs = []
-    for rank, chunks in enumerate(chunk_counts(spec)):
+    for rank, chunks in enumerate(chunk_counts(layout)):
         largest = max(size for size, holder in zip(sizes, placement, strict=True) if holder == rank)
-        held = max(state[rank, tensor].total for tensor in range(spec.parallel.tensor))
-        needs.append(held + chunks.here * largest // shares)
+        held = max(state[rank, tensor].total for tensor in range(degrees.tensor))
+        needs.append(held + chunks.here * largest // (degrees.tensor * degrees.context))
     return max(needs)

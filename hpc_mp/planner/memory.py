@@ -25,57 +25,50 @@ have a row for them, count as optimizer bytes. Then units without other shards a
 
 from collections import Counter
 
-from hpc_mp.job import JobSpec
 from hpc_mp.layout.flat import FlatLayout, blocks_together, rank_units, stage_spans
-from hpc_mp.layout.models import ModelShape, TensorCut, expert_cut, family_of
+from hpc_mp.layout.layout import Layout
+from hpc_mp.layout.models import ModelShape
 from hpc_mp.layout.offload import BUFFERS, chunk_elements
-from hpc_mp.layout.schedule import schedule_of
+from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.rundir.plan import StateBytes
 
 # precision -> bytes of a master parameter and of a gradient sum, and of a parameter in the compute format
 BYTES = {"fp64": (8, 8), "fp32": (4, 4), "bf16": (4, 2), "fp16": (4, 2)}
-SLOTS = {"adamw": 2, "sgd": 0}  # tensors of optimizer state per parameter, in the master's format
 
 
-def state_bytes(shape: ModelShape, spec: JobSpec, layers: tuple[int, ...]) -> dict[tuple[int, int], StateBytes]:
-    """Return the state of the ranks at (pipeline, tensor) coordinates at the peak of a step, whatever their data coordinate.
-    ``layers``: layers of every stage."""
-    return {(pipeline, tensor): _bytes(spec, list(units_of(shape, spec, layers, pipeline, tensor).values()))
-            for pipeline in range(spec.parallel.pipeline) for tensor in range(spec.parallel.tensor)}
+def state_bytes(layout: Layout, shape: ModelShape) -> dict[tuple[int, int], StateBytes]:
+    """Return the state of the ranks at (pipeline, tensor) coordinates at the peak of a step, whatever their data coordinate."""
+    return {(pipeline, tensor): _bytes(layout, list(units_of(layout, shape, pipeline, tensor).values()))
+            for pipeline in range(layout.degrees.pipeline) for tensor in range(layout.degrees.tensor)}
 
 
-def cut_of(spec: JobSpec, rank: int = 0) -> TensorCut:
-    """Return the cut of a rank of the tensor axis."""
-    return TensorCut(spec.parallel.tensor, rank, spec.parallel.tensor_modules)
-
-
-def units_of(shape: ModelShape, spec: JobSpec, layers: tuple[int, ...], pipeline: int, tensor: int) -> dict[str, FlatLayout]:
+def units_of(layout: Layout, shape: ModelShape, pipeline: int, tensor: int) -> dict[str, FlatLayout]:
     """Return the flat units of a rank at these coordinates, by name."""
-    spans = stage_spans(layers)
-    held = [spans[stage] for stage, holder in enumerate(schedule_of(spec).placement) if holder == pipeline]
-    return rank_units(family_of(shape.model_type), shape, held, cut_of(spec, tensor), spec.shard_degree, expert_cut(spec))
+    spans = stage_spans(layout.layers)
+    held = [spans[stage] for stage, holder in enumerate(schedule_of(layout).placement) if holder == pipeline]
+    return rank_units(layout, shape, held, tensor)
 
 
-def _bytes(spec: JobSpec, units: list[FlatLayout]) -> StateBytes:
-    master, computed = BYTES[spec.train.precision]
-    slots = SLOTS[spec.train.optimizer] + (spec.train.optimizer == "sgd" and spec.train.momentum > 0)
+def _bytes(layout: Layout, units: list[FlatLayout]) -> StateBytes:
+    master, computed = BYTES[layout.precision]
+    slots = layout.optimizer_slots
     part = sum(unit.part for unit in units)
     cut = [unit for unit in units if unit.shards > 1]
-    parted = cut if spec.reduce == "microbatch" else []
-    away = "parameters" in spec.parallel.offload
-    gathered = units if away else cut if spec.parallel.zero == 3 else []
-    together = 1 + (blocks_together(spec.parallel.recompute) or 1)
+    parted = cut if layout.reduce == "microbatch" else []
+    away = "parameters" in layout.offload
+    gathered = units if away else cut if layout.zero == 3 else []
+    together = 1 + (blocks_together(layout.recompute) or 1)
     inside = sum(unit.part for unit in units if unit not in gathered) if master == computed else 0  # masters in parameters
     masters = (part - inside) * master
     parameters = _whole(units, gathered, together) * computed + (0 if away else masters)
     host = masters + (part * computed if master != computed else 0) if away else 0
     gradients = (sum(unit.part for unit in parted) + _whole(units, parted, 1)) * master
     optimizer = part * slots * master
-    state_away = "optimizer" in spec.parallel.offload
+    state_away = "optimizer" in layout.offload
     buffers = BUFFERS * chunk_elements(unit.part for unit in units) * (slots + away) * master if away or state_away else 0
     if not state_away:
         return StateBytes(parameters, gradients, optimizer + buffers, host=host)
-    if spec.parallel.offload_directory is None:
+    if layout.offload_directory is None:
         return StateBytes(parameters, gradients, buffers, host=host + optimizer)
     return StateBytes(parameters, gradients, buffers, host=host, disk=optimizer)
 

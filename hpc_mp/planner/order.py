@@ -4,10 +4,9 @@ from dataclasses import dataclass
 
 from hpc_mp.base.text import data_rate, data_size, duration
 from hpc_mp.cluster.bandwidth import LinkRates
-from hpc_mp.job import JobSpec
+from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.placement import ORDERS, ORDERS_WITH_CONTEXT, Degrees, RankMap, normalize_order, place
 from hpc_mp.planner.links import node_loads
-from hpc_mp.planner.traffic import degrees_of
 from hpc_mp.rundir.plan import Traffic
 
 DEFAULT_BANDWIDTH = 25e9
@@ -37,20 +36,19 @@ class RankOrder:
     seconds: float | None = None
 
 
-def choose_rank_order(spec: JobSpec, traffic: Traffic, measured: LinkRates | None = None) -> RankOrder:
-    """Return the order of a job; for ``parallel.order = "auto"`` the order in which a step waits least.
+def choose_rank_order(layout: Layout, traffic: Traffic, measured: LinkRates | None = None) -> RankOrder:
+    """Return the order of a layout; for "auto" the order in which a step waits least.
 
     Args:
         traffic: traffic of the job.
         measured: the doctor's measurement of this cluster; the median rate counts, because the nodes are not known yet.
     """
-    requested, p = spec.parallel.order, spec.parallel
-    if requested != "auto":
-        return RankOrder(normalize_order(requested, p.context), f"parallel.order = {requested}")
+    if layout.order != "auto":
+        return RankOrder(normalize_order(layout.order, layout.degrees.context), f"parallel.order = {layout.order}")
     usual = measured.usual if measured is not None and measured.recent() else None
-    order, costs = cheapest_order(degrees_of(spec), traffic, spec.job.ranks_per_node,
-                                  DEFAULT_BANDWIDTH if usual is None else usual * 1e9, rank_map=p.rank_map)
-    if spec.job.nodes == 1:
+    order, costs = cheapest_order(layout.degrees, traffic, layout.ranks_per_node,
+                                  DEFAULT_BANDWIDTH if usual is None else usual * 1e9, rank_map=layout.rank_map)
+    if layout.nodes == 1:
         return RankOrder(order, "one node: no traffic leaves it")
     waited = [cost.waited for cost in costs]
     reason = f"a step waits for {data_size(min(waited))} on links between nodes, in the worst order {data_size(max(waited))}"

@@ -39,15 +39,15 @@ layer, once more if it is recomputed. tests/planner/test_traffic.py counts the s
 """
 
 import math
+from dataclasses import replace
 
 from hpc_mp.base.text import data_size, memory_size
-from hpc_mp.job import JobSpec
-from hpc_mp.job.resolution import ResolvedKey, resolved
+from hpc_mp.job.resolution import ResolvedKey
 from hpc_mp.layout.flat import EMBEDDING, TIED, FlatLayout, StageSpan, blocks_together, stage_spans
-from hpc_mp.layout.models import ModelShape, expert_capacity, expert_cut, family_of
-from hpc_mp.layout.placement import Degrees
-from hpc_mp.layout.schedule import schedule_of
-from hpc_mp.planner.memory import BYTES, cut_of, state_bytes, units_of
+from hpc_mp.layout.layout import Layout, Reduce
+from hpc_mp.layout.models import Family, ModelShape, expert_capacity, family_of
+from hpc_mp.layout.schedule_of import schedule_of
+from hpc_mp.planner.memory import BYTES, state_bytes, units_of
 from hpc_mp.rundir.plan import Traffic
 
 AXES = ("tp", "cp", "cp_pairs", "pp", "ep", "dp", "replicas", "expert_dp", "expert_replicas", "tied")
@@ -56,98 +56,95 @@ CHOICE = 4  # bytes of a token's choice of an expert
 LOSS_NUMBERS = 3  # per token and microbatch: the greatest logit, the sum of exponentials, the label's logit
 
 
-def degrees_of(spec: JobSpec) -> Degrees:
-    p = spec.parallel
-    return Degrees(tensor=p.tensor, pipeline=p.pipeline, data=spec.data_degree, context=p.context, expert=p.expert)
-
-
-def traffic_of(spec: JobSpec, shape: ModelShape, layers: tuple[int, ...]) -> Traffic:
-    """Return for every axis the traffic of the pipeline place that sends most. ``layers``: of every stage."""
-    places = [rank_traffic(spec, shape, layers, place) for place in range(spec.parallel.pipeline)]
+def traffic_of(layout: Layout, shape: ModelShape) -> Traffic:
+    """Return for every axis the traffic of the pipeline place that sends most."""
+    places = [rank_traffic(layout, shape, place) for place in range(layout.degrees.pipeline)]
     return Traffic(**{axis: max(getattr(place, axis) for place in places) for axis in AXES}, shards=places[0].shards,
                    expert_shards=places[0].expert_shards)
 
 
-def reduce_choice(spec: JobSpec, shape: ModelShape, layers: tuple[int, ...]) -> ResolvedKey[str]:
-    """Return when gradients are summed, and the cost of each alternative; no reason if ranks keep whole gradients anyway."""
-    p, m, key = spec.parallel, spec.microbatches, "parallel.reduce"
-    if p.zero < 2 or spec.shard_degree == 1 or (m == 1 and p.reduce == "auto"):
-        return ResolvedKey(key, spec.reduce)
+def reduce_choice(layout: Layout, shape: ModelShape, requested: str) -> ResolvedKey[str]:
+    """Return when gradients are summed, and the cost of each alternative; no reason if ranks keep whole gradients anyway.
+    ``requested``: "auto", or what the job states."""
+    m, key, chosen = layout.microbatches, "parallel.reduce", layout.reduce
+    if layout.zero < 2 or layout.shard_degree == 1 or (m == 1 and requested == "auto"):
+        return ResolvedKey(key, chosen)
     if m == 1:
-        return ResolvedKey(key, spec.reduce, "summed once: a step has one microbatch")
-    when = {"microbatch": f"after each of {m} microbatches", "step": "once per step"}
+        return ResolvedKey(key, chosen, "summed once: a step has one microbatch")
+    when: dict[Reduce, str] = {"microbatch": f"after each of {m} microbatches", "step": "once per step"}
     costs = {}
     for way in when:
-        job = resolved(spec, [ResolvedKey(key, way)])
-        held = max(state.total for state in state_bytes(shape, job, layers).values())
-        sent = traffic_of(job, shape, layers).data
+        candidate = replace(layout, reduce=way)
+        held = max(state.total for state in state_bytes(candidate, shape).values())
+        sent = traffic_of(candidate, shape).data
         costs[way] = f"{data_size(sent)} per step over the data axis and holds {memory_size(held)}"
-    other, = when.keys() - {spec.reduce}
-    source = f"the default of ZeRO-{p.zero}" if p.reduce == "auto" else "as requested"
-    return ResolvedKey(key, spec.reduce, f"summed {when[spec.reduce]}, {source}: a rank sends {costs[spec.reduce]} of state; "
-                                         f"{when[other]} it sends {costs[other]}")
+    other, = when.keys() - {chosen}
+    source = f"the default of ZeRO-{layout.zero}" if requested == "auto" else "as requested"
+    return ResolvedKey(key, chosen, f"summed {when[chosen]}, {source}: a rank sends {costs[chosen]} of state; "
+                                    f"{when[other]} it sends {costs[other]}")
 
 
-def rank_traffic(spec: JobSpec, shape: ModelShape, layers: tuple[int, ...], pipeline: int) -> Traffic:
+def rank_traffic(layout: Layout, shape: ModelShape, pipeline: int) -> Traffic:
     """Return the bytes that the first rank at a place of the pipeline sends along each axis."""
-    p, m = spec.parallel, spec.microbatches
-    master, computed = BYTES[spec.train.precision]
-    spans, placement = stage_spans(layers), schedule_of(spec).placement
+    degrees, m = layout.degrees, layout.microbatches
+    master, computed = BYTES[layout.precision]
+    spans, placement = stage_spans(layout.layers), schedule_of(layout).placement
     held = [stage for stage, holder in enumerate(placement) if holder == pipeline]
     first, last = 0 in held, len(spans) - 1 in held
-    tokens = spec.data.sequence_length // p.context
-    shares = p.tensor if p.sequence else 1  # of a rank's tokens, between cut layers
-    activation = spec.microbatch_size * -(-tokens // shares) * shape.hidden * computed
-    units = units_of(shape, spec, layers, pipeline, 0)
-    tensor = _tensor_axis(spec, shape, [spans[stage] for stage in held], shares * activation)
+    tokens = layout.sequence // degrees.context
+    shares = degrees.tensor if layout.sequence_parallel else 1  # of a rank's tokens, between cut layers
+    activation = layout.samples * -(-tokens // shares) * shape.hidden * computed
+    units = units_of(layout, shape, pipeline, 0)
+    tensor = _tensor_axis(layout, shape, [spans[stage] for stage in held], shares * activation)
     onward = sum(stage + 1 < len(spans) and placement[stage + 1] != pipeline for stage in held)
     back = sum(stage > 0 and placement[stage - 1] != pipeline for stage in held)
     copied = TIED in units and not (first and last)
-    same, expert = spec.state_degree // p.expert, expert_cut(spec)
-    rank_spans = [spans[stage] for stage in held]
-    dp, replicas = _data_axis(spec, _kind(units, False), spec.state_degree, spec.shard_degree, first, last)
-    expert_dp, expert_replicas = _data_axis(spec, _kind(units, True), same, expert.shards, False, False)
-    cp, cp_pairs = _context_axis(spec, shape, rank_spans)
-    choices_tp, choices_cp = _choices(spec, shape, rank_spans)
+    same, expert = layout.state_degree // degrees.expert, layout.expert_cut()
+    rank_spans, family = [spans[stage] for stage in held], family_of(shape.model_type)
+    dp, replicas = _data_axis(layout, family, _kind(units, False), layout.state_degree, layout.shard_degree, first, last)
+    expert_dp, expert_replicas = _data_axis(layout, family, _kind(units, True), same, expert.shards, False, False)
+    cp, cp_pairs = _context_axis(layout, shape, rank_spans)
+    choices_tp, choices_cp = _choices(layout, shape, rank_spans)
     return Traffic(
-        tp=tensor + _shared_gradients(spec, units) + choices_tp, cp=cp + choices_cp, cp_pairs=cp_pairs,
-        pp=float(m * activation * max(onward, back)), ep=_expert_axis(spec, shape, rank_spans), dp=dp, replicas=replicas,
+        tp=tensor + _shared_gradients(layout, units) + choices_tp, cp=cp + choices_cp, cp_pairs=cp_pairs,
+        pp=float(m * activation * max(onward, back)), ep=_expert_axis(layout, shape, rank_spans), dp=dp, replicas=replicas,
         expert_dp=expert_dp, expert_replicas=expert_replicas,
         tied=float(units[TIED].part * master) if copied else 0.0,
-        shards=_of_all(spec.shard_degree, spec.state_degree), expert_shards=_of_all(expert.shards, same))
+        shards=_of_all(layout.shard_degree, layout.state_degree), expert_shards=_of_all(expert.shards, same))
 
 
-def _tensor_axis(spec: JobSpec, shape: ModelShape, spans: list[StageSpan], activation: int) -> float:
+def _tensor_axis(layout: Layout, shape: ModelShape, spans: list[StageSpan], activation: int) -> float:
     """Return a tensor rank's bytes for these stages' activations, their gradients and the loss. ``activation``: bytes of one."""
-    family, cut = family_of(shape.model_type), cut_of(spec)
+    family, cut = family_of(shape.model_type), layout.tensor_cut()
     ends = heads = 0  # of cut layers: each has an all-reduce, or an all-gather and a reduce-scatter
     again = 0.0
     for span in spans:
-        for place, path in enumerate(f"{family.blocks}.{layer}" for layer in span.layers):
-            entered = sum(cut.cuts(f"{path}.{inner}") or (spec.parallel.sequence and inner == family.attention)
-                          for inner in family.enters)
-            left = sum(how == "row" and cut.cuts(family.module_of(f"{path}.{inner}.weight"))
-                       for inner, how in family.projections.items())
-            mixed = family.experts is not None and cut.cuts(family.module_of(f"{path}.{family.experts}.weight"))
+        for place, layer in enumerate(span.layers):
+            path, names = f"{family.blocks}.{layer}", {weight.name for weight in family.layer_weights(shape, layer)}
+            entered = sum(cut.cuts(family.module_of(shape, f"{path}.{inner}.weight"))
+                          or (layout.sequence_parallel and inner == family.attention) for inner in family.enters)
+            left = sum(how == "row" and weight in names and cut.cuts(family.module_of(shape, weight))
+                       for weight, how in ((f"{path}.{inner}.weight", how) for inner, how in family.projections.items()))
+            mixed = shape.experts_of(layer) > 0 and cut.cuts(family.module_of(shape, f"{path}.{family.experts}.weight"))
             left += mixed
             ends += entered + left
-            if (together := blocks_together(spec.parallel.recompute)) is not None:  # the forward's half of everything
+            if (together := blocks_together(layout.recompute)) is not None:  # the forward's half of everything
                 ends_group = (place + 1) % together == 0 or place + 1 == len(span.layers)
                 left -= mixed and ends_group  # a sum that no later computation needs is not recomputed
-                again += (entered + left) / 2 if spec.parallel.sequence else left
+                again += (entered + left) / 2 if layout.sequence_parallel else left
         ends += span.first and cut.cuts(family.embedding)
-        heads += span.last and cut.cuts(family.embedding if shape.tied else family.head)
-    loss = LOSS_NUMBERS * spec.microbatch_size * spec.data.sequence_length // spec.parallel.context * max(
-        4, BYTES[spec.train.precision][1])
-    return _ring_all_reduce(cut.size) * spec.microbatches * ((ends + again + heads) * activation + heads * loss)
+        heads += span.last and cut.cuts(family.head_module(shape))
+    loss = LOSS_NUMBERS * layout.samples * layout.sequence // layout.degrees.context * max(
+        4, BYTES[layout.precision][1])
+    return _ring_all_reduce(cut.size) * layout.microbatches * ((ends + again + heads) * activation + heads * loss)
 
 
-def _shared_gradients(spec: JobSpec, units: dict[str, FlatLayout]) -> float:
+def _shared_gradients(layout: Layout, units: dict[str, FlatLayout]) -> float:
     """Return the bytes that a tensor rank sends to sum gradients of which several ranks hold shares: those of shared key-value
     heads, and with sequence parallelism of all whole weights, whenever the data axis sums."""
-    slots = [(spec.microbatches if spec.reduce == "microbatch" and unit.shards > 1 else 1, slot)
-             for unit in units.values() for slot in unit.slots if slot.partial or spec.parallel.sequence]
-    return BYTES[spec.train.precision][0] * sum(times * _ring_all_reduce(slot.copies) * slot.size for times, slot in slots)
+    slots = [(layout.microbatches if layout.reduce == "microbatch" and unit.shards > 1 else 1, slot)
+             for unit in units.values() for slot in unit.slots if slot.shares]
+    return BYTES[layout.precision][0] * sum(times * _ring_all_reduce(slot.copies) * slot.size for times, slot in slots)
 
 
 def _kind(units: dict[str, FlatLayout], of_experts: bool) -> dict[str, FlatLayout]:
@@ -159,73 +156,75 @@ def _of_all(shards: int, ranks: int) -> int | None:
     return shards if 1 < shards < ranks else None
 
 
-def _expert_axis(spec: JobSpec, shape: ModelShape, spans: list[StageSpan]) -> float:
+def _expert_axis(layout: Layout, shape: ModelShape, spans: list[StageSpan]) -> float:
     """Return the bytes that a rank sends each other rank of its expert group, if routers choose all experts alike."""
-    p = spec.parallel
-    if p.expert == 1:
+    degrees = layout.degrees
+    if degrees.expert == 1:
         return 0.0
-    again = blocks_together(p.recompute) is not None
-    capacity = expert_capacity(spec.train.expert_capacity, spec.data.sequence_length, shape)
+    again = blocks_together(layout.recompute) is not None
+    capacity = expert_capacity(layout.expert_capacity, layout.sequence, shape)
     sent = 0.0
-    for layer in (layer for span in spans for layer in span.layers):
-        shares = p.context * _sharing_tensor_ranks(spec, shape, layer)
-        choices = -(-spec.data.sequence_length // shares) * shape.experts_per_token
+    for layer in (layer for span in spans for layer in span.layers if shape.experts_of(layer)):
+        shares = degrees.context * _sharing_tensor_ranks(layout, shape, layer)
+        choices = -(-layout.sequence // shares) * shape.experts_per_token
         taken = choices if capacity is None else min(choices, capacity * shape.experts / shares)
-        rows = spec.microbatch_size * taken * shape.hidden * BYTES[spec.train.precision][1]
+        rows = layout.samples * taken * shape.hidden * BYTES[layout.precision][1]
         sent += (4 + 2 * again) * rows + (1 + again) * COUNT * shape.experts
-    return spec.microbatches * sent / p.expert
+    return layout.microbatches * sent / degrees.expert
 
 
-def _choices(spec: JobSpec, shape: ModelShape, spans: list[StageSpan]) -> tuple[float, float]:
+def _choices(layout: Layout, shape: ModelShape, spans: list[StageSpan]) -> tuple[float, float]:
     """Return the bytes that a rank sends along the tensor and the context axis to enforce the experts' capacity."""
-    if spec.train.expert_capacity is None:
+    if layout.expert_capacity is None:
         return 0.0, 0.0
-    layers = [layer for span in spans for layer in span.layers]
-    passes = 1 if blocks_together(spec.parallel.recompute) is None else 2
-    choices = spec.microbatches * spec.microbatch_size * spec.data.sequence_length * shape.experts_per_token
-    tensor = sum(_ring_all_reduce(_sharing_tensor_ranks(spec, shape, layer)) for layer in layers)
-    return passes * choices * CHOICE * tensor, passes * choices * CHOICE * len(layers) * _ring_all_reduce(spec.parallel.context)
+    layers = [layer for span in spans for layer in span.layers if shape.experts_of(layer)]
+    passes = 1 if blocks_together(layout.recompute) is None else 2
+    choices = layout.microbatches * layout.samples * layout.sequence * shape.experts_per_token
+    tensor = sum(_ring_all_reduce(_sharing_tensor_ranks(layout, shape, layer)) for layer in layers)
+    return passes * choices * CHOICE * tensor, passes * choices * CHOICE * len(layers) * _ring_all_reduce(layout.degrees.context)
 
 
-def _sharing_tensor_ranks(spec: JobSpec, shape: ModelShape, layer: int) -> int:
+def _sharing_tensor_ranks(layout: Layout, shape: ModelShape, layer: int) -> int:
     """Return the number of tensor ranks that share the tokens of samples at a layer's experts."""
     family = family_of(shape.model_type)
-    whole = not cut_of(spec).cuts(family.module_of(f"{family.blocks}.{layer}.{family.experts}.weight"))
-    return spec.parallel.tensor if spec.parallel.sequence and whole else 1
+    whole = not layout.tensor_cut().cuts(family.module_of(shape, f"{family.blocks}.{layer}.{family.experts}.weight"))
+    return layout.degrees.tensor if layout.sequence_parallel and whole else 1
 
 
-def _data_axis(spec: JobSpec, units: dict[str, FlatLayout], ranks: int, shards: int, first: bool,
+def _data_axis(layout: Layout, family: Family, units: dict[str, FlatLayout], ranks: int, shards: int, first: bool,
                last: bool) -> tuple[float, float]:
     """Return the bytes of ``dp`` and of ``replicas`` for a rank with a part of these units.
 
     ``first``, ``last``: True if it has the first, the last stage. ``ranks``: number of ranks that train the same parameters.
     """
-    master, computed = BYTES[spec.train.precision]
-    zero, m = spec.parallel.zero, spec.microbatches
+    master, computed = BYTES[layout.precision]
+    zero, m = layout.zero, layout.microbatches
     part = sum(unit.part for unit in units.values())
     if shards == 1:
         return _ring_all_reduce(ranks) * part * master, 0.0
-    embedded = sum(units[name].part for name in (EMBEDDING, TIED) if name in units) if first else 0  # only in the forward
+    only_forward = [units[name] for name in (EMBEDDING, TIED) if first and name in units and not any(
+        family.is_behind_embedding(slot.weight.name) for slot in units[name].slots)]
+    embedded = sum(unit.part for unit in only_forward)
     passes = 2 * (part - embedded) + embedded + (2 * units[TIED].part if first and last and TIED in units else 0)
     gathered = {1: part, 2: part, 3: m * passes}[zero]
-    scattered = m * part if spec.reduce == "microbatch" else part
+    scattered = m * part if layout.reduce == "microbatch" else part
     sharded = (shards - 1) * (gathered * computed + scattered * master)
     return float(sharded), _ring_all_reduce(ranks // shards) * part * master
 
 
-def _context_axis(spec: JobSpec, shape: ModelShape, spans: list[StageSpan]) -> tuple[float, float]:
+def _context_axis(layout: Layout, shape: ModelShape, spans: list[StageSpan]) -> tuple[float, float]:
     """Return the bytes of ``cp`` and of ``cp_pairs`` for a rank of these stages."""
-    p, computed = spec.parallel, BYTES[spec.train.precision][1]
-    family, cut = family_of(shape.model_type), cut_of(spec)
-    passes = 2 if blocks_together(p.recompute) is None else 3  # forward and backward, or the forward twice
+    context, computed = layout.degrees.context, BYTES[layout.precision][1]
+    family, cut = family_of(shape.model_type), layout.tensor_cut()
+    passes = 2 if blocks_together(layout.recompute) is None else 3  # forward and backward, or the forward twice
     ring = pairs = 0.0  # for each token
     for layer in (layer for span in spans for layer in span.layers):
-        tensor = cut.size if cut.cuts(f"{family.blocks}.{layer}.{family.attention}") else 1
+        tensor = cut.size if cut.cuts(family.attention_of(layer)) else 1
         heads, kv_heads = shape.heads // tensor, max(1, shape.kv_heads // tensor)
-        ring += 2 * kv_heads * shape.head_dim * (passes * (p.context - 1) * computed + p.context * max(4, computed))
-        pairs += 2 * passes * (heads + math.lcm(kv_heads, p.context)) * shape.head_dim * computed / p.context
-    tokens = spec.microbatches * spec.microbatch_size * spec.data.sequence_length // p.context * (p.context > 1)
-    return (tokens * ring, 0.0) if p.context_method == "ring" else (0.0, tokens * pairs)
+        ring += 2 * kv_heads * shape.head_dim * (passes * (context - 1) * computed + context * max(4, computed))
+        pairs += 2 * passes * (heads + math.lcm(kv_heads, context)) * shape.head_dim * computed / context
+    tokens = layout.microbatches * layout.samples * layout.sequence // context * (context > 1)
+    return (tokens * ring, 0.0) if layout.context_method == "ring" else (0.0, tokens * pairs)
 
 
 def _ring_all_reduce(ranks: int) -> float:

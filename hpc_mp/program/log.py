@@ -16,7 +16,8 @@ from hpc_mp.rundir.records import StepMetrics, last_records, line_of
 from hpc_mp.rundir.usage import cut_steps
 
 
-def log(*, step: int, loss: float = math.nan, tokens: int = 0, learning_rate: float = 0.0, grad_norm: float = math.nan) -> None:
+def log(*, step: int, loss: float = math.nan, tokens: int = 0, learning_rate: float = 0.0, grad_norm: float = math.nan,
+        seconds: float | None = None) -> None:
     """Record the end of a step. Only rank 0 writes. On other ranks, and outside of a run of hpc-mp, it does nothing.
 
     ::
@@ -31,6 +32,7 @@ def log(*, step: int, loss: float = math.nan, tokens: int = 0, learning_rate: fl
         loss: loss of the step; omitted if it has none.
         tokens: tokens, samples or other units of this step, on all ranks. The first step of an attempt is timed from the start
             of its ranks.
+        seconds: time of the step; default: since the previous call.
 
     Raises:
         HpcMpError: the step does not follow the previous one.
@@ -39,7 +41,7 @@ def log(*, step: int, loss: float = math.nan, tokens: int = 0, learning_rate: fl
     if run is None or _rank(os.environ) != 0:
         return
     _writer(run, int(os.environ.get("HPC_MP_ATTEMPT", "1"))).write(
-        step, {"loss": float(loss), "learning_rate": float(learning_rate), "grad_norm": float(grad_norm)}, int(tokens))
+        step, {"loss": float(loss), "learning_rate": float(learning_rate), "grad_norm": float(grad_norm)}, int(tokens), seconds)
 
 
 def _rank(environ: Mapping[str, str]) -> int:
@@ -63,14 +65,14 @@ class _StepWriter:
         status = AttemptReader(run, attempt).status()  # written when the ranks began
         self._time = time.monotonic() - (max(time.time() - status.time, 0.0) if status is not None else 0.0)
 
-    def write(self, step: int, values: Mapping[str, float], tokens: int) -> None:
+    def write(self, step: int, values: Mapping[str, float], tokens: int, measured: float | None) -> None:
         if self._step == 0:
             self._begin(step)
         if step <= self._step:
             raise HpcMpError(f"hpc_mp.log(step={step})", f"does not follow step {self._step}", "number steps upwards from 1")
         now = time.monotonic()
         seconds, self._time = max(now - self._time, 1e-9), now
-        step_seconds = seconds / (step - self._step)
+        step_seconds = seconds / (step - self._step) if measured is None else max(measured, 1e-9)
         self._tokens += tokens
         self._file.write(line_of(StepMetrics(
             step=step, tokens=self._tokens, step_time_s=step_seconds, tokens_per_s=tokens / step_seconds, peak_memory_bytes=0,

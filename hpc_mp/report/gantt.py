@@ -9,10 +9,12 @@ from statistics import fmean, median
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import duration, percent, short_unit
 from hpc_mp.job import JobSpec
+from hpc_mp.job.layout import undivided
 from hpc_mp.layout.placement import Placement, RankPlace
-from hpc_mp.layout.schedule import Kind, Schedule, Timeline, schedule_of, simulate
+from hpc_mp.layout.schedule import Kind, Schedule, Timeline, simulate
 from hpc_mp.layout.schedule.actions import COMPUTE, compute
 from hpc_mp.layout.schedule.simulate import Slot
+from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.report.axes import Scale, Tick, rounds
 from hpc_mp.report.colours import Shade
 from hpc_mp.report.grid import coordinates, present_axes, shade
@@ -87,7 +89,7 @@ def compared(lines: Sequence[Line], spec: JobSpec) -> tuple[Timeline | None, Bub
     p = spec.parallel
     computed = [span for line in lines for span in line.spans if span.kind in COMPUTE and span.end > span.start]
     try:
-        schedule = schedule_of(spec)
+        schedule = schedule_of(undivided(spec))
     except HpcMpError:
         return None, None
     if {span.kind for span in computed} != {action.kind for actions in compute(schedule) for action in actions}:

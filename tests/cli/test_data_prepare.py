@@ -9,7 +9,7 @@ from launching import write_job
 
 from hpc_mp.cli.main import cli
 from hpc_mp.job import load_job
-from hpc_mp.layout.models import read_shape
+from hpc_mp.job.layout import read_shape
 from hpc_mp.train.data import load_tokens, prepare_job, tokens
 
 

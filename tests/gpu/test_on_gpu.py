@@ -11,7 +11,7 @@ from exact import EXACT
 from layouts import MODELS, Result, job, layout, relaunch, trained_run
 from plain import run_plain
 
-from hpc_mp.train.engine import engine as engine_module
+from hpc_mp.train.step import engine as engine_module
 
 pytestmark = pytest.mark.gpu
 

@@ -11,8 +11,9 @@ from small_job import JOB
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, dump_job, load_job
-from hpc_mp.job.schedules import STAGES_PER_RANK, stages_per_rank
-from hpc_mp.layout.models import check_layout, layer_costs, read_shape
+from hpc_mp.job.layout import check_job, read_shape
+from hpc_mp.layout.schedule.names import STAGES_PER_RANK, stages_per_rank
+from hpc_mp.layout.stages import layer_costs
 
 MANY = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
@@ -112,7 +113,7 @@ def answers(path: Path, overrides: list[str] | None = None) -> bool:
         spec = load_job(path, overrides or [])
         dump_job(spec)
         shape = read_shape(spec)
-        check_layout(shape, spec)
+        check_job(spec, shape)
         layer_costs(shape, spec.data.sequence_length)
     except HpcMpError as error:
         assert len(str(error)) < 3000

@@ -3,6 +3,7 @@
 import json
 import re
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from hpc_mp.base.text import data_size
 from hpc_mp.cluster.node.nvidia_smi import Gpu
 from hpc_mp.cluster.slurm.inside import Where, decide
 from hpc_mp.job import Environment, JobSpec, Slurm, load_job
-from hpc_mp.job.resolution import ResolvedKey, resolved
+from hpc_mp.job.layout import layout_of, measured_with, read_shape
 from hpc_mp.launch import run_files
 from hpc_mp.launch.backends import BACKENDS
 from hpc_mp.launch.emulator.slurm_env import EMULATED, TaskPlace, in_blocks, shared_environment, srun_environments
@@ -26,7 +27,7 @@ from hpc_mp.launch.model_check import acceptance, check_model
 from hpc_mp.launch.plan import TrainingPlan, compose, newest_run
 from hpc_mp.launch.run_files import begin, next_runs, script
 from hpc_mp.launch.summary import PLACES, defaults, describe, without_effect
-from hpc_mp.layout.models import ModelProfile, UnitProfile, conditions, read_shape, stage_layers, write_profile
+from hpc_mp.layout.model_profile import ModelProfile, UnitProfile, write_profile
 from hpc_mp.planner.device import check_memory, choose
 from hpc_mp.planner.traffic import traffic_of
 from hpc_mp.rundir import create_run, write_json
@@ -174,7 +175,7 @@ def test_when_gradients_are_summed_is_said_with_what_it_sends(tmp_path: Path, ke
     text = words_of(plan)
     assert words in text
     if "as requested" in words:  # both ways, with what each sends and holds
-        sent = [data_size(traffic_of(resolved(plan.spec, [ResolvedKey("parallel.reduce", way)]), plan.shape, (2,)).data)
+        sent = [data_size(traffic_of(replace(layout_of(plan.spec, plan.shape), reduce=way), plan.shape).data)
                 for way in ("step", "microbatch")]
         assert sent[0] != sent[1]
         assert all(f"sends {each} per step over the data axis and holds" in text for each in sent)
@@ -209,8 +210,8 @@ def test_a_script_is_rendered_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_every_way_to_cut_reaches_the_plan_and_the_ranks(tmp_path: Path, partition: object, layers: list[int], why: str) -> None:
     more = '\nprofile = "p.json"\nmemory_weight = 0' if partition == "profile" else ""
     given = spec_of(tmp_path, 2, 2, f"[parallel]\npipeline = 2\npartition = {json.dumps(partition)}{more}\n")
-    units = [UnitProfile(seconds, 1, 1) for seconds in (0.0, 1.0, 4.0)]
-    write_profile(tmp_path / "p.json", ModelProfile("cpu", 1, conditions(given, read_shape(given)), *units))
+    first, block, last = (UnitProfile(seconds, 1, 1) for seconds in (0.0, 1.0, 4.0))
+    write_profile(tmp_path / "p.json", ModelProfile("cpu", 1, measured_with(given, read_shape(given)), first, (block,), last))
     plan = planned(given)
     assert plan.record.layers == (cut := tuple(layers)) and plan.resolution.layers.why.startswith(why), plan.resolution.layers
     assert f"stages    {layers[0]}+{layers[1]} layers ({why}" in describe(plan, "here")
@@ -218,7 +219,7 @@ def test_every_way_to_cut_reaches_the_plan_and_the_ranks(tmp_path: Path, partiti
     with begin(plan, None) as begun:
         ranks = load_job(begun.run.job)
     assert (ranks.parallel.partition, ranks.parallel.profile, ranks.parallel.memory_weight) == (cut, None, None)
-    assert stage_layers(ranks, read_shape(ranks)) == cut
+    assert layout_of(ranks, read_shape(ranks)).layers == cut
 
 
 def test_a_resumed_run_keeps_its_cut_where_it_has_as_many_stages(tmp_path: Path) -> None:

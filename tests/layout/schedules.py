@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from hpc_mp.job.schedules import STAGES_PER_RANK
 from hpc_mp.layout.schedule import Action, Schedule
+from hpc_mp.layout.schedule.names import STAGES_PER_RANK
 
 Request = tuple[str, int, int, int]  # name, pipeline ranks, microbatches, virtual stages
 

@@ -16,9 +16,11 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec
-from hpc_mp.layout.models import FAMILIES, layer_costs, read_shape
+from hpc_mp.job.layout import read_shape
+from hpc_mp.layout.models import FAMILIES
 from hpc_mp.layout.models.fields import ACTIVATIONS, CARRIED
 from hpc_mp.layout.models.rotary import NEEDED
+from hpc_mp.layout.stages import layer_costs
 
 LLAMA = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "vocab_size": 64}
 SIZES = {"data": {"files": ["a.txt"], "sequence_length": 8}, "train": {"steps": 1, "global_batch": 1}}

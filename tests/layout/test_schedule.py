@@ -12,10 +12,10 @@ from schedules import NAMES, Request, requests
 from tables import table
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.job.schedules import STAGES_PER_RANK
 from hpc_mp.layout.schedule import Action, Reduce, build, peak_in_flight, simulate, validate
 from hpc_mp.layout.schedule.actions import COMPUTE, compute
 from hpc_mp.layout.schedule.generators import ORDERS
+from hpc_mp.layout.schedule.names import STAGES_PER_RANK
 from hpc_mp.layout.schedule.table import cell
 
 REDUCE: tuple[Reduce, ...] = ("last", "each")

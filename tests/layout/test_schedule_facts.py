@@ -10,11 +10,14 @@ from schedules import Request, requests
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec
+from hpc_mp.job.layout import undivided
 from hpc_mp.layout import schedule as schedules
-from hpc_mp.layout.schedule import Action, Residency, build, check_schedule, partition, peak_in_flight, peak_resident, residency
+from hpc_mp.layout.layout import Layout
+from hpc_mp.layout.schedule import Action, Residency, build, partition, peak_in_flight, peak_resident, residency
 from hpc_mp.layout.schedule.actions import consumed, produced
 from hpc_mp.layout.schedule.residency import distances
 from hpc_mp.layout.schedule.simulate import Times
+from hpc_mp.layout.schedule_of import check_schedule
 
 # --- arrivals: what a schedule says to have arrived has arrived, at whatever speed its ranks compute -----------------
 
@@ -114,11 +117,11 @@ def test_the_steady_state_of_1f1b_keeps_as_many_as_its_horizon_needs() -> None:
 
 
 def test_an_offload_that_would_do_nothing_is_refused() -> None:
-    def job(**parallel: object) -> JobSpec:
-        return JobSpec.model_validate({
+    def job(**parallel: object) -> Layout:
+        return undivided(JobSpec.model_validate({
             "job": {"ranks_per_node": 2}, "model": {"config": {"model_type": "llama"}},
             "data": {"files": ["text"], "sequence_length": 8}, "train": {"steps": 1, "global_batch": 8},
-            "parallel": {"pipeline": 2, "microbatches": 8, "offload": ["activations"], **parallel}})
+            "parallel": {"pipeline": 2, "microbatches": 8, "offload": ["activations"], **parallel}}))
 
     check_schedule(job(offload_horizon=1))
     check_schedule(job(schedule="gpipe"))

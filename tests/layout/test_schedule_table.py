@@ -14,10 +14,11 @@ from tables import table
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.main import cli
 from hpc_mp.job import JobSpec, resolve
-from hpc_mp.layout.models import check_layout, read_shape, stage_layers
-from hpc_mp.layout.schedule import Action, Reduce, build, schedule_of, simulate
+from hpc_mp.job.layout import check_job, layout_of, read_shape, undivided
+from hpc_mp.layout.schedule import Action, Reduce, build, simulate
 from hpc_mp.layout.schedule.draw import draw
 from hpc_mp.layout.schedule.table import from_csv, to_csv, to_dict
+from hpc_mp.layout.schedule_of import schedule_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -93,30 +94,30 @@ def job(directory: Path, layers: int = 8, **parallel: object) -> JobSpec:
 def test_the_model_is_cut_into_all_stages(tmp_path: Path, parallel: dict[str, object], layers: list[int]) -> None:
     spec = job(tmp_path, **parallel)
     shape = read_shape(spec)
-    check_layout(shape, spec)
-    cut = stage_layers(spec, shape)
+    check_job(spec, shape)
+    cut = layout_of(spec, shape).layers
     assert (sum(cut), len(cut)) == (8, len(layers)) and ("partition" not in parallel or cut == tuple(layers))
-    assert len(schedule_of(spec).placement) == len(cut)
+    assert len(schedule_of(undivided(spec)).placement) == len(cut)
 
 
 @pytest.mark.parametrize("zero", range(4))
 def test_zero_2_and_3_synchronise_after_each_backward(tmp_path: Path, zero: int) -> None:
-    schedule = schedule_of(job(tmp_path, schedule="zero_bubble", zero=zero, microbatches=6))
+    schedule = schedule_of(undivided(job(tmp_path, schedule="zero_bubble", zero=zero, microbatches=6)))
     assert sum(action.kind == "REDUCE" for action in schedule.ranks[0]) == (6 if zero >= 2 else 1)
 
 
 def test_microbatches_left_out_can_be_interleaved(tmp_path: Path) -> None:
     spec = job(tmp_path, schedule="interleaved_1f1b", virtual_stages=2)
     assert spec.microbatches == 6  # of 12 sequences per replica, at most 8, a multiple of 2
-    assert schedule_of(spec).stages == 4
+    assert schedule_of(undivided(spec)).stages == 4
 
 
 def test_a_job_takes_a_table_beside_it(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text(MINE)
     spec = job(tmp_path, schedule="mine.csv", microbatches=2)
     assert spec.parallel.schedule == str(tmp_path / "mine.csv")
-    check_layout(read_shape(spec), spec)
-    assert schedule_of(spec) == from_csv(MINE)
+    check_job(spec, read_shape(spec))
+    assert schedule_of(undivided(spec)) == from_csv(MINE)
 
 
 @pytest.mark.parametrize(("text", "parallel", "value", "rule", "remedy"), [
@@ -131,7 +132,7 @@ def test_a_table_of_other_sizes_is_refused(tmp_path: Path, text: str, parallel: 
     (tmp_path / "mine.csv").write_text(text)
     spec = job(tmp_path, schedule="mine.csv", **parallel)
     with pytest.raises(HpcMpError) as refused:
-        check_layout(read_shape(spec), spec)
+        check_job(spec, read_shape(spec))
     message = str(refused.value)
     assert all(part.lower() in message.lower() for part in (value, rule, remedy)), message
 

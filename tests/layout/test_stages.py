@@ -9,17 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, resolve
+from hpc_mp.job.layout import check_job, layout_of, measured_with, profile_of, read_shape, stage_cut
 from hpc_mp.layout import models
 from hpc_mp.layout.flat import rank_units, stage_spans, unit_weights
-from hpc_mp.layout.models import FAMILIES, TensorCut, check_layout, left_whole, read_profile, read_shape, stage_cut, stage_layers
+from hpc_mp.layout.layout import Layout
+from hpc_mp.layout.model_profile import ModelProfile, UnitProfile, write_profile
+from hpc_mp.layout.models import FAMILIES, TensorCut, left_whole
+from hpc_mp.layout.models.tensor import part_of
+from hpc_mp.layout.placement import Degrees
 
-LLAMAS = ("num_key_value_heads", "intermediate_size")
 NAMES = {"gpt2": ("transformer.h", "transformer.ln_f"), "llama": ("model.layers", "model.norm")}
 
 
@@ -29,8 +33,9 @@ def spec_of(stages: int, model: str = "llama", base: Path = Path("/"), config: d
              "intermediate_size": 160, "vocab_size": 1024} | (config or {})
     if model in ("gpt2", "gptj"):
         names = {"num_hidden_layers": "n_layer", "hidden_size": "n_embd", "num_attention_heads": "n_head"}
-        sizes = {names.get(key, key): value for key, value in sizes.items() if key not in LLAMAS}
+        sizes = {names.get(key, key): value for key, value in sizes.items()}
         sizes |= {"rotary_dim": 8} if model == "gptj" else {}
+    sizes = {key: value for key, value in sizes.items() if key in FAMILIES[model].fields}
     return resolve({
         "job": {"ranks_per_node": stages, "directory": "runs"}, "data": {"files": ["x"], "sequence_length": 32},
         "model": {"config": {"model_type": model, **sizes}}, "train": {"steps": 1, "global_batch": 8},
@@ -40,8 +45,8 @@ def spec_of(stages: int, model: str = "llama", base: Path = Path("/"), config: d
 def cut(*args: Any, **more: Any) -> tuple[int, ...]:
     spec = spec_of(*args, **more)
     shape = read_shape(spec)
-    check_layout(shape, spec)
-    return stage_layers(spec, shape)
+    check_job(spec, shape)
+    return layout_of(spec, shape).layers
 
 
 def held(spec: JobSpec, layers: tuple[int, ...]) -> list[int]:
@@ -59,9 +64,10 @@ def cuts(layers: int, stages: int) -> list[tuple[int, ...]]:
 @given(st.sampled_from(sorted(FAMILIES)), st.integers(1, 6), st.integers(4, 6), st.sampled_from([8, 200, 3000]), st.booleans())
 def test_parameters_make_the_largest_stage_as_small_as_it_can_be(model: str, stages: int, layers: int, vocabulary: int,
                                                                  tied: bool) -> None:
+    assume(FAMILIES[model].fields["tie_word_embeddings"].holds(tied))
     spec = spec_of(stages, model, partition="parameters", config={
         "num_hidden_layers": layers, "vocab_size": vocabulary, "tie_word_embeddings": tied})
-    found = stage_layers(spec, read_shape(spec))
+    found = layout_of(spec, read_shape(spec)).layers
     assert max(held(spec, found)) == min(max(held(spec, other)) for other in cuts(layers, stages))
 
 
@@ -110,16 +116,16 @@ def measured(tmp_path: Path, embedding: tuple[float, int], block: tuple[float, i
              stages: int = 3, **more: Any) -> JobSpec:
     """A job with a profile of (seconds, bytes) of its units."""
     spec = spec_of(stages, base=tmp_path, partition="profile", **more)
-    units = [models.UnitProfile(seconds, size // 2, size - size // 2) for seconds, size in (embedding, block, head)]
-    models.write_profile(spec.profile, models.ModelProfile("cpu", 3, models.conditions(spec, read_shape(spec)), *units))
+    first, middle, last = (UnitProfile(seconds, size // 2, size - size // 2) for seconds, size in (embedding, block, head))
+    write_profile(spec.profile, ModelProfile("cpu", 3, measured_with(spec, read_shape(spec)), first, (middle,), last))
     return spec
 
 
 def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
     spec = measured(tmp_path, (0.25, 10), (0.5, 20), (1.5, 33), profile="here/p.json")
     assert spec.profile == tmp_path / "here/p.json"
-    assert asdict(read_profile(spec, read_shape(spec))) == json.loads(spec.profile.read_text())
-    assert read_profile(spec, read_shape(spec)).head == models.UnitProfile(1.5, 16, 17)
+    assert json.dumps(asdict(profile_of(spec, read_shape(spec))), indent=1) == spec.profile.read_text().strip()
+    assert profile_of(spec, read_shape(spec)).head == UnitProfile(1.5, 16, 17)
     assert spec_of(3, base=tmp_path, partition="profile").profile == tmp_path / "runs/.cache/profile-job.json"
 
 
@@ -127,7 +133,7 @@ def test_memory_weight_moves_layers_from_balanced_time_to_balanced_memory(tmp_pa
     """The head takes the time of four blocks, the embedding the memory of six."""
     def layers(weight: float | None) -> tuple[int, ...]:
         spec = measured(tmp_path, (0.0, 600), (1.0, 100), (4.0, 0), **({} if weight is None else {"memory_weight": weight}))
-        return stage_layers(spec, read_shape(spec))
+        return layout_of(spec, read_shape(spec)).layers
 
     assert layers(0.0) == (5, 5, 2), "16 seconds over three stages"
     assert layers(1.0) == (0, 6, 6), "1,800 bytes over three stages"
@@ -141,14 +147,24 @@ def test_memory_weight_moves_layers_from_balanced_time_to_balanced_memory(tmp_pa
 def test_the_reason_tells_how_noisy_a_profile_was(tmp_path: Path, spread: tuple[float, ...], words: str) -> None:
     spec = measured(tmp_path, (0.0, 600), (1.0, 100), (4.0, 0))
     tree = json.loads(spec.profile.read_text())
-    for unit, value in zip(("embedding", "block", "head"), spread, strict=True):
-        tree[unit]["spread"] = value
+    units = tree["embedding"], tree["blocks"][0], tree["head"]
+    for unit, value in zip(units, spread, strict=True):
+        unit["spread"] = value
     spec.profile.write_text(json.dumps(tree))
     assert stage_cut(spec, read_shape(spec)).why.endswith(words)
-    for unit in ("embedding", "block", "head"):  # a file of an earlier release
-        del tree[unit]["spread"]
+    for unit in units:  # a file of an earlier release
+        del unit["spread"]
     spec.profile.write_text(json.dumps(tree))
     assert stage_cut(spec, read_shape(spec)).why.endswith("of the mean")
+
+
+def test_layers_of_each_kind_count_as_measured(tmp_path: Path) -> None:
+    """In the first six layers a sliding window saves half of the time."""
+    kinds = ["sliding_attention"] * 6 + ["full_attention"] * 6
+    spec = spec_of(3, "gemma2", tmp_path, {"layer_types": kinds, "head_dim": 16}, partition="profile")
+    units = UnitProfile(0.0, 1, 1), (UnitProfile(1.0, 1, 1), UnitProfile(2.0, 1, 1)), UnitProfile(0.0, 1, 1)
+    write_profile(spec.profile, ModelProfile("cpu", 3, measured_with(spec, read_shape(spec)), *units))
+    assert layout_of(spec, read_shape(spec)).layers == (6, 3, 3)
 
 
 @given(st.tuples(*[st.tuples(st.floats(0, 10), st.integers(0, 10**6))] * 3), st.floats(0, 1), st.integers(1, 5))
@@ -163,16 +179,16 @@ def test_a_measured_cut_is_the_best_there_is(tmp_path_factory: pytest.TempPathFa
                 for stage, count in enumerate(layers)]
         return max((1 - weight) * seconds / (totals[0] or 1) + weight * size / (totals[1] or 1) for seconds, size in each)
 
-    assert dearest(stage_layers(spec, shape)) <= min(map(dearest, cuts(shape.layers, stages))) * (1 + 1e-9)
+    assert dearest(layout_of(spec, shape).layers) <= min(map(dearest, cuts(shape.layers, stages))) * (1 + 1e-9)
 
 
 SPOILED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "another width": (lambda tree: tree["measured"].update(hidden=65), "was measured with hidden = 65, but the job has 64"),
     "another precision": (lambda tree: tree["measured"].update(precision="bf16"), "precision = bf16, but the job has fp32"),
     "a unit less": (lambda tree: tree.pop("head"), "is not what --profile writes"),
-    "no number": (lambda tree: tree["block"].update(seconds="fast"), "is not what --profile writes"),
-    "less than no time": (lambda tree: tree["block"].update(seconds=-1.0), "is not what --profile writes"),
-    "no time at all": (lambda tree: tree["block"].update(seconds=float("nan")), "is not what --profile writes"),
+    "no number": (lambda tree: tree["blocks"][0].update(seconds="fast"), "is not what --profile writes"),
+    "less than no time": (lambda tree: tree["blocks"][0].update(seconds=-1.0), "is not what --profile writes"),
+    "no time at all": (lambda tree: tree["blocks"][0].update(seconds=float("nan")), "is not what --profile writes"),
 }
 
 
@@ -184,16 +200,16 @@ def test_a_profile_of_something_else_is_refused(tmp_path: Path, name: str) -> No
     spoil(tree)
     spec.profile.write_text(json.dumps(tree))
     with pytest.raises(HpcMpError, match=words):
-        stage_layers(spec, read_shape(spec))
+        layout_of(spec, read_shape(spec))
     spec.profile.write_text("[")
     with pytest.raises(HpcMpError, match="is not JSON"):
-        stage_layers(spec, read_shape(spec))
+        layout_of(spec, read_shape(spec))
 
 
 def test_the_number_of_layers_does_not_matter_to_a_profile(tmp_path: Path) -> None:
     deep = measured(tmp_path, (0.0, 1), (1.0, 1), (1.0, 1), config={"num_hidden_layers": 80})
     shallow = spec_of(3, base=tmp_path, partition="profile")
-    assert read_profile(shallow, read_shape(shallow)) == read_profile(deep, read_shape(deep))
+    assert profile_of(shallow, read_shape(shallow)) == profile_of(deep, read_shape(deep))
 
 
 # --- what tensor ranks cut, share and hold alike, and what is refused; without torch ---------------------------------
@@ -208,6 +224,10 @@ def spec(model: str, tensor: int, **more: object) -> JobSpec:
                     "train": {"steps": 1, "global_batch": 1}}, Path("/"))
 
 
+def division(tensor: int, modules: tuple[str, ...] = ("*",)) -> Layout:
+    return Layout(degrees=Degrees(tensor), tensor_modules=modules, shard_degree=2)
+
+
 def model_of(model: str) -> tuple[models.Family, models.ModelShape]:
     return models.family_of(model), read_shape(spec(model, 1))
 
@@ -219,18 +239,27 @@ def test_first_replicas_hold_every_element_once(model: str, tensor: int, modules
     family, shape = model_of(model)
     held: dict[str, int] = {}
     for rank in range(tensor):
-        for unit in rank_units(family, shape, stage_spans([shape.layers]), TensorCut(tensor, rank, modules), 2).values():
+        for unit in rank_units(division(tensor, modules), shape, stage_spans([shape.layers]), rank).values():
             for slot in unit.slots:
-                held[slot.weight.name] = held.get(slot.weight.name, 0) + slot.size * (slot.replica == 0)
+                held[slot.weight.name] = held.get(slot.weight.name, 0) + slot.size * slot.counts
                 assert slot.copies == tensor if not slot.cut else tensor % slot.copies == 0
     assert held == {weight.name: prod(weight.shape) for weight in family.all_weights(shape)}
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_tied_head_is_cut_with_the_embedding(tied: bool) -> None:
+    family = models.family_of("gptj")
+    shape = family.read({"n_embd": 24, "n_head": 3, "n_layer": 1, "vocab_size": 5, "rotary_dim": 4, "tie_word_embeddings": tied})
+    bias = next(weight for weight in family.head_weights(shape) if weight.name == "lm_head.bias")
+    cuts = [part_of(family, shape, bias, TensorCut(2, 0, (module,))).cut for module in ("transformer.wte", "lm_head")]
+    assert cuts == [tied, not tied]
+
+
 def test_neighbours_share_a_key_value_head() -> None:
-    family, shape = model_of("llama")
+    _, shape = model_of("llama")
     held = []
     for rank in range(12):
-        units = rank_units(family, shape, stage_spans([shape.layers]), TensorCut(12, rank), 1)
+        units = rank_units(division(12), shape, stage_spans([shape.layers]), rank)
         slot = next(s for s in units["model.layers.1"].slots if s.weight.name.endswith("k_proj.weight"))
         held.append((slot.box[0].start, slot.box[0].stop, slot.copies, slot.replica))
     assert held == [(rank // 2 * 2, rank // 2 * 2 + 2, 2, rank % 2) for rank in range(12)]
@@ -239,12 +268,12 @@ def test_neighbours_share_a_key_value_head() -> None:
 @pytest.mark.parametrize(("model", "tensor", "more", "said"), table(__file__, "stages.toml", "uncut"))
 def test_what_cannot_be_cut_is_refused_with_the_arithmetic(model: str, tensor: int, more: dict[str, object], said: str) -> None:
     with pytest.raises(HpcMpError, match=said):
-        check_layout(read_shape(spec(model, 1)), spec(model, tensor, **more))
+        check_job(spec(model, tensor, **more), read_shape(spec(model, 1)))
 
 
 @pytest.mark.parametrize(("model", "tensor", "more"), table(__file__, "stages.toml", "cuts"))
 def test_what_can_be_cut_is_not(model: str, tensor: int, more: dict[str, object]) -> None:
-    check_layout(read_shape(spec(model, 1)), spec(model, tensor, **more))
+    check_job(spec(model, tensor, **more), read_shape(spec(model, 1)))
 
 
 def test_all_that_ranks_hold_alike_is_listed_with_its_reason() -> None:
@@ -255,4 +284,4 @@ def test_all_that_ranks_hold_alike_is_listed_with_its_reason() -> None:
         "a vector of hidden size: model.layers.*.input_layernorm, model.layers.*.post_attention_layernorm, model.norm; "
         "6 key-value heads, each on 2 ranks: model.layers.*.self_attn.k_proj, model.layers.*.self_attn.v_proj; "
         "added once, to the sum over the ranks: model.layers.0,2.mlp.down_proj.bias")
-    assert "looked up by position, not by token: transformer.wpe" in left_whole(*model_of("gpt2"), TensorCut(2))
+    assert "looked up by positions, not by tokens: transformer.wpe" in left_whole(*model_of("gpt2"), TensorCut(2))

@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+import transformers
+from safetensors.numpy import load_file, save_file
 from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.models import family_of
 from hpc_mp.layout.models.weight_files import INDEX, SINGLE, check_weights, weight_files
+from hpc_mp.train.model.initial import read
 
 Arrays = dict[str, np.ndarray]
 CONFIGS: dict[str, dict[str, Any]] = table(__file__, "weight_files.toml", "configs")
@@ -73,6 +75,23 @@ def test_a_bare_gpt2_needs_no_prefix(tmp_path: Path) -> None:
     weights = arrays(CONFIGS["gpt2"])
     save_file({name.removeprefix("transformer."): value for name, value in weights.items()}, tmp_path / SINGLE)
     check(tmp_path, CONFIGS["gpt2"])
+
+
+@pytest.mark.parametrize("older", [False, True], ids=["", "norms by their older names"])
+@pytest.mark.parametrize("model", ["BertForMaskedLM", "BertForPreTraining"])
+def test_published_checkpoints_of_bert_are_read(model: str, older: bool, tmp_path: Path) -> None:
+    sizes = {"num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 12, "vocab_size": 11}
+    whole = getattr(transformers, model)(transformers.BertConfig(**sizes))
+    whole.save_pretrained(tmp_path)
+    config, family = json.loads((tmp_path / "config.json").read_text()), family_of("bert")
+    if older:
+        weights = load_file(tmp_path / SINGLE)
+        save_file({name.replace("Norm.weight", "Norm.gamma").replace("Norm.bias", "Norm.beta"): value
+                   for name, value in weights.items()}, tmp_path / SINGLE)
+    check(tmp_path, config)
+    state, source = whole.state_dict(), read(tmp_path, family)
+    for weight in family.all_weights(family.read(config)):
+        assert source(weight, tuple(slice(0, size) for size in weight.shape)).equal(state[weight.name]), weight.name
 
 
 def test_the_single_file_goes_before_all_others(tmp_path: Path) -> None:

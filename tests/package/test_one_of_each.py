@@ -55,7 +55,9 @@ def strings(node: ast.AST) -> set[str]:
 
 
 def callers(name: str, package: Path) -> set[str]:
-    return {file for file, node in nodes(package) if isinstance(node, ast.Call) and ast.unparse(node.func) == name}
+    last = name.rpartition(".")[2]
+    return {file for file, node in nodes(package) if isinstance(node, ast.Call)
+            and getattr(node.func, "attr", getattr(node.func, "id", None)) == last and ast.unparse(node.func) == name}
 
 
 def unknown_kinds(package: Path) -> set[str]:

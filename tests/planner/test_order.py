@@ -14,12 +14,12 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.bandwidth import LinkRates
 from hpc_mp.cluster.topology import SwitchTree, read_topology
 from hpc_mp.job import JobSpec, resolve
-from hpc_mp.layout.models import read_shape
+from hpc_mp.job.layout import degrees_of, layout_of, read_shape, undivided
 from hpc_mp.layout.placement import ORDERS, ORDERS_WITH_CONTEXT, Degrees, Placement, normalize_order, place
 from hpc_mp.planner.hosts import choose_host_order, expected_slow_links, host_words, hosts_cost, kept_order_words, uplinks
 from hpc_mp.planner.links import node_loads
 from hpc_mp.planner.order import cheapest_order, choose_rank_order
-from hpc_mp.planner.traffic import degrees_of, traffic_of
+from hpc_mp.planner.traffic import traffic_of
 from hpc_mp.rundir.plan import Traffic
 
 
@@ -139,11 +139,12 @@ def job(device: str = "cpu", microbatches: int = 4, **parallel: Any) -> JobSpec:
 
 
 def order(spec: JobSpec) -> str:
-    return choose_rank_order(spec, traffic(spec)).letters
+    return choose_rank_order(undivided(spec), traffic(spec)).letters
 
 
 def traffic(spec: JobSpec) -> Traffic:
-    return traffic_of(spec, read_shape(spec), (2, 2))
+    shape = read_shape(spec)
+    return traffic_of(layout_of(spec, shape), shape)
 
 
 @pytest.mark.parametrize(("spec", "letters"), [
@@ -158,14 +159,14 @@ def test_the_order_follows_traffic_and_map(spec: JobSpec, letters: str) -> None:
 
 def test_the_reason_gives_bytes() -> None:
     spec = job()
-    assert choose_rank_order(spec, traffic(spec)).why == (
+    assert choose_rank_order(undivided(spec), traffic(spec)).why == (
         "a step waits for 7.91 MB on links between nodes, in the worst order 16.3 MB")
 
 
 def test_the_reason_gives_seconds_where_the_doctor_has_measured() -> None:
     spec = job()
     def why(days: float) -> str:
-        return choose_rank_order(spec, traffic(spec), measured(days, n1_n2=0.01)).why
+        return choose_rank_order(undivided(spec), traffic(spec), measured(days, n1_n2=0.01)).why
 
     bytes_alone = "a step waits for 7.91 MB on links between nodes, in the worst order 16.3 MB"
     assert why(3) == f"{bytes_alone}; 331 ms at the 23.9 MB/s measured 3 d ago"

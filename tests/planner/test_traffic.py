@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,12 @@ from layouts import job, layout, run_whole, start, write_text
 from tables import table
 
 from hpc_mp.job import JobSpec, resolve
-from hpc_mp.layout.models import read_shape, stage_layers
+from hpc_mp.job.layout import layout_of, read_shape, undivided
 from hpc_mp.planner.memory import BYTES
 from hpc_mp.planner.traffic import rank_traffic, traffic_of
 from hpc_mp.rundir.plan import Traffic
-from hpc_mp.train.engine import collectives
-from hpc_mp.train.engine.engine import Engine
+from hpc_mp.train.parallel import collectives
+from hpc_mp.train.step.engine import Engine
 
 COUNTED = 1  # the step whose bytes are counted: the first one also connects and allocates
 
@@ -35,7 +36,8 @@ def large(zero: int, microbatches: int = 1, precision: str = "bf16", **parallel:
 
 
 def sent(spec: JobSpec) -> Traffic:
-    return traffic_of(spec, read_shape(spec), (20, 20, 20, 20))
+    shape = read_shape(spec)
+    return traffic_of(replace(undivided(spec), layers=(20, 20, 20, 20)), shape)
 
 
 @pytest.mark.parametrize(("precision", "zero", "microbatches", "factor"), [
@@ -78,7 +80,7 @@ def test_a_shard_degree_sends_less_around_a_ring_and_some_across() -> None:
 def test_axes_of_degree_one_carry_nothing(tmp_path: Path) -> None:
     write_text(tmp_path)
     spec = job(tmp_path, "llama-tied")
-    assert traffic_of(spec, read_shape(spec), (5,)) == Traffic()
+    assert traffic_of(replace(undivided(spec), layers=(5,)), read_shape(spec)) == Traffic()
 
 
 def count(folder: Path) -> None:
@@ -106,7 +108,7 @@ def count(folder: Path) -> None:
 
     ring("all_reduce", lambda n, args, more: 2 * (n - 1) / n * payload(tensor(args, more, 0, "tensor")))
     # With sizes all that is sent goes to a neighbour; without them a part to each rank: a reduce-scatter, or Ulysses' exchange.
-    ring("all_to_all_single", lambda n, args, more: (1 if len(args) > 2 else (n - 1) / n) * tensor(args, more, 1, "input").nbytes)
+    ring("all_to_all_single", lambda n, args, more: (1 if any(args[2:]) else (n - 1) / n) * tensor(args, more, 1, "input").nbytes)
     gather = collectives.GATHER
 
     def gathering(whole: Any, part: Any, group: Any = None, async_op: bool = False) -> Any:
@@ -120,7 +122,8 @@ def count(folder: Path) -> None:
 
     def counted(self: Engine, number: int, *rest: Any) -> Any:
         groups = self.groups
-        named = {"tp": groups.tensor, "shard": groups.shard, "replicate": groups.replicate, "tied": groups.ends,
+        named = {"tp": groups.tensor, "shard": groups.shard, "replicate": groups.replicate,
+                 "tied": groups.ties[0, len(self.settings.schedule.placement) - 1],
                  "cp": groups.context, "ep": groups.expert, "expert shard": groups.experts.shard,
                  "expert replicate": groups.experts.replicate}
         axes.update({axis.group: name for name, axis in named.items() if axis.group})
@@ -149,12 +152,12 @@ def run(place: Path, model: str, overrides: list[str]) -> list[tuple[dict[str, f
     """Of the first tensor rank of every stage: what it was predicted to send, and what it sent."""
     spec, ranks = counted_run(place, model, overrides)
     shape = read_shape(spec)
-    layers = stage_layers(spec, shape)
+    division = layout_of(spec, shape)
     found = []
     for line, sent in ranks:
         if line["tp"] or line["dp"] or line["cp"]:
             continue
-        t = rank_traffic(spec, shape, layers, line["pp"])
+        t = rank_traffic(division, shape, line["pp"])
         ring = "shard" if spec.shard_degree > 1 else "replicate"
         first, last = line["pp"] == 0, line["pp"] == spec.parallel.pipeline - 1
         predicted = {"tp": t.tp, "next": 0 if last else t.pp, "previous": 0 if first else t.pp, "tied": t.tied, ring: t.dp,
@@ -209,7 +212,7 @@ def test_shared_out_experts_send_what_was_predicted(place: Path, name: str) -> N
     its router says, and together they send every choice of every token to some rank and back."""
     spec, ranks = counted_run(place, "mixtral", ['train.precision="bf16"', *EXPERTS[name]])
     shape = read_shape(spec)
-    t = rank_traffic(spec, shape, stage_layers(spec, shape), 0)
+    t = rank_traffic(layout_of(spec, shape), shape, 0)
     sent = [each for line, each in ranks if line["tp"] == 0]
     experts = spec.parallel.expert
     assert sum(each["ep"] for each in sent[:experts]) == pytest.approx(experts ** 2 * t.ep, rel=1e-12)  # to itself too

@@ -41,6 +41,12 @@ def test_steps_are_written_as_they_end(run: RunDirectory) -> None:
         hpc_mp.log(step=4)
 
 
+def test_a_program_may_say_how_long_a_step_took(run: RunDirectory) -> None:
+    hpc_mp.log(step=1, tokens=10, seconds=0.5)
+    first, = read_records(run.metrics, StepMetrics)
+    assert (first.step_time_s, first.tokens_per_s) == (0.5, 20.0)
+
+
 def test_a_later_attempt_goes_on_and_what_it_does_again_is_lost(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     for step in range(1, 6):
         hpc_mp.log(step=step, loss=1.0, tokens=1)

@@ -17,21 +17,24 @@ from numpy.typing import NDArray
 from ranks import Crew, run_ranks
 
 from hpc_mp.job import JobSpec
+from hpc_mp.job.layout import layout_of, read_shape
 from hpc_mp.layout.flat import Box
-from hpc_mp.layout.models import expert_cut, kv_copies, read_shape
-from hpc_mp.layout.schedule import schedule_of
+from hpc_mp.layout.models import kv_copies
+from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.rundir.rank_env import identity
 from hpc_mp.train.data import HeldOut, Samples, TokenSet, load_tokens, positions, prepare_held_out, prepare_job
-from hpc_mp.train.engine import gloo, initial
-from hpc_mp.train.engine.engine import Engine, StepNumbers, StepResult
-from hpc_mp.train.engine.groups import Tree, build, everyone
-from hpc_mp.train.engine.memory import state_bytes
+from hpc_mp.train.model import initial
+from hpc_mp.train.parallel import gloo
+from hpc_mp.train.parallel.groups import Tree, build, everyone
 from hpc_mp.train.rank import evaluation, facts
-from hpc_mp.train.rank.assemble import assemble
+from hpc_mp.train.rank.assemble import assemble, model_of
 from hpc_mp.train.rank.bootstrap import lay_out
 from hpc_mp.train.rank.devices import choose_device
 from hpc_mp.train.rank.rendezvous import DEFAULT, rendezvous
 from hpc_mp.train.rank.trainer import TRACED_STEP, evaluation_is_due, share
+from hpc_mp.train.step.agreement import StepNumbers
+from hpc_mp.train.step.engine import Engine, StepResult
+from hpc_mp.train.step.memory import state_bytes
 
 TIMEOUT = 600.0
 MOST = 8 if DEVICE == "cuda" else 16  # idle ranks of all crews; each on a GPU has a context there
@@ -90,16 +93,18 @@ def run_engine(spec: JobSpec, before: Callable[[], None] = lambda: None) -> Resu
 def rank_of(spec: JobSpec, number: int) -> Report:
     """Train one rank of a job. ``number``: of the job, among all of a crew."""
     torch.set_num_threads(1)
-    who, shape, schedule = identity(os.environ), read_shape(spec), schedule_of(spec)
+    who, shape = identity(os.environ), read_shape(spec)
+    layout = layout_of(spec, shape)
+    schedule = schedule_of(layout)
     device, backend = choose_device(spec.job.device, who, spec.job.ranks_per_node)
     store = dist.PrefixStore(f"job {number}", _store())
     gloo.register()
     dist.init_process_group(DEFAULT[backend], store=store, rank=who.rank, world_size=who.world)
     host = everyone()
-    groups = build(lay_out(spec), spec.shard_degree, device, backend, schedule, None, host,
-                   kv_copies(shape, spec.parallel.tensor), expert_shards=expert_cut(spec).shards)
-    engine = assemble(spec, shape, groups, schedule, device)
-    engine.start(initial.drawn(spec.train.seed, shape.layers, shape.initializer_range, engine.padding))
+    groups = build(lay_out(spec), layout.shard_degree, device, backend, schedule, None, host,
+                   kv_copies(shape, layout.degrees.tensor), expert_shards=layout.expert_cut().shards)
+    engine = assemble(spec, shape, layout, groups, schedule, device)
+    engine.start(initial.drawn(spec.train.seed, shape.layers, shape.initializer_range, model_of(spec, shape).padding))
     training, *held_out = _tokens(spec, shape.vocabulary, who.rank, store)
     samples = Samples(training, spec.data.sequence_length, spec.train.seed, spec.data.documents)
     rows = [HeldOut(tokens, spec.data.sequence_length, spec.data.documents) for tokens in held_out]

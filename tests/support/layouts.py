@@ -14,7 +14,8 @@ from tables import swapped, table
 from torch import Tensor
 
 from hpc_mp.job import JobSpec, dump_job, load_job
-from hpc_mp.layout.models import family_of, read_shape
+from hpc_mp.job.layout import read_shape
+from hpc_mp.layout.models import family_of
 from hpc_mp.layout.placement import RankPlace, to_dict
 from hpc_mp.rundir import RunDirectory, create_run, newest_complete, read_lines, write_json
 from hpc_mp.rundir.checkpoint_index import read_indexes
@@ -31,6 +32,9 @@ def varied(model: str, swaps: Sequence[str], more: str) -> str:
 
 
 VARIANTS = {name: varied(*row) for name, row in table(__file__, "layouts.toml", "variants").items()}
+
+FAMILIES: dict[str, str] = table(__file__, "layouts.toml", "families")
+MASKED: dict[str, str] = table(__file__, "layouts.toml", "masked")
 
 DEVICE = os.environ.get("TEST_DEVICE", "cpu")  # the device of the engine; plain transformers always uses the CPU
 JOB = table(__file__, "layouts.toml", "job").replace("{device}", DEVICE)
@@ -107,7 +111,7 @@ def write_job(directory: Path, model: str = "gpt2", more: str = "") -> Path:
 
 def job(directory: Path, model: str, overrides: Sequence[str] = ()) -> JobSpec:
     path = directory / f"{model}.toml"
-    path.write_text(JOB.format(model=(MODELS | VARIANTS)[model]))
+    path.write_text(JOB.format(model=(MODELS | VARIANTS | FAMILIES)[model]))
     return load_job(path, overrides)
 
 

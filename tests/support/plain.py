@@ -15,10 +15,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from hpc_mp.job import JobSpec
 from hpc_mp.job.inputs import find_files
-from hpc_mp.layout.models import family_of, read_config, read_shape
+from hpc_mp.job.layout import read_config, read_shape
+from hpc_mp.layout.models import family_of
 from hpc_mp.train.data import IGNORE, Samples, TokenSet, prepare_held_out, prepare_job
-from hpc_mp.train.engine import initial
-from hpc_mp.train.engine.precision import StaysDouble
+from hpc_mp.train.device.precision import StaysDouble
+from hpc_mp.train.model import initial
 from hpc_mp.train.rank.trainer import evaluation_is_due
 
 
@@ -173,7 +174,8 @@ def plain(spec: JobSpec, skipped: Collection[int] = (), documents: Sequence[int]
         ids, labels = map(torch.from_numpy, samples.batch(batch))
         given: dict[str, Tensor] = {}
         if documents:
-            given, own = _separated(list(map(samples.first_token, batch)), spec.data.sequence_length, documents, shape.window)
+            firsts = list(map(samples.first_token, batch))
+            given, own = _separated(firsts, spec.data.sequence_length, documents, shape.window_of(0))
             labels = labels.where(own, IGNORE)
         with StaysDouble():
             logits = model(ids, **given).logits

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from hpc_mp.train.engine import families, optimizer_state
-from hpc_mp.train.engine.optimizer import Optimizer
+from hpc_mp.train.model import rotary_tables
+from hpc_mp.train.optimizer import optimizer_state
+from hpc_mp.train.optimizer.optimizer import Optimizer
 from hpc_mp.train.rank.trainer import Trainer
 
 
@@ -27,7 +28,7 @@ def planted(owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[[]
 
 
 # Every rank chooses by the positions that it has, as transformers does by itself.
-frequencies_of_own_positions = wrapped(families, "_behind_the_last", lambda behind: lambda places, length: torch.cat(
+frequencies_of_own_positions = wrapped(rotary_tables, "behind_the_last", lambda behind: lambda places, length: torch.cat(
     (places[:, :1], places), 1))
 small_chunks = wrapped(optimizer_state, "chunk_elements", lambda elements: lambda parts: 1000)  # the last of a unit is shorter
 

@@ -26,7 +26,7 @@ from hpc_mp.rundir.checkpoints import complete_steps
 from hpc_mp.rundir.origin import Counters
 from hpc_mp.train.checkpoint import checkpoint
 from hpc_mp.train.data import Samples
-from hpc_mp.train.engine.engine import Engine as RankEngine
+from hpc_mp.train.step.engine import Engine as RankEngine
 
 ONE: list[str] = []
 TP2PP2 = ["job.ranks_per_node=4", "parallel.tensor=2", "parallel.pipeline=2", "parallel.microbatches=3"]

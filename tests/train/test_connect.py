@@ -18,8 +18,8 @@ from layouts import job, layout
 from ranks import run_ranks
 
 from hpc_mp.rundir.rank_env import identity
-from hpc_mp.train.engine import gloo, groups
-from hpc_mp.train.engine.groups import new_group
+from hpc_mp.train.parallel import gloo, groups
+from hpc_mp.train.parallel.groups import new_group
 from hpc_mp.train.rank.rendezvous import connect, meet, rendezvous
 
 

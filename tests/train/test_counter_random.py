@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from ranks import run_ranks
 
 from hpc_mp.layout.models import Weight
-from hpc_mp.train.engine import initial
-from hpc_mp.train.engine.counter_random import LINE, LONG, key_of, normal
+from hpc_mp.train.model import initial
+from hpc_mp.train.model.counter_random import LINE, LONG, key_of, normal
+from hpc_mp.train.parallel import fill
+from hpc_mp.train.parallel.fill import fill_part
 
 MANY = 1 << 22
 
@@ -67,7 +69,7 @@ def test_seed_and_name_make_other_numbers() -> None:
 @pytest.mark.parametrize("chunk", [1, 7, 30, 100, 10_000])
 def test_a_part_is_filled_in_chunks(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of experts one matrix at a time, of a matrix some rows, never fewer than one."""
-    monkeypatch.setattr(initial, "CHUNK", chunk)
+    monkeypatch.setattr(fill, "CHUNK", chunk)
     weight, box = Weight("w", (3, 2, 10, 6), cut=2), (slice(1, 3), slice(0, 2), slice(3, 8), slice(0, 6))
     everything = torch.arange(360.0).view(weight.shape)
     asked: list[int] = []
@@ -77,7 +79,7 @@ def test_a_part_is_filled_in_chunks(chunk: int, monkeypatch: pytest.MonkeyPatch)
         return everything[there]
 
     part = torch.full((2, 2, 5, 6), float("nan"))
-    initial.fill_part(part, weight, box, source)
+    fill_part(part, weight, box, source)
     assert torch.equal(part, everything[box])
     assert max(asked) <= max(chunk, 6) and sum(asked) == part.numel()
 
@@ -88,7 +90,7 @@ def grown(gibibytes: float) -> float:
     weight = Weight("w", (4 * rows, columns), cut=0)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     part = torch.empty(rows, columns)
-    initial.fill_part(part, weight, (slice(rows, 2 * rows), slice(0, columns)), initial.drawn(7, 5, 0.02, {}))
+    fill_part(part, weight, (slice(rows, 2 * rows), slice(0, columns)), initial.drawn(7, 5, 0.02, {}))
     assert float(part[-1, -1]) != 0.0
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before) / part.nbytes
 

@@ -3,6 +3,7 @@ a block-diagonal mask, in fp64 to 1e-12; evaluations equal plain transformers on
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -25,8 +26,9 @@ from hpc_mp.job import JobSpec
 from hpc_mp.rundir import read_lines
 from hpc_mp.train.data import IGNORE, Samples, prepare_job
 from hpc_mp.train.data.rows import TokenRows
-from hpc_mp.train.engine import context, families, ring_attention
-from hpc_mp.train.engine.precision import StaysDouble
+from hpc_mp.train.device.precision import StaysDouble
+from hpc_mp.train.model import transformers_stage
+from hpc_mp.train.parallel import context, ring_attention
 
 SEPARATE = ('data.documents="separate"', 'data.tokenizer="words"')
 LENGTH = 24
@@ -100,7 +102,7 @@ QUICK = {
 
 @pytest.mark.parametrize(("model", "name"), cases((
     (model, name) for model in (GPT2, GPTJ, LLAMA, exact.TIED, MIXTRAL, "qwen2") for name in LAID_OUT
-    if not (model in WHOLE_SAMPLES and "cp" in name) and not (model in exact.OWN_ATTENTION and "selective" in name)
+    if not (model in WHOLE_SAMPLES and "cp" in name)
     and (model == MIXTRAL or "ep2" not in name)), QUICK))
 def test_separate_documents_equal_plain_transformers(separate: Engine, expected: Reference, model: str, name: str) -> None:
     assert separate(model, *LAID_OUT[name]).distance(expected(model)) < EXACT
@@ -133,18 +135,20 @@ def test_short_documents_get_the_frequencies_of_whole_samples(separate: Engine, 
     assert found.distance(expected(model)) < EXACT
 
 
-positions_that_run_on = wrapped(families, "restarted", lambda restarted: lambda positions, begins: restarted(positions, None))
+positions_that_run_on = wrapped(transformers_stage, "restarted", lambda restarted: lambda positions, begins: restarted(
+    positions, None))
 # Rotary positions count by their differences alone, so that it is all the same to attention where a document begins; two tokens
 # at a place are seen.
-positions_that_stand_still = wrapped(families, "restarted", lambda restarted: lambda positions, begins: restarted(
+positions_that_stand_still = wrapped(transformers_stage, "restarted", lambda restarted: lambda positions, begins: restarted(
     positions, begins) // 2)
 
 
 # The first token of a document is seen by none but itself.
-begins_one_too_far = wrapped(families, "first_seen", lambda seen: lambda begins, window, positions: torch.minimum(
+begins_one_too_far = wrapped(transformers_stage, "first_seen", lambda seen: lambda begins, window, positions: torch.minimum(
     seen(begins, window, positions) + 1, positions))
-no_mask = wrapped(families, "first_seen", lambda seen: lambda begins, window, positions: None)
-a_ring_without_documents = wrapped(context, "ring_attention", lambda ring: lambda *given: ring(*given[:-1]))
+no_mask = wrapped(transformers_stage, "first_seen", lambda seen: lambda begins, window, positions: None)
+a_ring_without_documents = wrapped(context, "ring_attention", lambda attend: lambda *states: attend(
+    *states[:-1], replace(states[-1], first=None)))
 
 
 @planted(TokenRows, "_counts")
@@ -158,8 +162,7 @@ def labels_of_other_documents(counts: Any, rows: TokenRows, first: int, length: 
 
 @planted(ring_attention, "_scores")
 def a_ring_that_masks_its_own_part_alone(scores: Any, queries: Any, key: Any, block: Any, ring: Any) -> Any:
-    return scores(queries, key, block, ring if block.diagonal else ring_attention._AttentionRing(
-        ring.axis, ring.positions, ring.scaling, ring.length, ring.heads, ring.probability, ring.keys, None))
+    return scores(queries, key, block, ring if block.diagonal else replace(ring, first=None))
 
 
 CONTROLS: dict[str, tuple[str, str, Callable[[], None]]] = {

@@ -25,16 +25,16 @@ from torch.utils._pytree import tree_map_only
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.train import command
 from hpc_mp.job import JobSpec, load_job
-from hpc_mp.layout.models import expert_cut, read_shape, stage_layers
-from hpc_mp.layout.schedule import schedule_of
+from hpc_mp.job.layout import layout_of, read_shape
+from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.planner.memory import state_bytes
 from hpc_mp.planner.traffic import rank_traffic
 from hpc_mp.rundir.rank_env import identity
 from hpc_mp.train.checkpoint import checkpoint
 from hpc_mp.train.checkpoint.shard_file import write_shard
 from hpc_mp.train.dry_run.dry_run import DryRun, DryStep, dry_run, stepped
-from hpc_mp.train.engine.data_axis import DataAxis
-from hpc_mp.train.engine.groups import build
+from hpc_mp.train.parallel.data_axis import DataAxis
+from hpc_mp.train.parallel.groups import build
 from hpc_mp.train.rank import facts
 from hpc_mp.train.rank.bootstrap import lay_out
 from hpc_mp.train.rank.rendezvous import connect, meet, rendezvous
@@ -101,12 +101,15 @@ def real_rank(spec: JobSpec, directory: Path) -> Real:
     who = identity(os.environ)
     store, _ = meet(who, rendezvous(None))
     host = connect(who, store, "gloo")
-    schedule = schedule_of(spec)
-    groups = build(lay_out(spec), spec.shard_degree, CPU, "gloo", schedule, None, host, expert_shards=expert_cut(spec).shards)
+    shape = read_shape(spec)
+    division = layout_of(spec, shape)
+    schedule = schedule_of(division)
+    groups = build(lay_out(spec), division.shard_degree, CPU, "gloo", schedule, None, host,
+                   expert_shards=division.expert_cut().shards)
     facts.gather("here", host)
     opened = len(os.listdir("/proc/self/fd")) - before
     with PromptGloo():
-        engine, step = stepped(spec, read_shape(spec), groups, schedule)
+        engine, step = stepped(spec, shape, division, groups, schedule)
     shard = directory / checkpoint.SHARD.format(number=dist.get_rank() + 1)
     write_shard(shard, checkpoint.parts_to_write(engine.held()))
     return Real(step, opened, (shard.name, shard.stat().st_size))
@@ -159,7 +162,7 @@ def test_a_rank_holds_no_more_with_more_microbatches(tmp_path: Path, monkeypatch
         return dry_run(spec, read_shape(spec), lay_out(spec), 1).step.peak.bytes
 
     assert middle_stage(4) == middle_stage(6)
-    monkeypatch.setattr("hpc_mp.train.engine.pipeline.arrivals", lambda schedule, rank: {})
+    monkeypatch.setattr("hpc_mp.train.pipeline.messages.arrivals", lambda schedule, rank: {})
     assert middle_stage(4) < middle_stage(6)
 
 
@@ -190,9 +193,9 @@ def test_a_message_more_would_be_seen(tmp_path: Path, monkeypatch: pytest.Monkey
 def check_against_the_plan(spec: JobSpec, rank: int) -> DryRun:
     """Traffic of every axis and bytes of state are those of the planner."""
     shape = read_shape(spec)
-    layers = stage_layers(spec, shape)
+    division = layout_of(spec, shape)
     found = dry_run(spec, shape, lay_out(spec), rank)
-    planned = rank_traffic(spec, shape, layers, found.place.pp)
+    planned = rank_traffic(division, shape, found.place.pp)
     sent: defaultdict[str, float] = defaultdict(float)
     for message in found.step.messages:
         if message.elements > 1 and "world" not in message.axis:  # but for the labels' number, and the last word
@@ -202,11 +205,11 @@ def check_against_the_plan(spec: JobSpec, rank: int) -> DryRun:
                          for payload in "FB")
     assert max(forward, backward) == planned.pp
     assert sent["shard" if spec.shard_degree > 1 else "replicate"] == pytest.approx(planned.dp, rel=1e-12)
-    assert sent["ends"] == planned.tied
+    assert sent["tied"] == planned.tied
     assert sent["expert"] == pytest.approx((spec.parallel.expert - 1) * planned.ep, rel=1e-12)
     assert sent["shard of experts"] + sent["replicate of experts"] == planned.expert_dp + planned.expert_replicas
     assert sent["context"] == planned.cp + (spec.parallel.context - 1) * planned.cp_pairs
-    held = state_bytes(shape, spec, layers)[found.place.pp, found.place.tp]
+    held = state_bytes(division, shape)[found.place.pp, found.place.tp]
     assert found.step.state.optimizer == held.optimizer
     if spec.reduce == "step":
         assert found.step.state.gradients == held.gradients

@@ -23,8 +23,8 @@ from hpc_mp.rundir import newest_complete, read_lines, retention
 from hpc_mp.rundir.checkpoints import complete_steps, step_of
 from hpc_mp.rundir.history import complete
 from hpc_mp.train.data import IGNORE, HeldOut, TokenSet, passes, prepare_held_out, prepare_job
-from hpc_mp.train.engine.pipeline import Pipeline
-from hpc_mp.train.engine.section import StageSection
+from hpc_mp.train.model.transformers_stage import TransformersStage
+from hpc_mp.train.pipeline.pipeline import Pipeline
 from hpc_mp.train.rank import evaluation
 from hpc_mp.train.rank.signals import EXIT_STOPPED
 
@@ -57,7 +57,7 @@ def a_row_counted_twice(batch: Any, held_out: HeldOut, rows: range) -> Any:
 
 
 SPOILT: dict[str, tuple[Callable[[], None], list[str]]] = {
-    "dropout is left on": (wrapped(StageSection, "eval", lambda evaluating: lambda self: self), [DROPOUT]),
+    "dropout is left on": (wrapped(TransformersStage, "eval", lambda evaluating: lambda self: self), [DROPOUT]),
     "a row is counted twice": (a_row_counted_twice, layout(data=2)),
     "replicas share nothing out": (wrapped(evaluation, "passes", lambda passes: lambda rows, *, data_rank, **more: passes(
         rows, data_rank=0, **more)), layout(data=2)),

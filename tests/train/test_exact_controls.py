@@ -12,25 +12,12 @@ from exact import LAYOUTS, ONE_STEP, WRONG, Engine, Plain, cases
 from layouts import job
 from planting import frequencies_of_own_positions, planted, wrapped
 
-from hpc_mp.layout.schedule import of_job
-from hpc_mp.train.engine import (
-    collectives,
-    context,
-    data_axis,
-    dropout,
-    engine,
-    experts,
-    families,
-    gradients,
-    groups,
-    optimizer,
-    pipeline,
-    projection,
-    ring_attention,
-    section,
-    sequence,
-)
-from hpc_mp.train.engine.engine import _LabelCount
+from hpc_mp.layout import schedule_of
+from hpc_mp.train.model import transformers_stage
+from hpc_mp.train.optimizer import optimizer
+from hpc_mp.train.parallel import collectives, context, data_axis, dropout, experts, gradients, groups, projection, ring_attention
+from hpc_mp.train.pipeline import pipeline
+from hpc_mp.train.step import engine
 
 
 def nothing_sent(*_: object) -> collectives.Running:
@@ -43,56 +30,59 @@ def own_axis(*_: object) -> groups.Axis:
 
 
 # Every tensor rank trains its router with its own share of the experts' outputs, or its key-value heads with its own queries.
-own_share_alone = wrapped(projection.TensorAxis, "shares", lambda shares: own_axis)
+own_share_alone = wrapped(groups.Groups, "sharing", lambda sharing: own_axis)
 # Two experts get each other's tokens, and their outputs come back to the right ones.
 expert_of_another = wrapped(experts, "dispatch", lambda dispatch: lambda index, *more: dispatch(
     torch.where(index < 2, 1 - index, index), *more))
 forgotten_choice = wrapped(experts.Dispatch, "tokens", lambda tokens: lambda self, rows, weights: tokens(
     self, rows, weights.mean(1, keepdim=True).expand_as(weights)))
-unseen_window = wrapped(families, "first_seen", lambda seen: lambda begins, window, positions: begins)
-window_off_by_one = wrapped(families, "first_seen", lambda seen: lambda begins, window, positions: seen(
+unseen_window = wrapped(transformers_stage, "first_seen", lambda seen: lambda begins, window, positions: begins)
+window_off_by_one = wrapped(transformers_stage, "first_seen", lambda seen: lambda begins, window, positions: seen(
     begins, window + 1, positions))
 # Every tensor rank drops attention weights as if its heads were the first ones.
 cut_heads_all_alike = wrapped(dropout.HashDropout, "__init__", lambda init: lambda self, p, site, clock, rows: init(
     self, p, site, clock, rows - rows.min() if site.startswith("attention.") else rows))
-unsummed_tensor_gradient = wrapped(projection._Enter, "backward", lambda backward: staticmethod(
-    lambda ctx, gradient: (gradient, None)))
+unsummed_tensor_gradient = wrapped(projection.TensorAxis, "_input_gradient", lambda summed: lambda self, gradient: gradient)
 unsummed_tensor_output = wrapped(projection, "all_reduce", lambda reduce: nothing_sent)
 # Norms and row biases keep the gradient of this rank's tokens.
-unsummed_shares_of_tokens = wrapped(sequence.SequenceAxis, "shares", lambda shares: projection.TensorAxis.shares)
+unsummed_shares_of_tokens = wrapped(groups.Groups, "sharing", lambda sharing: lambda self, slot: (
+    sharing(self, slot) if slot.cut else groups.Axis()))
 # A W forgets what its I has put off.
 lost_weight_gradients = wrapped(projection.WeightGradients, "take", lambda take: lambda self: (
     self._waiting.clear(), projection.WeightGradients())[1])
-doubled_loss_scale = wrapped(pipeline.Pipeline, "train", lambda train: lambda self, work: train(
-    self, replace(work, loss_scale=lambda: 2 * work.loss_scale())))
-untied_gradients = wrapped(data_axis.DataAxis, "finish", lambda finish: lambda self, shared: finish(self, {}))
+doubled_loss_scale = wrapped(pipeline.Pipeline, "train", lambda train: lambda self, share, gradient, trace: train(
+    self, share, lambda: 2 * gradient(), trace))
+untied_gradients = wrapped(data_axis, "all_reduce", lambda reduce: nothing_sent)
 unsummed_replicas = wrapped(gradients, "all_reduce", lambda reduce: nothing_sent)
 unsummed_shards = wrapped(gradients, "reduce_scatter", lambda reduce: nothing_sent)
 # ZeRO-3 forgets to give whole parameters back, and so never asks for new ones.
 kept_gathered = wrapped(data_axis.Unit, "release", lambda release: lambda self: None)
 # Gradients begin anew with every backward whose REDUCE comes.
-forgotten_sums = wrapped(gradients.UnitGradient, "announce", lambda announce: lambda self: (self.begin(), announce(self))[1])
+forgotten_sums = wrapped(gradients.UnitGradient, "announce", lambda announce: lambda self: (
+    self.held.zero_(), announce(self))[1])
 # Each microbatch's own mean, averaged, as many trainers did until 2024: of the global batch, all labels that there are.
-mean_of_means = wrapped(_LabelCount, "all", lambda every: lambda self: torch.full_like(self._own, 24.0 * 24))
+mean_of_means = wrapped(engine, "label_count", lambda count: lambda own, mine, device: lambda: torch.full(
+    (), 24.0 * 24, dtype=torch.float64, device=device))
 shifted_positions = wrapped(groups.Groups, "data_rank", lambda slot: property(lambda self: 0, lambda self, value: None))
 # Each rank of a ring leaves the last part out.
 forgotten_block = wrapped(ring_attention, "_blocks", lambda blocks: lambda ring, turn, tokens: (
     iter(()) if turn == ring.axis.size - 1 else blocks(ring, turn, tokens)))
-one_way_exchange = wrapped(context._AllToAll, "backward", lambda backward: staticmethod(lambda ctx, gradient: (gradient, None)))
+one_way_exchange = wrapped(context, "with_backward", lambda function: lambda forward, _, x: function(
+    forward, lambda gradient: gradient, x))
 # Every context rank counts the labels of whole samples.
-labels_counted_by_all = wrapped(engine._LabelCount, "__init__", lambda init: lambda self, own, mine, device: init(
-    self, own, replace(mine, context=groups.Axis()), device))
+labels_counted_by_all = wrapped(engine, "label_count", lambda count: lambda own, mine, device: count(
+    own, replace(mine, context=groups.Axis()), device))
 
 
 def positions_from_zero() -> None:
     """Take the tokens of every context rank for the first ones of their sample."""
-    section.StageSection.positions = property(
-        lambda self: torch.arange(len(self.context_axis.positions)), lambda self, value: None)
+    first = property(lambda self: torch.arange(len(self.context.positions)), lambda self, value: None)
+    transformers_stage.TransformersStage.positions = first
 
 
 @planted(data_axis.DataAxis, "finish")
-def averaged_shards(finish: Any, axis: data_axis.DataAxis, shared: object) -> None:
-    finish(axis, shared)
+def averaged_shards(finish: Any, axis: data_axis.DataAxis) -> None:
+    finish(axis)
     for unit in axis.units.values():
         unit.gradient.part.div_(unit.shard.size)
 
@@ -114,26 +104,26 @@ def stale_parameters() -> None:
 def early_reduction(begin: Any, axis: data_axis.DataAxis) -> None:
     """A unit that two stages of a rank have is summed after the first of them."""
     begin(axis)
-    axis._waiting = dict.fromkeys(axis._waiting, 1)
+    for unit in axis.units.values():
+        unit.gradient._left = 1
 
 
 def early_sums() -> None:
     """Whole gradients are summed after every microbatch, though those before are still in them."""
-    complete = of_job.build
-    of_job.build = lambda name, pipeline, microbatches, virtual, reduce: complete(name, pipeline, microbatches, virtual, "each")
-    data_axis.DataAxis.reduce = lambda self, stage: [unit.gradient.reduce() for unit in self.stages[stage]]
-    original = data_axis.DataAxis.__init__
-    data_axis.DataAxis.__init__ = lambda self, layouts, stages, reductions, groups, zero, once, *rest: original(
-        self, layouts, stages, reductions, groups, zero, True, *rest)
+    complete = schedule_of.build
+    schedule_of.build = lambda name, pipeline, microbatches, virtual, _: complete(name, pipeline, microbatches, virtual, "each")
+    gradients.UnitGradient.reduce = lambda self: self._reduce()
+    original = gradients.UnitGradient.__init__
+    gradients.UnitGradient.__init__ = lambda self, layout, groups, kept, *rest: original(self, layout, groups, True, *rest)
 
 
 @planted(pipeline.Pipeline, "_differentiate")
 def forgotten_microbatch(differentiate: Any, line: pipeline.Pipeline, step: pipeline._Step, action: pipeline.Action) -> None:
-    kept = step.work
+    kept = step.loss_gradient
     if action.microbatch == 0:
-        step.work = replace(kept, loss_scale=lambda: torch.zeros(()))
+        step.loss_gradient = lambda: torch.zeros(())
     differentiate(line, step, action)
-    step.work = kept
+    step.loss_gradient = kept
 
 
 @planted(optimizer.Optimizer, "__init__")

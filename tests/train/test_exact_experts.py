@@ -5,6 +5,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,12 @@ from ranks import run_ranks
 from tables import table
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.layout.models import check_layout, expert_capacity, expert_cut, read_shape
+from hpc_mp.job.layout import check_job, read_shape, undivided
+from hpc_mp.layout.models import expert_capacity
 from hpc_mp.planner.memory import units_of
 from hpc_mp.rundir.rank_env import identity
-from hpc_mp.train.engine import capacity, expert_axis, gradients, groups, router_loss
-from hpc_mp.train.engine.collectives import Running
+from hpc_mp.train.parallel import capacity, expert_axis, gradients, groups, router_loss
+from hpc_mp.train.parallel.collectives import Running
 from hpc_mp.train.rank.rendezvous import connect, meet, rendezvous
 
 MANY = "mixtral with one choice of many experts"
@@ -81,9 +83,10 @@ def test_the_predicted_state_is_what_ranks_hold(place: Path, engine: Engine, nam
     (layout(data=2, expert=2), [3, 2], 1)])
 def test_who_holds_which_experts(place: Path, overrides: list[str], sizes: list[int], shards: int) -> None:
     spec = job(place, MIXTRAL, overrides)
-    cuts = [expert_cut(spec, rank) for rank in range(spec.parallel.expert)]
+    division = replace(undivided(spec), layers=(5,))
+    cuts = [division.expert_cut(rank) for rank in range(spec.parallel.expert)]
     assert [cut.part(5).stop - cut.part(5).start for cut in cuts] == sizes and cuts[0].shards == shards
-    units = units_of(read_shape(spec), spec, (5,), 0, 0)
+    units = units_of(division, read_shape(spec), 0, 0)
     assert {unit.shards for unit in units.values() if unit.of_experts} == {shards}
     assert sum(unit.of_experts for unit in units.values()) == 5
 
@@ -202,7 +205,7 @@ def summed_over(other: Callable[[groups.Groups], groups.Axis]) -> Callable[[], N
     noted = wrapped(groups.Groups, "holders", lambda holders: lambda self, of_experts: (
         seen.append(self), holders(self, of_experts))[1])
 
-    @planted(gradients.UnitGradient, "reduce")
+    @planted(gradients.UnitGradient, "_reduce")
     def wrong(reduce: Any, gradient: gradients.UnitGradient) -> None:
         own = gradient.replicate
         gradient.replicate = other(seen[0]) if gradient.layout.of_experts else own
@@ -214,8 +217,8 @@ def summed_over(other: Callable[[groups.Groups], groups.Axis]) -> Callable[[], N
 
 to_another_place = wrapped(expert_axis.Journey, "to_tokens", lambda back: lambda self, rows: back(self, rows).roll(1, 0))
 # Rows of other ranks are computed by whichever expert is next.
-unsorted_rows = wrapped(expert_axis.Journey, "to_experts", lambda there: lambda self, rows: expert_axis._exchanged(
-    rows, self.sent, self.come, self.axis))
+unsorted_rows = wrapped(expert_axis.Journey, "to_experts", lambda there: lambda self, rows: expert_axis.all_to_all(
+    rows, self.axis, self.sent, self.come))
 loss_on_every_tensor_rank = wrapped(router_loss.RouterLoss, "of", lambda loss: lambda self, *given: 2 * loss(self, *given))
 # Each rank balances its own tokens of a sample.
 own_tokens_alone = wrapped(router_loss.RouterLoss, "of", lambda loss: lambda self, logits, chosen, experts, sharers: loss(
@@ -270,5 +273,5 @@ def test_what_cannot_be_is_refused(place: Path, name: str) -> None:
     model, overrides, words = REFUSED[name]
     with pytest.raises(HpcMpError) as refusal:
         spec: Any = job(place, model, overrides)
-        check_layout(read_shape(spec), spec)
+        check_job(spec, read_shape(spec))
     assert words in str(refusal.value)

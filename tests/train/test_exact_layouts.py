@@ -13,8 +13,8 @@ from exact import COVER, EXACT, GPT2, HELD_OUT, LAYOUTS, LLAMA, MIXTRAL, TIED, E
 from layouts import VARIANTS, job, layout, run_whole, write_text
 from planting import wrapped
 
-from hpc_mp.train.engine import context, ring_attention
-from hpc_mp.train.engine.groups import Axis
+from hpc_mp.train.parallel import context, ring_attention
+from hpc_mp.train.parallel.groups import Axis
 
 # Each axis once with a rendezvous, a run directory and a checkpoint; a tied weight at two ends among them.
 WHOLE = {

@@ -26,11 +26,11 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.main import cli
 from hpc_mp.job import JobSpec, dump_job, load_job
 from hpc_mp.job.inputs import find_files
-from hpc_mp.layout.models import read_shape
+from hpc_mp.job.layout import read_shape
 from hpc_mp.rundir import RunDirectory, newest_complete, read_lines
 from hpc_mp.train.checkpoint.export import export
 from hpc_mp.train.data import IGNORE, Samples, bpe, prepare
-from hpc_mp.train.engine.precision import StaysDouble
+from hpc_mp.train.device.precision import StaysDouble
 
 TP2_PP2 = ["job.ranks_per_node=4", "parallel.tensor=2", "parallel.pipeline=2", "parallel.microbatches=3"]
 FIRST = ("gpt2", "llama", "llama-tied", "mixtral")  # whose exports `make test` computes with; the others are proofs

@@ -109,7 +109,7 @@ def test_groups_of_a_step_time_out_as_the_job_says(place: Path) -> None:
     @planted(main, "build")
     def looked(build: Any, *arguments: Any, **more: Any) -> Any:
         made = build(*arguments, **more)
-        for group in (made.ends.group, *made.channels.groups.values()):
+        for group in (made.ties[0, 1].group, *made.channels.groups.values()):
             seen.append(group._get_backend(torch.device("cpu")).options._timeout.total_seconds())
         return made
 

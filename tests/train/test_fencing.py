@@ -25,7 +25,7 @@ from hpc_mp.rundir import TOKEN, AttemptRecord, RunDirectory, newest_complete, r
 from hpc_mp.rundir.checkpoints import complete_steps
 from hpc_mp.rundir.rank_env import RankEnv, at_place, check_place
 from hpc_mp.train.checkpoint import checkpoint
-from hpc_mp.train.engine import groups
+from hpc_mp.train.parallel import groups
 from hpc_mp.train.rank import assemble, main, signals, token_sets
 from hpc_mp.train.rank.fencing import Fence, FencedOut, fence
 from hpc_mp.train.rank.signals import STOP_FILE, TIME_LIMIT, Pace, StopConditions, StopFlag

@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpc_mp.rundir import read_lines
 from hpc_mp.rundir.checkpoints import complete_steps
-from hpc_mp.train.engine.engine import Engine as RankEngine
-from hpc_mp.train.engine.optimizer import Optimizer
+from hpc_mp.train.optimizer.optimizer import Optimizer
 from hpc_mp.train.rank.trainer import Trainer
+from hpc_mp.train.step.engine import Engine as RankEngine
 
 ASKING = ("_local_scalar_dense", "is_nonzero", "nonzero", "equal", "masked_select")  # operators that make the host wait for a GPU
 

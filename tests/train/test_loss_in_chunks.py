@@ -14,7 +14,8 @@ from ranks import run_ranks, train
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.rundir import read_lines
-from hpc_mp.train.engine import vocabulary
+from hpc_mp.train.model import vocabulary
+from hpc_mp.train.parallel import projection
 from hpc_mp.train.rank.assemble import check_compiler
 
 eleven_rows = wrapped(vocabulary, "CHUNK", lambda chunk: 307 * 11)  # of 307 words; two ranks take twice as many
@@ -23,7 +24,8 @@ eleven_rows = wrapped(vocabulary, "CHUNK", lambda chunk: 307 * 11)  # of 307 wor
 def forgotten_chunk() -> None:
     """The negative control: of a chunk that is not the last one the weight gets no gradient."""
     eleven_rows()
-    vocabulary._Part.add_weight_gradient = lambda self, x, gradient: None  # type: ignore[method-assign]
+    wrapped(projection.Projection, "add_weight_gradient", lambda add: lambda self, x, gradient, more=False: (
+        None if more else add(self, x, gradient)))()
 
 
 CASES = [("llama", layout()), ("gptj", LAYOUTS["dp2 zero3"]), ("llama-tied", LAYOUTS["tp2 pp2 dp2 zero1"]),
@@ -39,10 +41,11 @@ def test_a_forgotten_chunk_is_seen(place: Path, engine: Engine) -> None:
     assert run_engine(job(place, "llama", [ONE_STEP]), before=forgotten_chunk).distance(engine("llama", ONE_STEP)) > WRONG
 
 
-def test_no_more_than_a_chunk_of_logits_is_there_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("cap", [None, 0.7])
+def test_no_more_than_a_chunk_of_logits_is_there_at_once(monkeypatch: pytest.MonkeyPatch, cap: float | None) -> None:
     rows: list[int] = []
     for name in ("_scores", "_slopes"):
-        def noted(logits: torch.Tensor, *given: torch.Tensor, real: object = getattr(vocabulary, name)) -> object:
+        def noted(logits: torch.Tensor, *given: object, real: object = getattr(vocabulary, name)) -> object:
             rows.append(len(logits))
             return real(logits, *given)  # type: ignore[operator]
 
@@ -57,7 +60,7 @@ def test_no_more_than_a_chunk_of_logits_is_there_at_once(monkeypatch: pytest.Mon
 
         class tensor:
             size, axis = 1, type("axis", (), {"size": 1})
-            weights = type("queue", (), {"put_off": lambda self, head, x, g: head.add_weight_gradient(x, g),
+            weights = type("queue", (), {"put_off": lambda self, add, x, g: add(x, g),
                                          "meanwhile": lambda self: None})()
             part = staticmethod(lambda words: (0, words))
             enter = share = staticmethod(lambda x, *_: x)
@@ -73,16 +76,18 @@ def test_no_more_than_a_chunk_of_logits_is_there_at_once(monkeypatch: pytest.Mon
             self.gradient += gradient.t() @ x
 
     head = Head()
-    objective = vocabulary.NextToken(head, 50, head.tensor, lambda given: given)  # type: ignore[arg-type]
+    objective = vocabulary.NextToken(head, 50, head.tensor, cap, False)  # type: ignore[arg-type]
     hidden = torch.randn(3, 10, 8, dtype=torch.float64, requires_grad=True)
     labels = torch.randint(0, 50, (3, 10))
     labels[0, :4] = vocabulary.IGNORED
-    loss, count = objective(hidden, labels)
+    loss, count = objective(hidden, {"labels": labels}, lambda tokens: tokens)
     loss.backward(torch.tensor(0.25, dtype=torch.float64))
     assert rows == [8, 8, 8, 6] * 2 and int(count) == 26
 
     plain, weight = hidden.detach().clone().requires_grad_(), Head.weight.clone().requires_grad_()
-    whole = torch.nn.functional.cross_entropy((plain @ weight.t()).flatten(0, 1), labels.flatten(), reduction="sum")
+    logits = plain @ weight.t()
+    logits = logits if cap is None else torch.tanh(logits / cap) * cap
+    whole = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
     (whole * 0.25).backward()
     assert torch.allclose(whole, loss, atol=EXACT) and torch.allclose(plain.grad, hidden.grad, atol=EXACT)  # type: ignore[arg-type]
     assert torch.allclose(weight.grad, head.gradient, atol=EXACT)  # type: ignore[arg-type]

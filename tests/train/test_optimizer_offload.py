@@ -19,15 +19,16 @@ from ranks import run_ranks, train
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import dump_job
+from hpc_mp.job.layout import undivided
 from hpc_mp.layout.offload import BUFFERS, CHUNK, GRAIN, chunk_elements
 from hpc_mp.planner.device import Device, check_offload
 from hpc_mp.rundir import checkpoint_index, read_json
 from hpc_mp.train.checkpoint import shard_file
 from hpc_mp.train.checkpoint.shard_file import LocalPart
-from hpc_mp.train.engine import optimizer_state
-from hpc_mp.train.engine.memory import peak_bytes
-from hpc_mp.train.engine.optimizer_state import Chunk, OnDevice, StateHome, StateShape, Streamed, Stretch, chunks
-from hpc_mp.train.engine.state_stores import FileStore, HostStore
+from hpc_mp.train.optimizer import optimizer_state
+from hpc_mp.train.optimizer.optimizer_state import Chunk, OnDevice, StateHome, StateShape, Streamed, Stretch, chunks
+from hpc_mp.train.optimizer.state_stores import FileStore, MemoryStore
+from hpc_mp.train.step.memory import peak_bytes
 
 CPU = torch.device("cpu")
 
@@ -142,8 +143,8 @@ def masters_of(shape: StateShape) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("store", ["host", "disk"])
 def test_streaming_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str) -> None:
     monkeypatch.setattr(optimizer_state, "chunk_elements", lambda parts: 1000)
-    open_store = HostStore if store == "host" else partial(FileStore, tmp_path)
-    homes = OnDevice(SHAPE, STRETCHES, CPU), Streamed(SHAPE, STRETCHES, CPU, open_store)
+    open_store = partial(MemoryStore, "host") if store == "host" else partial(FileStore, tmp_path)
+    homes = OnDevice(SHAPE, STRETCHES, CPU, {}), Streamed(open_store, SHAPE, STRETCHES, CPU, {})
     both = masters_of(SHAPE), masters_of(SHAPE)
     for home, masters in zip(homes, both, strict=True):
         trained(home, masters, 3)
@@ -180,7 +181,7 @@ def keep_all(self: FileStore, values: torch.Tensor) -> None:
 def used(directory: Path, shape: StateShape, masters: dict[str, torch.Tensor], look: Callable[[], None]) -> None:
     """State in a file is updated, saved and loaded; ``look`` is called after each update."""
     stretches = [Stretch(unit, 0, length, False) for unit, length in shape.lengths.items()]
-    home = Streamed(shape, stretches, CPU, partial(FileStore, directory))
+    home = Streamed(partial(FileStore, directory), shape, stretches, CPU, {})
     gradients = trained(home, masters, 2, look)
     parts = [LocalPart(f"{unit}.{slot}", tuple(values.shape), (slice(0, len(values)),), values, home.release)
              for unit, slots in home.arrays().items() for slot, values in slots.items()]
@@ -268,11 +269,11 @@ def test_offload_of_nothing_is_refused(place: Path) -> None:
 
 
 def test_the_memory_of_a_cpu_is_the_hosts(place: Path) -> None:
-    offloaded = job(place, GPT2, ['parallel.offload=["optimizer"]']).parallel
+    offloaded = undivided(job(place, GPT2, ['parallel.offload=["optimizer"]']))
     with pytest.raises(HpcMpError, match="has no effect on CPUs: their memory is the host's"):
         check_offload(offloaded, Device("cpu", ""))
     check_offload(offloaded, Device("cuda", ""))
-    check_offload(job(place, GPT2, on_disk(place)).parallel, Device("cpu", ""))
+    check_offload(undivided(job(place, GPT2, on_disk(place))), Device("cpu", ""))
 
 
 @pytest.mark.parametrize(("directory", "reason"), [

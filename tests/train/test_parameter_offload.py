@@ -12,18 +12,18 @@ from layouts import job, layout, relaunch, trained_run
 from planting import planted, small_chunks, wrapped
 from ranks import run_ranks
 
+from hpc_mp.job.layout import layout_of, read_shape, undivided
 from hpc_mp.layout import offload as layout_offload
-from hpc_mp.layout.models import read_shape
 from hpc_mp.layout.offload import CHUNK, GRAIN
 from hpc_mp.planner.device import Device, check_offload
 from hpc_mp.planner.memory import state_bytes
 from hpc_mp.rundir.plan import StateBytes
+from hpc_mp.train.device.precision import PRECISIONS
 from hpc_mp.train.dry_run.dry_run import dry_run
-from hpc_mp.train.engine import host_parameters
-from hpc_mp.train.engine.collectives import Running
-from hpc_mp.train.engine.host_parameters import Bus, HostPart
-from hpc_mp.train.engine.optimizer_state import OnDevice, StateShape, Stretch
-from hpc_mp.train.engine.precision import PRECISIONS
+from hpc_mp.train.optimizer.optimizer_state import OnDevice, StateShape, Stretch
+from hpc_mp.train.parallel import host_parameters
+from hpc_mp.train.parallel.collectives import Running
+from hpc_mp.train.parallel.host_parameters import Bus, HostPart
 from hpc_mp.train.rank.bootstrap import lay_out
 
 CPU = torch.device("cpu")
@@ -139,10 +139,11 @@ def test_the_predicted_state_is_what_ranks_hold(place: Path, engine: Engine, nam
 def test_bytes_are_those_of_the_table(place: Path) -> None:
     """By hand, for one rank: 4 bytes of masters and 2 that compute on the host, two blocks on the device while they run, and two
     buffers of the shortest chunk, of two slots and a row for masters each."""
-    shape, layers, plan = read_shape(job(place, GPT2)), (5,), dict[str, StateBytes]()
+    shape, plan = read_shape(job(place, GPT2)), dict[str, StateBytes]()
     for offload in ("none", PARAMETERS, BOTH):
         more = [] if offload == "none" else [offload]
-        plan[offload] = state_bytes(shape, job(place, GPT2, ['train.precision="bf16"', *ALONE, *more]), layers)[0, 0]
+        spec = job(place, GPT2, ['train.precision="bf16"', *ALONE, *more])
+        plan[offload] = state_bytes(layout_of(spec, shape), shape)[0, 0]
     part = plan["none"].gradients // 4
     block = 32 * 96 + 96 + 32 * 32 + 32 + 2 * 32 * 102 + 102 + 32 + 4 * 32 + 2  # the largest unit, and its padding
     assert plan["none"] == StateBytes(6 * part, 4 * part, 8 * part)
@@ -157,7 +158,7 @@ def test_a_dry_run_says_what_lies_where(place: Path, monkeypatch: pytest.MonkeyP
     more = ['job.device="cpu"', 'train.precision="bf16"', *LAYOUTS["dp2 zero3"]]
     resident, away = (job(place, LLAMA, [*more, *each]) for each in ([], [offload]))
     there, here = (dry_run(spec, read_shape(spec), lay_out(spec), 0).step for spec in (resident, away))
-    told = state_bytes(read_shape(away), away, (5,))[0, 0]
+    told = state_bytes(layout_of(away, read_shape(away)), read_shape(away))[0, 0]
     assert (here.state.host, here.state.optimizer, here.state.parameters) == (told.host, told.optimizer, 0)
     saved = there.state.parameters + there.state.optimizer - here.state.optimizer
     assert there.rest - here.rest == saved, "host memory is no part of the device's"
@@ -167,13 +168,13 @@ def test_a_dry_run_says_what_lies_where(place: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_it_may_be_tried_on_cpus(place: Path) -> None:
-    check_offload(job(place, GPT2, [*ALONE, PARAMETERS]).parallel, Device("cpu", ""))
+    check_offload(undivided(job(place, GPT2, [*ALONE, PARAMETERS])), Device("cpu", ""))
 
 
 def test_a_home_that_does_not_stream_takes_no_masters_elsewhere() -> None:
     part = HostPart(8, PRECISIONS["fp32"], Bus(CPU))
     with pytest.raises(ValueError, match="a home from which they stream"):
-        OnDevice(StateShape({"one": 8}, (), torch.float32), [Stretch("one", 0, 8, False)], CPU, masters={"one": part})
+        OnDevice(StateShape({"one": 8}, (), torch.float32), [Stretch("one", 0, 8, False)], CPU, {"one": part})
 
 
 def overtaken(waits: bool) -> bool:

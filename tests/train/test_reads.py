@@ -16,10 +16,11 @@ from planting import planted
 from ranks import exit_codes, run_ranks
 from safetensors.torch import save_file
 
+from hpc_mp.layout.models.families.llama import FAMILY as LLAMA
 from hpc_mp.layout.models.family import Weight
-from hpc_mp.layout.models.llama import LLAMA
 from hpc_mp.rundir import newest_complete
-from hpc_mp.train.engine import initial
+from hpc_mp.train.model import initial
+from hpc_mp.train.parallel.fill import fill_part
 
 PP2DP2 = ["job.ranks_per_node=4", "parallel.pipeline=2", "parallel.zero=0", "parallel.microbatches=2"]
 DP4Z3 = ["job.ranks_per_node=4", "parallel.zero=3", "parallel.microbatches=2"]
@@ -83,7 +84,7 @@ def test_of_a_checkpoint_a_rank_reads_its_own_part_alone(tmp_path: Path, stored:
         source, read, mapped = initial.read(tmp_path, LLAMA), counted("io", "read_bytes"), counted("status", "RssFile")
         for name in names:
             target = torch.empty([part.stop - part.start for part in box])
-            initial.fill_part(target, Weight(name, shape, cut=0), box, source)
+            fill_part(target, Weight(name, shape, cut=0), box, source)
             assert torch.equal(target, values[box].float())
         return counted("io", "read_bytes") - read, counted("status", "RssFile") - mapped
 

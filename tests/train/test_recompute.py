@@ -16,12 +16,13 @@ from layouts import RankState, job, layout
 from planting import planted
 
 from hpc_mp.job import JobSpec
-from hpc_mp.layout.models import read_shape, stage_layers
-from hpc_mp.layout.schedule import peak_in_flight, schedule_of
+from hpc_mp.job.layout import layout_of, read_shape, undivided
+from hpc_mp.layout.schedule import peak_in_flight
+from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.planner.activations import chunk_counts, kept_inputs
 from hpc_mp.rundir import read_json
-from hpc_mp.train.engine import activations, pipeline
-from hpc_mp.train.engine.data_axis import Unit
+from hpc_mp.train.parallel.data_axis import Unit
+from hpc_mp.train.pipeline import activations, pipeline
 
 RECOMPUTE = ("full", "selective", "every-2")
 SCHEDULES = ("1f1b", "gpipe", "zero_bubble", "interleaved_1f1b", "breadth_first", "zero_bubble_v")
@@ -111,7 +112,7 @@ def counted(place: Path, engine: Engine, overrides: list[str], steps: int = 1) -
 def test_ranks_hold_as_many_chunks_as_their_schedule_says(place: Path, engine: Engine, schedule: str) -> None:
     stages = {"virtual_stages": 2} if schedule in SEVERAL else {}
     spec, ranks = counted(place, engine, layout(pipeline=2, schedule=schedule, microbatches=6, **stages))
-    assert [rank.chunks for rank in ranks] == [peak_in_flight(actions) for actions in schedule_of(spec).ranks]
+    assert [rank.chunks for rank in ranks] == [peak_in_flight(actions) for actions in schedule_of(undivided(spec)).ranks]
 
 
 MIDDLE = [*layout(pipeline=3, partition=[1, 3, 1], microbatches=4), 'parallel.schedule="gpipe"']
@@ -125,7 +126,7 @@ def test_a_stage_keeps_the_inputs_of_its_blocks(place: Path, engine: Engine, rec
     """Of the middle stage, which has neither embedding nor head, to the byte."""
     spec, ranks = counted(place, engine, [*MIDDLE, f'parallel.recompute="{recompute}"', *more])
     shape = read_shape(spec)
-    each, chunks = kept_inputs(shape, spec, stage_layers(spec, shape)), chunk_counts(spec)[1]
+    each, chunks = kept_inputs(layout_of(spec, shape), shape), chunk_counts(undivided(spec))[1]
     assert each == {"full": 3, "every-2": 2}[recompute] * 6 * 24 * 32 * 8
     assert ranks[1].memory["activations"] == chunks.here * each
     assert ranks[1].memory["away"] == chunks.away * each
@@ -139,7 +140,7 @@ def test_offload_lowers_the_bytes_on_the_device_as_the_horizon_says(place: Path,
     assert whole[1] > 3 * 10 * 6 * 24 * 32 * 8, "three blocks keep far more than their inputs"
     for horizon in (0, 2):
         spec, less = counted(place, engine, [*MIDDLE, OFFLOAD, f"parallel.offload_horizon={horizon}"], steps=2)
-        for chunks, rank, each in zip(chunk_counts(spec), less, whole, strict=True):
+        for chunks, rank, each in zip(chunk_counts(undivided(spec)), less, whole, strict=True):
             assert rank.memory["activations"] == chunks.here * each
             assert rank.memory["away"] == chunks.away * each
         assert less[1].memory["activations"] == (1 + horizon) * whole[1]

@@ -21,7 +21,7 @@ from ranks import run_ranks
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.rundir import AttemptRecord, read_attempt, write_attempt
 from hpc_mp.rundir.rank_env import check_open_files, identity
-from hpc_mp.train.engine.collectives import known_to_all
+from hpc_mp.train.parallel.collectives import known_to_all
 from hpc_mp.train.rank.proof import Intrusion, SignedKeys, digest, proven
 from hpc_mp.train.rank.rendezvous import Rendezvous, connect, meet, rendezvous
 from hpc_mp.train.rank.signals import EXIT_STOPPED, STOPPING, StopFlag, ending_in

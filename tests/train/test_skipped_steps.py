@@ -21,8 +21,8 @@ from hpc_mp.job import JobSpec, dump_job
 from hpc_mp.job.spec import LossScale
 from hpc_mp.rundir import RunDirectory, read_json, read_lines
 from hpc_mp.train.data import IGNORE, Samples
-from hpc_mp.train.engine.loss_scale import ScaleState, Unscaled, advanced, first, on_device
-from hpc_mp.train.engine.optimizer import Optimizer
+from hpc_mp.train.optimizer.optimizer import Optimizer
+from hpc_mp.train.step.loss_scale import ScaleRule, ScaleState, advanced, first, on_device
 
 
 @pytest.mark.parametrize(("name", "model", "rank", "value"), [
@@ -121,8 +121,8 @@ def test_the_scale_moves_as_deepspeeds(name: str) -> None:
 @pytest.mark.parametrize(("state", "rule", "absorbed"), [
     (ScaleState(4, 0, 2), LossScale(), True), (ScaleState(4, 0, 1), LossScale(), True), (ScaleState(1, 7, 2), LossScale(), True),
     (ScaleState(1, 0, 1), LossScale(), False), (ScaleState(4, 0, 2), LossScale(window=0), False),
-    (first(Unscaled()), Unscaled(), False)])
-def test_a_step_is_absorbed_while_the_scale_can_give_way(state: ScaleState, rule: LossScale, absorbed: bool) -> None:
+    (first(None), None, False)])
+def test_a_step_is_absorbed_while_the_scale_can_give_way(state: ScaleState, rule: ScaleRule | None, absorbed: bool) -> None:
     assert bool(advanced(on_device(state, CPU), torch.tensor(False), rule)[1]) == absorbed
     assert not advanced(on_device(state, CPU), torch.tensor(True), rule)[1]
 

@@ -17,9 +17,9 @@ from exact import cases
 from layouts import job, layout, write_text
 from planting import planted
 
-from hpc_mp.train.engine.engine import Engine
-from hpc_mp.train.engine.memory import resident_noted
-from hpc_mp.train.engine.projection import WeightGradients
+from hpc_mp.train.parallel.projection import WeightGradients
+from hpc_mp.train.step.engine import Engine
+from hpc_mp.train.step.memory import resident_noted
 
 STEPS, SETTLED, SEEN = 14, 4, 4  # steps in all, after how many of them a rank has all that it keeps, and how many are looked at
 MOST = 96 << 10  # bytes by which the heap may differ then, a step's losses and messages among them

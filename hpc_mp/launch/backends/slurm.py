@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.text import shown
 from hpc_mp.cluster.slurm.job import STOPPING, SlurmJob
 from hpc_mp.cluster.slurm.jobs import release, wait
 from hpc_mp.cluster.slurm.query import NO_CONTROLLER
@@ -18,7 +19,6 @@ from hpc_mp.cluster.slurm.rehearsal import rehearse as test_only
 from hpc_mp.cluster.slurm.submit import SubmissionRefused, sbatch
 from hpc_mp.diagnosis.cause import cause
 from hpc_mp.job import AnySpec
-from hpc_mp.job.errors import shown
 from hpc_mp.job.sweep import words_of
 from hpc_mp.launch.backends.backend import CallRequest, Launch, RehearsedPlans, SubmittedTasks, concluded
 from hpc_mp.launch.choices import slurm_gpus

@@ -5,7 +5,7 @@ their shapes in the engine, and the dimension along which tensor parallelism cut
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from hpc_mp.layout.models.fields import ConfigField
@@ -15,6 +15,7 @@ from hpc_mp.layout.models.shape import ModelShape
 # column projection whose output has q, k and v side by side and is cut inside each of the three.
 Projection = Literal["column", "row", "fused"]
 StoredPart = tuple[tuple[int, ...], str]
+POSITIONS = "positions"  # of a token in its document
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class Weight:
         cut: the dimension that tensor parallelism cuts; None: every rank has the whole weight.
         most_parts: limit of the parts it may be cut into, each then held by several ranks; None: no limit. For key-value heads.
         partial: True if each tensor rank computes a share of the gradient although it holds the whole weight: a router, whose
-            choices weight values that ranks have shares of.
+            choices weight values that ranks have shares of, or a norm of heads, of which each rank has its own.
         experts: True if its first dimension counts experts, which expert parallelism distributes.
         stored: its place in a checkpoint, if not under its own name: (first indices, name) of every part, in row-major order.
     """
@@ -58,23 +59,32 @@ class Family:
 
     Attributes:
         model_type: Hugging Face's name.
-        architecture: the causal-LM class written into an exported config.
+        architecture: the class of transformers, which makes the model and is written into an exported config.
         modules: the transformers modules that a rank needs (imported before ranks are forked).
         fields: allowed values of each field of its configuration; a field without an entry is refused.
         read: config dictionary -> ModelShape, with Hugging Face's defaults.
-        embedding, position, blocks, norm, head: module names inside the causal-LM class (position may be None).
-        rotary: the module that makes rotary cosines and sines, embedding_dropout: the dropout after the embedding.
+        embedding, blocks, norm, head: module names inside that class; ``norm`` stands between blocks and head.
+        hidden_argument: under which the forward around the blocks takes hidden states.
+        lookups: further embeddings, which are added to that of the token: module -> its index of each token, ``POSITIONS`` or
+            a tensor of the batch (zeros if the batch has none).
+        behind_embedding: modules applied to the sum, in this order.
+        rotary: the module that makes rotary cosines and sines.
         attention: the attention module inside a block, attention_dropout: the module inside it that drops attention weights
             (None: the attention function gets a probability).
         projections: name inside a block -> its cut.
         transposed: True if projections store (in, out) as GPT-2's Conv1D does, instead of (out, in).
         enters: modules of a block whose input is shared by the projections cut in them (one gradient all-reduce each).
+        cut_with: modules at the top of a block that are cut together with another one, by whose name: name -> the other.
         experts: the module of a block's experts, which are cut inside each expert.
         router: the module beside them that chooses experts for tokens.
-        own_attention: True if its attention is its own code, in which no attention function can be replaced.
-        block_weights, outer_weights: the parameters of one block, and of embedding / norm / head, by full name.
+        since: the first release of transformers whose code of it the engine knows.
+        block_weights: the parameters of a block, given its layer.
+        embedding_weights, norm_weights, head_weights: those around the blocks, by full name; the first are of all embeddings and
+            of what is behind them.
         dropouts: config keys that hold a dropout probability.
         checkpoint_prefixes: prefixes that a checkpoint may leave out (bare GPT-2 checkpoints have no ``transformer.``).
+        older_endings: ends of names -> the same in older checkpoints, which transformers still reads.
+        beside: name patterns of a checkpoint's weights that other models of the family use.
     """
 
     model_type: str
@@ -83,30 +93,34 @@ class Family:
     fields: Mapping[str, ConfigField]
     read: Callable[[Mapping[str, Any]], ModelShape]
     embedding: str
-    position: str | None
     blocks: str
     norm: str
     head: str
     rotary: str | None
-    embedding_dropout: str | None
     attention: str
     attention_dropout: str | None
     projections: Mapping[str, Projection]
     transposed: bool
     enters: tuple[str, ...]
-    block_weights: Callable[[ModelShape], tuple[Weight, ...]]
+    block_weights: Callable[[ModelShape, int], tuple[Weight, ...]]
     embedding_weights: Callable[[ModelShape], tuple[Weight, ...]]
     norm_weights: Callable[[ModelShape], tuple[Weight, ...]]
     head_weights: Callable[[ModelShape], tuple[Weight, ...]]
     dropouts: tuple[str, ...]
+    hidden_argument: str = "inputs_embeds"
+    lookups: Mapping[str, str] = field(default_factory=dict)
+    behind_embedding: tuple[str, ...] = ()
+    cut_with: Mapping[str, str] = field(default_factory=dict)
     experts: str | None = None
     router: str = "gate"
-    own_attention: bool = False
+    since: str = "5.0"
     checkpoint_prefixes: tuple[str, ...] = ()
+    older_endings: Mapping[str, str] = field(default_factory=dict)
+    beside: tuple[str, ...] = ()
 
     def layer_weights(self, shape: ModelShape, layer: int) -> tuple[Weight, ...]:
         """Return the parameters of a block under their Hugging Face names."""
-        return tuple(weight.within(f"{self.blocks}.{layer}") for weight in self.block_weights(shape))
+        return tuple(weight.within(f"{self.blocks}.{layer}") for weight in self.block_weights(shape, layer))
 
     def own_head_weights(self, shape: ModelShape) -> tuple[Weight, ...]:
         """Return the parameters of the head without those of the embedding."""
@@ -121,17 +135,34 @@ class Family:
     def block_modules(self) -> tuple[str, ...]:
         """The modules of a block that tensor parallelism cuts, each as a whole."""
         inside = (*self.projections, *([self.experts] if self.experts is not None else []))
-        return tuple(dict.fromkeys(inner.partition(".")[0] for inner in inside))
+        return tuple(dict.fromkeys(map(self.block_module, inside)))
 
-    def module_of(self, name: str) -> str | None:
+    def block_module(self, inner: str) -> str:
+        """Return the module of a block that something inside it is cut with."""
+        top = inner.partition(".")[0]
+        return self.cut_with.get(top, top)
+
+    def attention_of(self, layer: int) -> str:
+        """Return the module that the attention of a layer is cut with."""
+        return f"{self.blocks}.{layer}.{self.block_module(self.attention)}"
+
+    def head_module(self, shape: ModelShape) -> str:
+        """Return the module that the head is cut with: the embedding if it is tied to it."""
+        return self.embedding if shape.tied else self.head
+
+    def module_of(self, shape: ModelShape, name: str) -> str | None:
         """Return the module that a weight is cut with; None for norms and other weights that are never cut."""
-        for module in (self.embedding, self.head):
-            if name.startswith(f"{module}."):
-                return module
-        if not name.startswith(f"{self.blocks}."):
-            return None
-        layer, module, *_ = name.removeprefix(f"{self.blocks}.").split(".")
-        return f"{self.blocks}.{layer}.{module}" if module in self.block_modules else None
+        if name.startswith(f"{self.blocks}."):
+            layer, _, inner = name.removeprefix(f"{self.blocks}.").partition(".")
+            module = self.block_module(inner)
+            return f"{self.blocks}.{layer}.{module}" if module in self.block_modules else None
+        if name.startswith(f"{self.embedding}."):
+            return self.embedding
+        return self.head_module(shape) if any(name == weight.name for weight in self.head_weights(shape)) else None
+
+    def is_behind_embedding(self, name: str) -> bool:
+        """Return True for a weight with which the sum of the embeddings is computed on, so that its backward needs it."""
+        return name.startswith(tuple(f"{path}." for path in self.behind_embedding))
 
     def is_row_bias(self, name: str) -> bool:
         """Return True if a weight is the bias of a projection whose inputs are cut."""

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.base.text import did_you_mean
-from hpc_mp.job.errors import shown
+from hpc_mp.base.text import did_you_mean, shown
 
 
 @dataclass(frozen=True, slots=True)

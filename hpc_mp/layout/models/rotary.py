@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.job.errors import shown
+from hpc_mp.base.text import shown
 from hpc_mp.layout.models.fields import READ, ConfigField, is_number, number, only
 
 # kind -> required settings
@@ -35,23 +35,27 @@ ROTARY_FIELDS: Mapping[str, ConfigField] = {
 }
 
 
-def check_rotary(config: Mapping[str, Any], head_dim: int, derived: bool = True) -> None:
-    """Check that transformers can compute the settings of rotary positions. Raises HpcMpError. ``derived``: True if the family's
-    configuration class computes a missing ``head_dim``."""
+def check_rotary(config: Mapping[str, Any], head_dim: int, derived: bool = True, part: bool = False) -> None:
+    """Check that transformers can compute the settings of rotary positions. Raises HpcMpError.
+
+    Args:
+        derived: True if the family's configuration class computes a missing ``head_dim``.
+        part: True if the family may rotate a part of each head.
+    """
     if head_dim % 2:
         raise HpcMpError(f"the model's heads of {head_dim} elements", "cannot be rotated in pairs of elements",
                          "choose sizes that make it an even number")
     for field in ("rope_parameters", "rope_scaling"):
         settings = config.get(field)
         if settings is not None:
-            _check(f"the model's {field}", settings, head_dim)
+            _check(f"the model's {field}", settings, head_dim, part)
             kind = settings.get("rope_type", settings.get("type"))
             if kind in WITH_HEAD_DIM and not derived and config.get("head_dim") is None:
                 raise HpcMpError("the model's head_dim", f"is required for rope_type = {shown(kind)}",
                                  f"set head_dim = {head_dim}")
 
 
-def _check(where: str, settings: Any, head_dim: int) -> None:
+def _check(where: str, settings: Any, head_dim: int, part: bool) -> None:
     if not isinstance(settings, Mapping):
         raise HpcMpError(f"{where} = {shown(settings)}", "must be a table",
                          'write for example { rope_type = "linear", factor = 2.0 }')
@@ -73,6 +77,6 @@ def _check(where: str, settings: Any, head_dim: int) -> None:
         if key in NUMBERS and (value is not None or positive) and not (is_number(value) and (value > 0 or not positive)):
             raise HpcMpError(f"{where}: {key} = {shown(value)}", f"must be a number{' above 0' if positive else ''}",
                              "change that value")
-    if settings.get("partial_rotary_factor") not in (None, 1.0):
+    if not part and settings.get("partial_rotary_factor") not in (None, 1.0):
         raise HpcMpError(f"{where}: partial_rotary_factor = {shown(settings['partial_rotary_factor'])}", "is not supported yet",
                          "leave it out: positions rotate whole heads")

@@ -8,20 +8,25 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.job import JobSpec
-from hpc_mp.job.errors import shown
+from hpc_mp.base.text import shown
 
 T = TypeVar("T")
+Config = dict[str, Any]  # the fields of a Hugging Face configuration
 MOST_LAYERS = 2**16
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Sizes of a decoder-only transformer (counts, not bytes).
+    """Sizes of a transformer that is a stack of blocks (counts, not bytes).
 
     Attributes:
         experts, experts_per_token: MLPs of a block, and number of them that each token uses; 0: one MLP for all tokens.
-        window: number of tokens that a token attends to, including itself; None: all earlier tokens.
+        expert_intermediate: inner size of an expert; ``intermediate`` is that of a dense MLP.
+        dense: layers with one MLP for all tokens in a model with experts.
+        windows: number of tokens that a token attends to, including itself, None: all earlier tokens; of the first layers, and of
+            all others in turn. Empty: None for all.
+        bidirectional: True if tokens attend to later ones too; such a model learns masked tokens, not the next one.
+        token_types: kinds of tokens, each with an embedding beside that of the word; 0: none.
     """
 
     model_type: str
@@ -40,16 +45,34 @@ class ModelShape:
     initializer_range: float
     experts: int = 0
     experts_per_token: int = 0
-    window: int | None = None
+    expert_intermediate: int = 0
+    dense: tuple[int, ...] = ()
+    windows: tuple[int | None, ...] = ()
+    bidirectional: bool = False
+    token_types: int = 0
+
+    def experts_of(self, layer: int) -> int:
+        """Return the number of experts of a layer; 0: one MLP for all tokens."""
+        return 0 if layer in self.dense else self.experts
+
+    def window_of(self, layer: int) -> int | None:
+        """Return the window of a layer; None: its tokens attend to all earlier ones."""
+        return self.windows[layer % len(self.windows)] if self.windows else None
+
+    @property
+    def kinds(self) -> tuple[int, ...]:
+        """Kind of every layer, counted from 0: layers of a kind have the same window and number of experts."""
+        kinds: dict[tuple[int | None, int], int] = {}
+        facts = ((self.window_of(layer), self.experts_of(layer)) for layer in range(self.layers))
+        return tuple(kinds.setdefault(fact, len(kinds)) for fact in facts)
+
+    def narrowest(self, sequence: int) -> int | None:
+        """Return the narrowest window that hides tokens of a sample of this length; None if there is none."""
+        return min((window for window in self.windows if window is not None and window < sequence), default=None)
 
 
-def read_config(spec: JobSpec) -> dict[str, Any]:
-    """Return the model's configuration dictionary, from the job file or from the checkpoint's config.json. Raises HpcMpError if
-    the checkpoint or its config.json is missing or unreadable."""
-    if spec.model.config is not None:
-        return dict(spec.model.config)
-    assert spec.model.pretrained is not None  # JobSpec has exactly one of the two
-    directory = Path(spec.model.pretrained)
+def config_of(directory: Path) -> Config:
+    """Return the configuration of a checkpoint. Raises HpcMpError if it or its config.json is missing or unreadable."""
     value, remedy = f"model.pretrained = {directory}", "use a directory written by save_pretrained"
     if not directory.is_dir():
         raise HpcMpError(value, "is not a directory (models are never downloaded)",

@@ -4,14 +4,10 @@ Modules are cut as a whole: the embedding, the head, and of every block its atte
 section 3). Key-value heads are never split: if there are fewer of them than ranks, neighbouring ranks hold the same head.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from hpc_mp.base.errors import HpcMpError
-from hpc_mp.job import JobSpec
-from hpc_mp.job.errors import shown
 from hpc_mp.layout.models.family import Family, Weight
 from hpc_mp.layout.models.shape import ModelShape, chunk_sizes
 
@@ -52,12 +48,19 @@ class TensorPart:
     partial: bool
 
 
-def part_of(family: Family, weight: Weight, tensor: TensorCut) -> TensorPart:
-    """Return a tensor rank's part of a weight, cut as ``torch.chunk`` cuts: the last parts may be smaller or empty."""
+def part_of(family: Family, shape: ModelShape, weight: Weight, tensor: TensorCut) -> TensorPart:
+    """Return a tensor rank's part of a weight of a family."""
+    return cut_part(weight, tensor, tensor.cuts(family.module_of(shape, weight.name)))
+
+
+def cut_part(weight: Weight, tensor: TensorCut, cuts: bool) -> TensorPart:
+    """Return a tensor rank's part of a weight, cut as ``torch.chunk`` cuts: the last parts may be smaller or empty.
+
+    ``cuts``: True if the ranks cut the module that it belongs to.
+    """
     box = [slice(0, size) for size in weight.shape]
-    if weight.cut is None or not tensor.cuts(family.module_of(weight.name)):
-        partial = weight.partial and tensor.cuts(family.module_of(weight.name))
-        return TensorPart(tuple(box), False, tensor.size, tensor.rank, partial)
+    if weight.cut is None or not cuts:
+        return TensorPart(tuple(box), False, tensor.size, tensor.rank, weight.partial and cuts)
     parts = min(tensor.size, weight.most_parts or tensor.size)
     copies = tensor.size // parts
     sizes = chunk_sizes(weight.shape[weight.cut], parts)
@@ -81,74 +84,13 @@ def kv_copies(shape: ModelShape, tensor: int) -> int:
     return max(1, tensor // shape.kv_heads)
 
 
-def check_tensor(family: Family, shape: ModelShape, spec: JobSpec) -> None:
-    """Raise HpcMpError, with the arithmetic, if the model cannot be cut over ``spec.parallel.tensor`` ranks."""
-    tensor, patterns = spec.parallel.tensor, spec.parallel.tensor_modules
-    if tensor == 1:
-        return
-    modules = tensor_modules(family, shape)
-    idle = [pattern for pattern in patterns if not any(fnmatchcase(module, pattern) for module in modules)]
-    if idle or not patterns:
-        names = dict.fromkeys(family.without_layer(name)[0].format("*") for name in modules)
-        raise HpcMpError(f"parallel.tensor_modules = {shown(list(patterns))}", "matches no module that can be cut" + (
-            f" with {shown(idle[0])}" if idle else ""), f"the modules are {', '.join(names)}")
-    attention = [name for name in modules if name.endswith(f".{family.attention}")]
-    if any(matches(name, patterns) for name in attention):
-        _check_heads(shape, tensor)
-    if spec.parallel.sequence:
-        length = spec.data.sequence_length // spec.parallel.context
-        empty = chunk_sizes(length, tensor).count(0)
-        if empty:
-            shared = f" / parallel.context({spec.parallel.context}) = {length}" if spec.parallel.context > 1 else ""
-            raise HpcMpError(f"data.sequence_length = {spec.data.sequence_length}{shared}",
-                             f"is cut over tensor({tensor}) ranks into pieces of {-(-length // tensor)}, and {empty} of them "
-                             "get no token", "use fewer tensor ranks, or parallel.sequence = false")
-
-
-def check_attention(family: Family, shape: ModelShape, spec: JobSpec) -> None:
-    """Raise HpcMpError if the model's attention does not support ``spec.parallel``: selective recomputation, or attention over
-    the tokens of ``context`` ranks."""
-    p, length = spec.parallel, spec.data.sequence_length
-    own = f"is not supported for {family.model_type} with transformers before 5.24, which has its own attention code for it"
-    if family.own_attention and p.recompute == "selective":
-        raise HpcMpError('parallel.recompute = "selective"', own, 'install transformers>=5.24, or use "full" or "every-N"')
-    if p.context == 1:
-        return
-    if family.own_attention:
-        raise HpcMpError(f"parallel.context = {p.context}", f"{own}, for the tokens of one rank",
-                         "install transformers>=5.24, or set parallel.context = 1")
-    if shape.window is not None and shape.window < length:
-        raise HpcMpError(f"parallel.context = {p.context}", f"is not supported for a window of {shape.window} tokens within "
-                         f"data.sequence_length({length})", f"set parallel.context = 1, or use a sequence_length of at most "
-                         f"{shape.window}")
-    if p.context_method != "ulysses":
-        return
-    for layer in range(shape.layers):
-        tensor = p.tensor if TensorCut(p.tensor, 0, p.tensor_modules).cuts(f"{family.blocks}.{layer}.{family.attention}") else 1
-        heads = shape.heads // tensor
-        if heads % p.context:
-            raise HpcMpError(f"parallel.context = {p.context}",
-                             f"does not divide heads({shape.heads}) / tensor({tensor}) = {heads}, which ulysses shares out",
-                             f'use a divisor of {heads}, or context_method = "ring"')
-
-
-def _check_heads(shape: ModelShape, tensor: int) -> None:
-    if shape.heads % tensor:
-        raise HpcMpError(f"parallel.tensor = {tensor}", f"does not divide the model's {shape.heads} attention heads",
-                         f"use a divisor of {shape.heads}: heads are never split")
-    if shape.kv_heads % tensor and tensor % shape.kv_heads:
-        raise HpcMpError(f"parallel.tensor = {tensor}", f"is neither a divisor nor a multiple of the model's {shape.kv_heads} "
-                         "key-value heads", f"use {math.gcd(tensor, shape.kv_heads)}, or another divisor or multiple of "
-                         f"{shape.kv_heads} that divides {shape.heads}: heads are never split")
-
-
 def left_whole(family: Family, shape: ModelShape, tensor: TensorCut) -> str:
     """Return a short description of what several tensor ranks share, grouped by the reason; empty if there is nothing."""
     groups: dict[str, dict[str, list[int | None]]] = {}  # reason -> name, with a gap for the layer -> layers
     for weight in family.all_weights(shape) if tensor.size > 1 else ():
-        reason = _reason(family, weight, part_of(family, weight, tensor), tensor)
+        reason = _reason(family, shape, weight, tensor)
         if reason is not None:
-            module = family.module_of(weight.name) if reason == NOT_CHOSEN else None
+            module = family.module_of(shape, weight.name) if reason == NOT_CHOSEN else None
             name, layer = family.without_layer(module or (weight.name if reason == ROW_BIAS else weight.name.rpartition(".")[0]))
             layers = groups.setdefault(reason, {}).setdefault(name, [])
             layers += [layer] if layer not in layers else []
@@ -156,9 +98,9 @@ def left_whole(family: Family, shape: ModelShape, tensor: TensorCut) -> str:
                      for reason, names in groups.items())
 
 
-def _reason(family: Family, weight: Weight, part: TensorPart, tensor: TensorCut) -> str | None:
+def _reason(family: Family, shape: ModelShape, weight: Weight, tensor: TensorCut) -> str | None:
     """Return the reason why several tensor ranks hold the same part; None if each has its own."""
-    module = family.module_of(weight.name)
+    module, part = family.module_of(shape, weight.name), part_of(family, shape, weight, tensor)
     if part.cut:
         return f"{weight.most_parts} key-value heads, each on {part.copies} ranks" if part.copies > 1 else None
     if module is not None and not tensor.cuts(module):
@@ -166,8 +108,11 @@ def _reason(family: Family, weight: Weight, part: TensorPart, tensor: TensorCut)
     if family.is_row_bias(weight.name):
         return ROW_BIAS
     if weight.partial:
-        return "a router, which every rank computes in full"
-    return "a vector of hidden size" if len(weight.shape) == 1 else "looked up by position, not by token"
+        return "a norm of heads" if len(weight.shape) == 1 else "a router, which every rank computes in full"
+    if len(weight.shape) == 1:
+        return "a vector of hidden size"
+    looked_up = family.lookups.get(weight.name.rpartition(".")[0])
+    return f"looked up by {looked_up}, not by tokens" if looked_up else "a layer that every rank computes in full"
 
 
 def _ranges(layers: Sequence[int | None], all_layers: int) -> str:

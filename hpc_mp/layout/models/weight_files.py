@@ -14,6 +14,7 @@ from typing import Any
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.models.family import Family, StoredPart, Weight
 from hpc_mp.layout.models.shape import ModelShape
+from hpc_mp.layout.models.tensor import matches
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 FLOATING = ("F64", "F32", "BF16", "F16")
@@ -84,7 +85,7 @@ def check_weights(directory: Path, config: Mapping[str, Any], family: Family, sh
     for weight, at, name in ((expected, *part) for expected in weights for part in parts[expected.name]):
         if name not in held:
             raise HpcMpError(value, f"holds no weight named {name}",
-                             "use the checkpoint of a causal language model of this family")
+                             "use the checkpoint of a language model of this family")
         dimensions = weight.shape[len(at):]
         if held[name].shape != dimensions and (at or held[name].shape != weight.fused_shape):
             raise HpcMpError(f"{held[name].file}: {name}",
@@ -96,7 +97,7 @@ def check_weights(directory: Path, config: Mapping[str, Any], family: Family, sh
                              "use the checkpoint before it was quantized")
     head = f"{family.head}.weight"
     used = {name for places in parts.values() for _, name in places}
-    extra = sorted(name for name in held.keys() - used if not BUFFERS.search(name))
+    extra = sorted(name for name in held.keys() - used if not BUFFERS.search(name) and not matches(name, family.beside))
     if shape.tied and head in extra:
         (_, embedding), = parts[f"{family.embedding}.weight"]
         if not _same(held[head], held[embedding]):
@@ -110,8 +111,10 @@ def check_weights(directory: Path, config: Mapping[str, Any], family: Family, sh
 
 
 def find(name: str, held: Container[str], family: Family) -> str | None:
-    """Return a weight's name in a checkpoint, which may omit the family's prefix; None if it is missing."""
-    return next((n for n in (name, *(name.removeprefix(prefix) for prefix in family.checkpoint_prefixes)) if n in held), None)
+    """Return a weight's name in a checkpoint, which may omit the family's prefix or have older names; None if it is missing."""
+    names = [name, *(name.removeprefix(prefix) for prefix in family.checkpoint_prefixes)]
+    names += [name.removesuffix(new) + old for new, old in family.older_endings.items() if name.endswith(new)]
+    return next((candidate for candidate in names if candidate in held), None)
 
 
 def stored_parts(weight: Weight, held: Container[str], family: Family) -> tuple[StoredPart, ...]:

@@ -5,9 +5,9 @@ from dataclasses import replace
 from itertools import zip_longest
 from typing import Literal
 
-from hpc_mp.job.schedules import check_sizes, stages_per_rank
 from hpc_mp.layout.schedule.actions import Action, Schedule, consumed, produced
 from hpc_mp.layout.schedule.generators import ORDERS
+from hpc_mp.layout.schedule.names import check_sizes, stages_per_rank
 
 Reduce = Literal["last", "each"]
 

@@ -92,3 +92,15 @@ def _action(text: str, rank: int) -> Action:
         raise ValueError(f"{text.strip()[:40]!r} of rank {rank} is not stage, F, B, I or W, and microbatch, such as 0F0")
     stage, kind, microbatch = match.groups()
     return Action(kind, int(stage), int(microbatch))  # type: ignore[arg-type]
+
+
+def check_table(name: str, schedule: Schedule, ranks: tuple[str, int | None], microbatches: tuple[str, int | None],
+                stages_per_rank: tuple[str, int | None]) -> None:
+    """Check that a table has the requested sizes, each (the key by which the user knows it, its value or None for any). Raises
+    HpcMpError for the first that differs."""
+    count = len(schedule.ranks)
+    for (key, value), size, what in ((ranks, count, "pipeline ranks"), (microbatches, schedule.microbatches, "microbatches"),
+                                     (stages_per_rank, schedule.stages / count, "stages per rank")):
+        if value is not None and value != size:
+            raise HpcMpError(f"{key} = {value}", f"the table {name} is for {size:g} {what}",
+                             f"set {key} to {size:g}" if size == int(size) else "give every rank the same number of stages")

@@ -7,9 +7,10 @@ once and read once, and hashed on the way.
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
@@ -20,8 +21,8 @@ from hpc_mp.rundir.layout import COUNTERS
 from hpc_mp.rundir.origin import Counters, counters_document
 from hpc_mp.rundir.retention import prune
 from hpc_mp.train.checkpoint.shard_file import Damaged, LocalPart, ShardReader, write_shard
-from hpc_mp.train.engine.groups import Axis, Groups, Tree, tree_of
-from hpc_mp.train.engine.optimizer import Held
+from hpc_mp.train.optimizer.optimizer import Held
+from hpc_mp.train.parallel.groups import Axis, Groups, Tree, tree_of
 from hpc_mp.train.rank import facts
 from hpc_mp.train.rank.fencing import Fence, FencedOut
 
@@ -59,19 +60,36 @@ class State:
 
 
 def save(run: RunDirectory, counters: Counters, held: Iterable[Held], groups: Groups, keep: int, fence: Fence) -> Path:
-    """Write one checkpoint. All ranks call this at the same step.
+    """Write one checkpoint of a run. All ranks call this at the same step.
 
-    All files are written and made durable under a temporary name, then listed in the completion marker, then renamed. Then all
-    checkpoints are deleted except the newest ``keep`` and the best one by evaluation.
+    Then all checkpoints are deleted except the newest ``keep`` and the best one by evaluation.
+
+    Raises:
+        SaveFailed: as ``write``.
+        FencedOut: on rank 0, if the run has been started again; nothing is published.
+    """
+    final = run.checkpoints / checkpoint_name(counters.step)
+    write(final, counters.step, counters_document(counters), held, groups, fence.token, fence.confirm)
+    if dist.get_rank() == 0:
+        prune(run, keep)
+    return final
+
+
+def write(final: Path, step: int, counters: Mapping[str, Any], held: Iterable[Held], groups: Groups, token: str = "",
+          confirm: Callable[[], None] = lambda: None) -> None:
+    """Write one checkpoint to the directory ``final``, which it replaces. All ranks call this.
+
+    All files are written and made durable under a temporary name, then listed in the completion marker, then renamed.
+
+    Args:
+        counters: what ``state.json`` holds.
+        token: tells this attempt from others that may write the same checkpoint.
+        confirm: called before the rename; it raises FencedOut if nothing may be published.
 
     Raises:
         SaveFailed: on every rank, if any rank could not write (full disk, exceeded quota, ...).
-        FencedOut: on rank 0, if the run has been started again; nothing is published.
     """
-    checkpoints = run.checkpoints
-    # Ranks of another attempt may write the same step.
-    temporary = checkpoints / f".{checkpoint_name(counters.step)}.{fence.token}"
-    final = checkpoints / checkpoint_name(counters.step)
+    temporary = final.with_name(f".{final.name}.{token}")
     first = dist.get_rank() == 0
     written: list[CheckpointIndex] = []
 
@@ -80,7 +98,7 @@ def save(run: RunDirectory, counters: Counters, held: Iterable[Held], groups: Gr
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(mode=0o700, parents=True)
 
-    def write() -> None:
+    def write_parts() -> None:
         written.append(write_shard(temporary / SHARD.format(number=dist.get_rank() + 1), parts_to_write(held)))
 
     def list_stage() -> None:
@@ -90,30 +108,27 @@ def save(run: RunDirectory, counters: Counters, held: Iterable[Held], groups: Gr
 
     def publish() -> None:
         if first:
-            write_json(temporary / COUNTERS, counters_document(counters))
+            write_json(temporary / COUNTERS, counters)
             lists = sorted(temporary.glob("*.json"))
-            write_manifest(temporary, Manifest(counters.step, {path.name: (path.stat().st_size, sha256(path)) for path in lists}))
+            write_manifest(temporary, Manifest(step, {path.name: (path.stat().st_size, sha256(path)) for path in lists}))
             sync(temporary)
-            fence.confirm()
+            confirm()
             shutil.rmtree(final, ignore_errors=True)
             os.rename(temporary, final)
-            sync(checkpoints)
+            sync(final.parent)
 
     try:
-        for turn in (prepare, write, list_stage, publish):
+        for turn in (prepare, write_parts, list_stage, publish):
             try:
                 _together(turn, groups.host)
             except SaveFailed:
                 if turn in (prepare, publish):  # only rank 0 does these: can the other ranks write?
-                    _together(lambda: _probe(checkpoints), groups.host)
+                    _together(lambda: _probe(final.parent), groups.host)
                 raise
     except (SaveFailed, FencedOut):
         if first:
             shutil.rmtree(temporary, ignore_errors=True)
         raise
-    if first:
-        prune(run, keep)
-    return final
 
 
 def _probe(directory: Path) -> None:

@@ -16,14 +16,15 @@ import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedConfig
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedConfig
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, load_job
 from hpc_mp.job.inputs import find_files
+from hpc_mp.job.layout import read_config, read_shape
 from hpc_mp.job.tokenizer_files import read_object
 from hpc_mp.layout.flat import Box
-from hpc_mp.layout.models import family_of, read_config, read_shape
+from hpc_mp.layout.models import family_of
 from hpc_mp.rundir import RunDirectory, newest_complete, problem, sync, write_json
 from hpc_mp.rundir.checkpoint_index import CheckpointIndex, StoredTensor, read_indexes
 from hpc_mp.rundir.checkpoints import checkpoint_name, complete_steps, step_of
@@ -31,7 +32,7 @@ from hpc_mp.train.checkpoint.shard_file import FORMATS, Damaged, LocalPart, Shar
 from hpc_mp.train.data.bpe import CLASS
 from hpc_mp.train.data.cache import SUMS
 from hpc_mp.train.data.tokenizer_agreement import agreeing_settings
-from hpc_mp.train.engine.causal_model import hugging_face_config
+from hpc_mp.train.model.transformers_modules import hugging_face_config, without_values
 
 FILE_BYTES = 5_000_000_000  # limit of weights per output file: huggingface_hub's default
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
@@ -177,18 +178,13 @@ def _config(spec: JobSpec, tokenizer: Path | None) -> PreTrainedConfig:
     return config
 
 
-def _shapes(config: PreTrainedConfig) -> dict[str, torch.Size]:
-    """Return the name and shape of every parameter in Hugging Face's model; a tied weight appears once."""
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    return {name: parameter.shape for name, parameter in model.named_parameters()}
-
-
 def _outputs(checkpoint: Path, index: CheckpointIndex, config: PreTrainedConfig, spec: JobSpec) -> dict[str, _Output]:
     """Return the tensors of the Hugging Face checkpoint, with the names and shapes that ``save_pretrained`` gives them."""
-    held, shapes, model = index.tensors, _shapes(config), read_shape(spec)
+    held, model = index.tensors, read_shape(spec)
+    family = family_of(model.model_type)
+    shapes = {name: parameter.shape for name, parameter in without_values(family, config).named_parameters()}
     outputs: dict[str, _Output] = {}
-    for weight in family_of(model.model_type).all_weights(model):
+    for weight in family.all_weights(model):
         name, shape = weight.name, shapes[weight.name]
         if name not in held or prod(held[name].shape) != shape.numel():
             raise HpcMpError(f"checkpoint {checkpoint}", f"is not of the job's model: {name} should have the shape "
@@ -245,8 +241,9 @@ def check_output(output: Path, force: bool) -> None:
 
 
 @contextmanager
-def publishing(output: Path) -> Iterator[Path]:
-    """Yield a temporary directory beside ``output`` that replaces it if the block succeeds; otherwise it is deleted.
+def publishing(output: Path, value: str = "--output") -> Iterator[Path]:
+    """Yield a temporary directory beside ``output`` that replaces it if the block succeeds; otherwise it is deleted. ``value``
+    names the directory in messages.
 
     Raises:
         HpcMpError: it cannot be written (full disk, exceeded quota, no permission …).
@@ -267,7 +264,7 @@ def publishing(output: Path) -> Iterator[Path]:
         if old.exists() and not output.exists():
             old.rename(output)
         reason = getattr(error, "strerror", None) or str(error)
-        raise HpcMpError(f"--output {output}", f"cannot be written ({reason})",
+        raise HpcMpError(f"{value} {output}", f"cannot be written ({reason})",
                          "name a directory that you may write to, on a file system with enough room") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec
 from hpc_mp.job.inputs import Kind, find_files, kind
-from hpc_mp.layout.models import read_config
+from hpc_mp.job.layout import read_config
 from hpc_mp.rundir.checkpoints import sha256
 from hpc_mp.train.data.bpe import trained_name
 from hpc_mp.train.data.cache import entry, key

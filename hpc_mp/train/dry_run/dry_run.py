@@ -18,20 +18,23 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hpc_mp.job import JobSpec
-from hpc_mp.layout.models import ModelShape, expert_cut, kv_copies
+from hpc_mp.job.layout import layout_of
+from hpc_mp.layout.layout import Layout
+from hpc_mp.layout.models import ModelShape, kv_copies
 from hpc_mp.layout.placement import Placement, RankPlace
-from hpc_mp.layout.schedule import Action, Schedule, schedule_of
+from hpc_mp.layout.schedule import Action, Schedule
+from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.rundir.plan import StateBytes
 from hpc_mp.train.dry_run.host import Loading, OpenSockets, Saving, loading, open_sockets, saving
 from hpc_mp.train.dry_run.recorder import Peak, Recorder, SentMessages
-from hpc_mp.train.engine.data_axis import DataAxis
-from hpc_mp.train.engine.dropout import Moment
-from hpc_mp.train.engine.engine import Engine, Microbatches
-from hpc_mp.train.engine.groups import Groups, build, everyone
-from hpc_mp.train.engine.memory import state_bytes
-from hpc_mp.train.engine.section import Batch
+from hpc_mp.train.parallel.data_axis import DataAxis
+from hpc_mp.train.parallel.dropout import Moment
+from hpc_mp.train.parallel.groups import Groups, build, everyone
+from hpc_mp.train.pipeline.stage import Batch, Microbatches
 from hpc_mp.train.rank.assemble import assemble
 from hpc_mp.train.rank.rendezvous import process_group
+from hpc_mp.train.step.engine import Engine
+from hpc_mp.train.step.memory import state_bytes
 
 CPU = torch.device("cpu")
 
@@ -95,65 +98,65 @@ class DryRun:
 def dry_run(spec: JobSpec, shape: ModelShape, placement: Placement, rank: int) -> DryRun:
     """Build and step one rank. It has a GPU and uses NCCL unless ``job.device`` is "cpu"."""
     began, on_gpu = time.perf_counter(), spec.job.device != "cpu"
-    schedule = schedule_of(spec)
+    layout = layout_of(spec, shape)
+    schedule = schedule_of(layout)
     with process_group("fake", rank=rank, world_size=spec.ranks):
         new = partial(_fake_group, rank)
-        groups = build(placement, spec.shard_degree, CPU, "cpu:gloo,cuda:nccl" if on_gpu else "gloo", schedule, None,
-                       everyone(new=new), kv_copies(shape, spec.parallel.tensor), new, expert_cut(spec).shards)
+        groups = build(placement, layout.shard_degree, CPU, "cpu:gloo,cuda:nccl" if on_gpu else "gloo", schedule, None,
+                       everyone(new=new), kv_copies(shape, layout.degrees.tensor), new, layout.expert_cut().shards)
         with FakeTensorMode(allow_non_fake_inputs=True):  # longrope makes a tensor from a list
-            engine, step = _stepped_without_disk(spec, shape, groups, schedule)
+            engine, step = _stepped_without_disk(spec, shape, layout, groups, schedule)
             return DryRun(
-                placement.ranks[rank], spec.ranks, "cuda" if on_gpu else "cpu", engine.settings.layers,
+                placement.ranks[rank], spec.ranks, "cuda" if on_gpu else "cpu", layout.layers,
                 tuple(schedule.stages_of(groups.pipeline)), step, tuple(sorted(axis for _, axis in _axes(groups))),
                 open_sockets(groups, placement, rank, spec.job.heartbeat_timeout), loading(spec, shape, engine, rank),
                 saving(engine, groups, rank, on_gpu), time.perf_counter() - began)
 
 
-def stepped(spec: JobSpec, shape: ModelShape, groups: Groups, schedule: Schedule) -> tuple[Engine, DryStep]:
+def stepped(spec: JobSpec, shape: ModelShape, layout: Layout, groups: Groups, schedule: Schedule) -> tuple[Engine, DryStep]:
     """Build this rank's engine and step it once, on the current kind of tensors and back end; real ranks can call it too."""
     recorder = Recorder({name: axis for name, (axis, _) in _axes(groups)})
     with recorder:
-        engine = assemble(spec, shape, groups, schedule, CPU)
+        engine = assemble(spec, shape, layout, groups, schedule, CPU)
         units = engine.data.units
         state = StateBytes(**state_bytes(units.values(), engine.optimizer))
         recorder.gathers(unit.whole.untyped_storage() for unit in units.values() if unit.gathers)
         recorder.on_host(array.untyped_storage() for array in _on_host(engine))
         recorder.slabs = partial(_slab_bytes, engine.data)
         rest = recorder.live
-        for kind, perform in engine.pipeline.perform.items():
-            engine.pipeline.perform[kind] = partial(_noted, recorder, perform)
+        performers = engine.passes.pipeline.perform
+        performers |= {kind: partial(_noted, recorder, perform) for kind, perform in performers.items()}
         recorder.at("begin", "the beginning of the step")
         recorder.peaks.clear()
-        result = engine.step(0, _share(spec), partial(_over, recorder))
+        result = engine.step(0, _share(layout, spec.data.documents), partial(_over, recorder))
     return engine, DryStep(
         tuple(UnitElements(name, unit.layout.padded, unit.layout.part) for name, unit in units.items()), state, rest,
         recorder.peaks, tuple(recorder.sent()), result.most_held)
 
 
-def _stepped_without_disk(spec: JobSpec, shape: ModelShape, groups: Groups, schedule: Schedule) -> tuple[Engine, DryStep]:
+def _stepped_without_disk(spec: JobSpec, shape: ModelShape, layout: Layout, groups: Groups,
+                          schedule: Schedule) -> tuple[Engine, DryStep]:
     """Step without opening a file: optimizer state that would be in a file is fake tensors on the host."""
-    if spec.parallel.offload_directory is None:
-        return stepped(spec, shape, groups, schedule)
-    parallel = spec.parallel.model_copy(update={"offload_directory": None})
-    engine, step = stepped(spec.model_copy(update={"parallel": parallel}), shape, groups, schedule)
+    engine, step = stepped(spec, shape, replace(layout, offload_directory=None), groups, schedule)
+    if layout.offload_directory is None:
+        return engine, step
     disk_bytes = engine.optimizer.home.nbytes.host
     return engine, replace(step, state=replace(step.state, host=step.state.host - disk_bytes, disk=disk_bytes))
 
 
-def _share(spec: JobSpec) -> Microbatches:
+def _share(layout: Layout, documents: str) -> Microbatches:
     """Return a replica's share of a step: only token 0, and samples of one document."""
-    size, last = (spec.microbatch_size, spec.data.sequence_length), spec.stages - 1
-    separate = spec.data.documents == "separate"
+    size, last = (layout.samples, layout.sequence), layout.stages - 1
+    separate = documents == "separate"
 
     def batch(stage: int, microbatch: int) -> Batch:
-        ids, labels, begins = (
-            torch.zeros(size, dtype=torch.int64) if needed else None for needed in (stage == 0, stage == last, separate))
-        return Batch(ids, labels, begins)
+        needed = {"ids": stage == 0, "labels": stage == last, "begins": separate}
+        return {name: torch.zeros(size, dtype=torch.int64) for name, needs in needed.items() if needs}
 
     def moment(microbatch: int) -> Moment:
-        return Moment(0, tuple(range(microbatch * spec.microbatch_size, (microbatch + 1) * spec.microbatch_size)))
+        return Moment(0, tuple(range(microbatch * layout.samples, (microbatch + 1) * layout.samples)))
 
-    return Microbatches(batch, moment, spec.microbatches * spec.microbatch_size * spec.data.sequence_length)
+    return Microbatches(batch, moment, layout.microbatches * layout.samples * layout.sequence)
 
 
 def _noted(recorder: Recorder, perform: Any, step: Any, action: Action) -> None:
@@ -186,9 +189,9 @@ def _axes(groups: Groups) -> Iterator[tuple[str, tuple[str, int]]]:
     """Yield torch's name for each group of this rank, with the axis and its number of ranks."""
     axes = {} if groups.world.through_host else {"world": groups.world.block}
     axes |= {"block of the world": groups.host.block, "blocks of the world": groups.host.heads}
-    axes |= {name: getattr(groups, name) for name in ("tensor", "context", "shard", "replicate", "ends", "kv", "expert")}
+    axes |= {name: getattr(groups, name) for name in ("tensor", "context", "shard", "replicate", "kv", "expert")}
     axes |= {"shard of experts": groups.experts.shard, "replicate of experts": groups.experts.replicate}
-    for name, axis in axes.items():
+    for name, axis in (*axes.items(), *(("tied", axis) for axis in groups.ties.values())):
         if axis.group is not None:
             yield axis.group.group_name, (name, axis.size)
     for (sender, receiver, payload), channel in groups.channels.groups.items():

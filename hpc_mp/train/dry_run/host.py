@@ -14,10 +14,10 @@ from hpc_mp.layout.placement import Placement
 from hpc_mp.rundir.checkpoint_index import BLOCK, INDEX
 from hpc_mp.train.checkpoint.checkpoint import SHARD, lists_stage, parts_to_write
 from hpc_mp.train.checkpoint.shard_file import PIECE, shard_bytes
-from hpc_mp.train.engine.data_axis import Unit
-from hpc_mp.train.engine.engine import Engine
-from hpc_mp.train.engine.groups import Groups
-from hpc_mp.train.engine.initial import CHUNK
+from hpc_mp.train.parallel.data_axis import Unit
+from hpc_mp.train.parallel.fill import CHUNK
+from hpc_mp.train.parallel.groups import Groups
+from hpc_mp.train.step.engine import Engine
 
 DEVICE = 4  # descriptors of a gloo device: a listening socket, both ends of a pipe, and an epoll
 
@@ -73,8 +73,8 @@ def open_sockets(groups: Groups, placement: Placement, rank: int, timeout: float
         timeout: the heartbeat's timeout; 0 means no heartbeat.
     """
     world, nodes = len(placement.ranks), placement.nodes
-    sizes = [axis.size for axis in (groups.tensor, groups.context, groups.shard, groups.replicate, groups.ends, groups.kv,
-                                     groups.expert, groups.experts.shard, groups.experts.replicate) if axis.size > 1]
+    sizes = [axis.size for axis in (groups.tensor, groups.context, groups.shard, groups.replicate, *groups.ties.values(),
+                                    groups.kv, groups.expert, groups.experts.shard, groups.experts.replicate) if axis.size > 1]
     sizes += [2] * len(groups.channels.groups)
     facts = [axis.size for axis in (groups.host.block, groups.host.heads) if axis.size > 1]  # over gloo, beside NCCL too
     by_gloo = facts + sizes if groups.channels.through_host else facts

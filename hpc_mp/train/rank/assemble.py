@@ -12,7 +12,9 @@ import torch
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec
-from hpc_mp.layout.models import ModelShape, check_pretrained, family_of, read_config, stage_layers
+from hpc_mp.job.layout import check_pretrained, read_config
+from hpc_mp.layout.layout import Layout
+from hpc_mp.layout.models import ModelShape, family_of
 from hpc_mp.layout.schedule import Schedule
 from hpc_mp.rundir import find_run, newest_complete
 from hpc_mp.rundir.checkpoints import put_aside
@@ -21,23 +23,26 @@ from hpc_mp.rundir.staged import staged, staging_root
 from hpc_mp.train.checkpoint import checkpoint
 from hpc_mp.train.checkpoint.shard_file import Damaged
 from hpc_mp.train.data import TokenSet
-from hpc_mp.train.engine import initial
-from hpc_mp.train.engine.causal_model import CausalModel, hugging_face_config
-from hpc_mp.train.engine.engine import Engine, EngineSettings
-from hpc_mp.train.engine.groups import Groups
-from hpc_mp.train.engine.loss_scale import Unscaled
-from hpc_mp.train.engine.optimizer import HomeMaker
-from hpc_mp.train.engine.optimizer_state import OnDevice, Streamed
-from hpc_mp.train.engine.state_stores import DeviceStore, FileStore, HostStore
+from hpc_mp.train.model import initial
+from hpc_mp.train.model.transformers_model import TransformersModel
+from hpc_mp.train.model.transformers_modules import hugging_face_config
+from hpc_mp.train.optimizer.optimizer_state import HomeMaker, OnDevice, Streamed
+from hpc_mp.train.optimizer.state_stores import FileStore, MemoryStore
+from hpc_mp.train.parallel.groups import Groups
 from hpc_mp.train.rank import facts
 from hpc_mp.train.rank.failures import RankContext
+from hpc_mp.train.step.engine import Engine
+from hpc_mp.train.step.settings import EngineSettings
 
 
-def assemble(spec: JobSpec, shape: ModelShape, groups: Groups, schedule: Schedule, device: torch.device) -> Engine:
-    """Build this rank's engine. Its parameters have no values yet."""
+def assemble(spec: JobSpec, shape: ModelShape, layout: Layout, groups: Groups, schedule: Schedule,
+             device: torch.device) -> Engine:
+    """Build this rank's engine and its passes. Its parameters have no values yet."""
     if spec.train.compile:
         check_compiler(device)
-    return Engine(model_of(spec, shape), settings_of(spec, schedule, stage_layers(spec, shape)), groups, device)
+    engine = Engine(model_of(spec, shape), settings_of(spec, layout, schedule), groups, device)
+    _ = engine.passes  # not only in the first step
+    return engine
 
 
 def check_compiler(device: torch.device) -> None:
@@ -52,33 +57,27 @@ def check_compiler(device: torch.device) -> None:
                          f'load one with slurm.setup = ["module load gcc"], name it with {variable}, or leave train.compile out')
 
 
-def model_of(spec: JobSpec, shape: ModelShape) -> CausalModel:
+def model_of(spec: JobSpec, shape: ModelShape) -> TransformersModel:
     family = family_of(shape.model_type)
     config = hugging_face_config(read_config(spec), family, spec.train.dropout, spec.parallel.recompute)
-    return CausalModel(config, family, shape)
+    return TransformersModel(config, family, shape)
 
 
-def settings_of(spec: JobSpec, schedule: Schedule, layers: tuple[int, ...]) -> EngineSettings:
-    """Return the engine's settings. ``layers`` is the layers of every stage."""
+def settings_of(spec: JobSpec, layout: Layout, schedule: Schedule) -> EngineSettings:
+    """Return the engine's settings."""
+    train = spec.train
     return EngineSettings(
-        layers=layers, schedule=schedule, samples=spec.microbatch_size, sequence=spec.data.sequence_length,
-        context_method=spec.parallel.context_method, zero=spec.parallel.zero, precision=spec.train.precision,
-        seed=spec.train.seed, optimizer=spec.train, sequence_parallel=spec.parallel.sequence,
-        tensor_modules=spec.parallel.tensor_modules,
-        loss_scale=spec.train.loss_scale if spec.train.precision == "fp16" else Unscaled(), home=_home(spec),
-        host_parameters="parameters" in spec.parallel.offload,
-        recompute=spec.parallel.recompute, offload_horizon=spec.offload_horizon,
-        router_balance=spec.train.router_balance / spec.train.global_batch,
-        router_z=spec.train.router_z / (spec.train.global_batch * spec.data.sequence_length),
-        expert_capacity=spec.train.expert_capacity, compile=spec.train.compile)
+        layout=layout, schedule=schedule, seed=train.seed, optimizer=train,
+        loss_scale=train.loss_scale if train.precision == "fp16" else None, home=home_of(layout),
+        router_balance=train.router_balance, router_z=train.router_z, compile=train.compile)
 
 
-def _home(spec: JobSpec) -> HomeMaker:
+def home_of(layout: Layout) -> HomeMaker:
     """Return the maker of the place that holds optimizer state between steps."""
-    offload, directory = spec.parallel.offload, spec.parallel.offload_directory
-    if "optimizer" not in offload:
-        return partial(Streamed, open_store=DeviceStore) if "parameters" in offload else OnDevice
-    return partial(Streamed, open_store=HostStore if directory is None else partial(FileStore, Path(directory)))
+    directory = layout.offload_directory
+    if "optimizer" not in layout.offload:
+        return partial(Streamed, partial(MemoryStore, "device")) if "parameters" in layout.offload else OnDevice
+    return partial(Streamed, partial(MemoryStore, "host") if directory is None else partial(FileStore, Path(directory)))
 
 
 def restore(spec: JobSpec, shape: ModelShape, context: RankContext, engine: Engine, groups: Groups, tokens: TokenSet) -> Counters:
@@ -111,7 +110,7 @@ def restore(spec: JobSpec, shape: ModelShape, context: RankContext, engine: Engi
             check_pretrained(spec)
         source = initial.read(staged(Path(spec.model.pretrained), staging_root()), family)
     else:
-        source = initial.drawn(spec.train.seed, shape.layers, shape.initializer_range, engine.padding)
+        source = initial.drawn(spec.train.seed, shape.layers, shape.initializer_range, model_of(spec, shape).padding)
     engine.start(source)
     return Counters(step=0, samples=0, tokens=0, origin=now)
 

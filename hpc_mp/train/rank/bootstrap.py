@@ -9,10 +9,11 @@ from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, dump_job, load_job
+from hpc_mp.job.layout import check_job, degrees_of, layout_of, read_shape
 from hpc_mp.job.resolution import ResolvedKey, cut, resolved
 from hpc_mp.job.spec import UNCOUNTED
-from hpc_mp.layout.models import ModelShape, check_layout, read_shape, stage_layers
-from hpc_mp.layout.placement import Degrees, Placement, from_dict, place, to_dict
+from hpc_mp.layout.models import ModelShape
+from hpc_mp.layout.placement import Placement, from_dict, place, to_dict
 from hpc_mp.rundir import AttemptRecord, LineFile, RunDirectory, create_run, read_json, write_json
 from hpc_mp.rundir.rank_env import RankEnv, at_place, identity, node_name, say_host
 from hpc_mp.rundir.records import RankStart, RankStatus, line_of, write_record
@@ -85,16 +86,15 @@ def known_hosts(record: AttemptRecord | None) -> tuple[str, ...] | None:
 
 def lay_out(spec: JobSpec) -> Placement:
     """Return the placement of a job that no launcher has laid out."""
-    degrees = Degrees(spec.parallel.tensor, spec.parallel.pipeline, spec.data_degree, spec.parallel.context, spec.parallel.expert)
     order = "cluster" if spec.parallel.order == "auto" else spec.parallel.order
-    return place(degrees, order, spec.job.ranks_per_node, spec.parallel.rank_map)
+    return place(degrees_of(spec), order, spec.job.ranks_per_node, spec.parallel.rank_map)
 
 
 def read_job(job_file: Path, who: RankEnv) -> tuple[JobSpec, ModelShape]:
     """Return the job and the shape of its model. Raises HpcMpError if they do not fit each other or the number of ranks."""
     spec = load_job(job_file)
     shape = read_shape(spec)
-    check_layout(shape, spec)
+    check_job(spec, shape)
     if who.world != spec.ranks:
         raise HpcMpError(f"{who.world} ranks ({who.source})", f"the job file asks for {spec.ranks} = "
                          f"nodes({spec.job.nodes}) × ranks_per_node({spec.job.ranks_per_node})",
@@ -126,7 +126,7 @@ def _new_run(spec: JobSpec, shape: ModelShape, who: RankEnv, store: SignedKeys) 
     key = "run directory"
     if who.rank == 0:
         run = create_run(Path(spec.job.directory), spec.job.name)
-        partition = cut(ResolvedKey("parallel.partition", stage_layers(spec, shape)))
+        partition = cut(ResolvedKey("parallel.partition", layout_of(spec, shape).layers))
         run.job.write_text(dump_job(resolved(spec, partition)), encoding="utf-8")
         write_json(run.placement, to_dict(lay_out(spec)))
         store.set(key, str(run.path))

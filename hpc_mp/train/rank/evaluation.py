@@ -15,13 +15,14 @@ from hpc_mp.job import JobSpec
 from hpc_mp.rundir import LineFile
 from hpc_mp.rundir.records import Evaluation, line_of, read_records
 from hpc_mp.train.data import HeldOut, passes
-from hpc_mp.train.engine.engine import Engine, Microbatches
+from hpc_mp.train.pipeline.stage import Microbatches
 from hpc_mp.train.rank import facts
 from hpc_mp.train.rank.bootstrap import status
 from hpc_mp.train.rank.failures import RankContext
 from hpc_mp.train.rank.signals import REASONS, StopFlag
 from hpc_mp.train.rank.trainer import evaluation_is_due, share
 from hpc_mp.train.rank.watchdog import Watchdog
+from hpc_mp.train.step.engine import Engine
 
 
 @dataclass
@@ -75,7 +76,7 @@ class Evaluator:
             if reason is not None:
                 return reason
             result = self.engine.evaluate(self._own(step, mine), self._notes)
-            loss, labels, reason = loss + result.loss, labels + result.labels, REASONS.get(int(result.notes[0]))
+            loss, labels, reason = loss + result.loss, labels + int(result.labels), REASONS.get(int(result.notes[0]))
         self.watchdog.now("step")
         self._say(Evaluation(step, loss / labels, labels, time.perf_counter() - began, self.context.attempt))
         return None

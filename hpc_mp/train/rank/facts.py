@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from hpc_mp.train.engine.collectives import from_first, known_to_all
-from hpc_mp.train.engine.groups import Tree
+from hpc_mp.train.parallel.collectives import from_first, known_to_all
+from hpc_mp.train.parallel.groups import Tree
 
 
 def gather(fact: Any, ranks: Tree) -> list[Any]:

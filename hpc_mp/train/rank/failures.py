@@ -19,7 +19,7 @@ from hpc_mp.layout.placement import Placement, RankPlace
 from hpc_mp.rundir import AttemptRecord, LineFile, RunDirectory
 from hpc_mp.rundir.failures import RankFailure, coordinates, read_failures, write_failure
 from hpc_mp.rundir.rank_env import RankEnv
-from hpc_mp.train.engine.groups import Tree
+from hpc_mp.train.parallel.groups import Tree
 from hpc_mp.train.rank.fencing import Fence, RunRemoved
 from hpc_mp.train.rank.logs import Log
 from hpc_mp.train.rank.waits import Waits

@@ -16,17 +16,16 @@ import torch.distributed as dist
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec
+from hpc_mp.job.layout import layout_of
 from hpc_mp.job.spec import time_to_meet
-from hpc_mp.layout.models import ModelShape, expert_cut, family_of, kv_copies
-from hpc_mp.layout.schedule import schedule_of
+from hpc_mp.layout.models import ModelShape, family_of, kv_copies
+from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.rundir import LineFile, cut_metrics
 from hpc_mp.rundir.rank_env import check_place
 from hpc_mp.rundir.records import RankMemory, RankStart, RankTrace, TracedAction
 from hpc_mp.rundir.usage import cut_steps
 from hpc_mp.train.data import HeldOut, Samples
-from hpc_mp.train.engine.engine import StepResult
-from hpc_mp.train.engine.groups import Tree, build, check_coordinates
-from hpc_mp.train.engine.memory import limit_bytes, peak_bytes, resident_noted, state_bytes
+from hpc_mp.train.parallel.groups import Tree, build, check_coordinates
 from hpc_mp.train.rank import bootstrap, facts
 from hpc_mp.train.rank.devices import check_devices, choose_device, device_name
 from hpc_mp.train.rank.evaluation import Evaluator, last_evaluated
@@ -43,6 +42,8 @@ from hpc_mp.train.rank.token_sets import tokens_of
 from hpc_mp.train.rank.trainer import Trainer, TrainingEnd, agree, write_trace
 from hpc_mp.train.rank.waits import noted
 from hpc_mp.train.rank.watchdog import FIRST, Watchdog, limits
+from hpc_mp.train.step.engine import StepResult
+from hpc_mp.train.step.memory import limit_bytes, peak_bytes, resident_noted, state_bytes
 
 # Interval at which a thread that waits for the interpreter lock asks for it. Python's 5 ms needlessly wake every watching thread
 # of every rank if ranks outnumber cores. The main thread releases the lock in every operation of torch anyway.
@@ -182,12 +183,13 @@ def _train(spec: JobSpec, shape: ModelShape, context: RankContext, nodes: Mappin
     try:
         tokens, held_out = tokens_of(spec, shape, context, store, stop_reason)
         bootstrap.status(context, "building model")
-        schedule = schedule_of(spec)
+        layout = layout_of(spec, shape)
+        schedule = schedule_of(layout)
         timeout = timedelta(seconds=FIRST * spec.job.step_timeout) if spec.job.step_timeout else None
         groups = context.waits.together("the making of process groups", range(context.who.world), lambda: build(
-            context.placement, spec.shard_degree, device, backend, schedule, timeout, context.everyone,
-            kv_copies(shape, spec.parallel.tensor), expert_shards=expert_cut(spec).shards))
-        engine = assemble(spec, shape, groups, schedule, device)
+            context.placement, layout.shard_degree, device, backend, schedule, timeout, context.everyone,
+            kv_copies(shape, layout.degrees.tensor), expert_shards=layout.expert_cut().shards))
+        engine = assemble(spec, shape, layout, groups, schedule, device)
         stop_if_asked()
         watchdog.now("load")
         counters = restore(spec, shape, context, engine, groups, tokens)

@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from hpc_mp.rundir import SECRET, AttemptRecord
 from hpc_mp.rundir.rank_env import RankEnv, check_open_files
-from hpc_mp.train.engine import gloo
-from hpc_mp.train.engine.groups import Tree, everyone
+from hpc_mp.train.parallel import gloo
+from hpc_mp.train.parallel.groups import Tree, everyone
 from hpc_mp.train.rank.proof import SignedKeys, digest
 
 START_TIMEOUT = timedelta(minutes=10)  # for all ranks to meet, if no job sets a limit
@@ -83,14 +83,18 @@ def meet(who: RankEnv, where: Rendezvous, timeout: timedelta = START_TIMEOUT) ->
     return store, keys
 
 
-def connect(who: RankEnv, store: dist.Store, backend: str) -> Tree:
+def connect(who: RankEnv, store: dist.Store, backend: str, default: str | None = None) -> Tree:
     """Make the default process group of ranks that have met. Return all ranks.
+
+    Args:
+        backend: of the ranks' messages.
+        default: of the default group; None: one that connects no ranks over gloo, see ``gloo``.
 
     In this group, ranks also wait for each other's files (``FILES_TIMEOUT``). A rank that hangs while it computes is noticed by
     its own watchdog, and by its neighbours in the groups of the mesh.
     """
     gloo.register()
-    dist.init_process_group(DEFAULT[backend], store=store, rank=who.rank, world_size=who.world, timeout=FILES_TIMEOUT)
+    dist.init_process_group(default or DEFAULT[backend], store=store, rank=who.rank, world_size=who.world, timeout=FILES_TIMEOUT)
     return everyone(FILES_TIMEOUT)
 
 

@@ -26,12 +26,10 @@ from hpc_mp.rundir.origin import Counters
 from hpc_mp.rundir.records import RankTrace, StepMetrics, line_of
 from hpc_mp.train.checkpoint import checkpoint
 from hpc_mp.train.data import Samples, positions
-from hpc_mp.train.engine.dropout import Moment
-from hpc_mp.train.engine.engine import Engine, Microbatches, StepNumbers, StepResult
-from hpc_mp.train.engine.groups import Groups, Tree
-from hpc_mp.train.engine.memory import peak_bytes
-from hpc_mp.train.engine.readback import to_device
-from hpc_mp.train.engine.section import Batch
+from hpc_mp.train.device.readback import to_device
+from hpc_mp.train.parallel.dropout import Moment
+from hpc_mp.train.parallel.groups import Groups, Tree
+from hpc_mp.train.pipeline.stage import Batch, Microbatches
 from hpc_mp.train.rank import facts
 from hpc_mp.train.rank.failures import PeerGone, Unwritable
 from hpc_mp.train.rank.fencing import Fence
@@ -39,6 +37,9 @@ from hpc_mp.train.rank.logs import Log, StepWords
 from hpc_mp.train.rank.signals import REASONS, Pace, StopFlag
 from hpc_mp.train.rank.waits import Waits
 from hpc_mp.train.rank.watchdog import Watchdog
+from hpc_mp.train.step.agreement import StepNumbers
+from hpc_mp.train.step.engine import Engine, StepResult
+from hpc_mp.train.step.memory import peak_bytes
 
 TRACED_STEP = 2  # of an attempt: the first step is dominated by allocation and lazy initialization
 
@@ -193,7 +194,7 @@ class Trainer:
         tokens = settings.global_batch * self.spec.data.sequence_length
         return StepMetrics(
             launched.step + 1, numbers.loss, launched.tokens, numbers.seconds, tokens / numbers.seconds, numbers.norm,
-            int(numbers.notes[1]), learning_rate(launched.step, settings), numbers.labels, self.attempt, numbers.scale.scale,
+            int(numbers.notes[1]), learning_rate(launched.step, settings), int(numbers.labels), self.attempt, numbers.scale.scale,
             numbers.router_loss, numbers.dropped)
 
     def _between_steps(self) -> None:
@@ -279,23 +280,25 @@ class SampleSource(Protocol):
 
 
 def share(spec: JobSpec, source: SampleSource, mine: Sequence[range], step: int, device: torch.device, labels: int,
-          begun: Callable[[int], None] = lambda microbatch: None) -> Microbatches:
+          begun: Callable[[int], None] | None = None) -> Microbatches:
     """Return a replica's samples of a step. Ids and labels are read only for the end stages.
 
     Args:
         mine: the positions of each microbatch.
         labels: the number of labels that count.
-        begun: called with each microbatch that begins.
+        begun: called with each microbatch that begins; None: nothing is.
     """
     stages = spec.stages
 
     def batch(stage: int, microbatch: int) -> Batch:
         begins = source.begins(mine[microbatch])
         documents = None if begins is None else to_device(torch.from_numpy(begins), device)
-        if 0 < stage < stages - 1:
-            return Batch(begins=documents)
-        ids, targets = (to_device(torch.from_numpy(array), device) for array in source.batch(mine[microbatch]))
-        return Batch(ids if stage == 0 else None, targets if stage == stages - 1 else None, documents)
+        needed = {} if documents is None else {"begins": documents}
+        ends = {name for name, end in {"ids": 0, "labels": stages - 1}.items() if stage == end}
+        if ends:
+            pair = zip(("ids", "labels"), source.batch(mine[microbatch]), strict=True)
+            needed |= {name: to_device(torch.from_numpy(array), device) for name, array in pair if name in ends}
+        return needed
 
     return Microbatches(batch, lambda microbatch: Moment(step, tuple(mine[microbatch])), labels, begun)
 

@@ -1,12 +1,12 @@
-"""Measurement of the embedding, one block, and the last norm with the head on a device, for ``partition = "profile"``.
+"""Measurement of the embedding, a block of each kind, and the last norm with the head on a device, for ``partition = "profile"``.
 
-The job's own engine runs on this single process: the model with one block, as three stages of one rank, one for each kind of
-unit. A step passes one microbatch of the job's shape, with its precision, dropout and recomputation, through their forwards and
+The job's own engine runs on this single process: the model with one block of each kind, as stages of one rank, one for each unit.
+A step passes one microbatch of the job's shape, with its precision, dropout and recomputation, through their forwards and
 backwards. The pipeline notes their times and kept bytes. Parameters have arbitrary values, which take the same time.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median, quantiles
 from typing import Any
@@ -15,67 +15,104 @@ import torch
 import torch.distributed as dist
 
 from hpc_mp.job import JobSpec
-from hpc_mp.layout.models import ModelProfile, ModelShape, UnitProfile, conditions
-from hpc_mp.layout.placement import Degrees, place
-from hpc_mp.layout.schedule import Action, Schedule, build
+from hpc_mp.job.layout import measured_with, undivided
+from hpc_mp.layout.flat import FlatLayout, StageSpan
+from hpc_mp.layout.layout import Layout
+from hpc_mp.layout.model_profile import ModelProfile, UnitProfile
+from hpc_mp.layout.models import ModelShape
+from hpc_mp.layout.placement import place
+from hpc_mp.layout.schedule import Action
+from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.rundir.rank_env import RankEnv, node_name
-from hpc_mp.train.engine import groups
-from hpc_mp.train.engine.causal_model import CausalModel
-from hpc_mp.train.engine.dropout import Moment
-from hpc_mp.train.engine.engine import Engine, Microbatches
-from hpc_mp.train.engine.optimizer_state import OnDevice
-from hpc_mp.train.engine.pipeline import Span
-from hpc_mp.train.engine.section import Batch
+from hpc_mp.train.model.transformers_model import TransformersModel
+from hpc_mp.train.model.transformers_stage import TransformersStage
+from hpc_mp.train.parallel import groups
+from hpc_mp.train.parallel.dropout import Moment
+from hpc_mp.train.parallel.surroundings import Surroundings
+from hpc_mp.train.pipeline.pipeline import Pipeline, Span
+from hpc_mp.train.pipeline.stage import Batch, Microbatches
 from hpc_mp.train.rank.assemble import model_of, settings_of
 from hpc_mp.train.rank.devices import choose_device, device_memory, device_name
 from hpc_mp.train.rank.rendezvous import process_group
+from hpc_mp.train.step.engine import Engine
 
-STAGES = (0, 1, 0)  # layers: only the embedding, a block, only the head
 WARM_UP = 2  # steps that are not counted: libraries choose algorithms and allocate workspaces
 VALUES = 0.02  # standard deviation of the parameters
+
+
+@dataclass(frozen=True, slots=True)
+class OneOfEachKind(TransformersModel):
+    """A model without its layers, except for one of each kind.
+
+    Attributes:
+        chosen: their numbers in the whole model.
+    """
+
+    chosen: tuple[int, ...] = ()
+
+    def units(self, layout: Layout, spans: Iterable[StageSpan], tensor: int, expert: int) -> Mapping[str, FlatLayout]:
+        return TransformersModel.units(self, layout, map(self._chosen, spans), tensor, expert)
+
+    def build(self, span: StageSpan, around: Surroundings) -> TransformersStage:
+        return TransformersModel.build(self, self._chosen(span), around)
+
+    def _chosen(self, span: StageSpan) -> StageSpan:
+        """Return a stage of at most one layer with the layer's own number."""
+        numbers = [self.chosen[layer] for layer in span.layers]
+        return replace(span, layers=range(numbers[0], numbers[0] + 1) if numbers else range(0))
 
 
 def measure(spec: JobSpec, shape: ModelShape, repetitions: int) -> ModelProfile:
     """Measure on the local device that ``job.device`` chooses. Raises HpcMpError if it requires a GPU and none exists."""
     device, backend = choose_device(spec.job.device, RankEnv(0, 1, 0, node_name(), "no launcher"), 1)
-    schedule = build("breadth_first", 1, 1, len(STAGES), "last")
+    chosen = tuple(map(shape.kinds.index, sorted({*shape.kinds})))
+    layout = alone(undivided(spec), len(chosen))
+    stages = range(layout.stages)
     with process_group(backend, rank=0, world_size=1, store=dist.HashStore()):
-        alone = groups.build(place(Degrees(1, 1, 1), "DPT", 1), 1, device, backend, schedule, None, groups.everyone())
-        engine = _engine(spec, shape, schedule, alone, device)
-        activation_bytes = [0] * len(STAGES)
-        engine.pipeline.perform["F"] = partial(_noted, engine, activation_bytes, engine.pipeline.perform["F"])
-        work = _microbatch(spec, shape, device)
+        only = groups.build(place(layout.degrees, "DPT", 1), 1, device, backend, schedule_of(layout), None, groups.everyone())
+        engine = _engine(spec, shape, chosen, layout, only, device)
+        activation_bytes = [0] * layout.stages
+        pipeline = engine.passes.pipeline
+        pipeline.perform["F"] = partial(_noted, pipeline, activation_bytes, pipeline.perform["F"])
+        work = _microbatch(spec, shape, layout.stages - 1, device)
         steps = [engine.step(number, work, trace=True) for number in range(WARM_UP + repetitions)]
-        seconds = [[_seconds(step.spans, stage) for step in steps[WARM_UP:]] for stage in range(len(STAGES))]
-        sizes = [sum(unit.whole.nbytes for unit in engine.pipeline.sections[stage].units.values())
-                 for stage in range(len(STAGES))]
-    embedding, block, head = (UnitProfile(median(took), activations, parameters, _spread(took))
-                              for took, activations, parameters in zip(seconds, activation_bytes, sizes, strict=True))
-    return ModelProfile(device_name(device), repetitions, conditions(spec, shape), embedding, block, head,
+        seconds = [[_seconds(step.spans, stage) for step in steps[WARM_UP:]] for stage in stages]
+        sizes = [sum(unit.whole.nbytes for unit in pipeline.stages[stage].units.values()) for stage in stages]
+    embedding, *blocks, head = (UnitProfile(median(took), activations, parameters, _spread(took))
+                                for took, activations, parameters in zip(seconds, activation_bytes, sizes, strict=True))
+    return ModelProfile(device_name(device), repetitions, measured_with(spec, shape), embedding, tuple(blocks), head,
                         device_memory(device, spec.job.ranks_per_node))
 
 
-def _engine(spec: JobSpec, shape: ModelShape, schedule: Schedule, alone: groups.Groups, device: torch.device) -> Engine:
+def alone(layout: Layout, blocks: int) -> Layout:
+    """Return the layout of one microbatch on this process, with a stage for each unit."""
+    layers = (0, *[1] * blocks, 0)
+    return Layout(samples=layout.samples, sequence=layout.sequence, schedule="breadth_first", virtual_stages=len(layers),
+                  layers=layers, zero=0, recompute=layout.recompute, precision=layout.precision,
+                  optimizer_slots=layout.optimizer_slots, expert_capacity=layout.expert_capacity)
+
+
+def _engine(spec: JobSpec, shape: ModelShape, chosen: tuple[int, ...], layout: Layout, only: groups.Groups,
+            device: torch.device) -> Engine:
     whole = model_of(spec, shape)
-    whole.config.num_hidden_layers = 1
-    settings = replace(settings_of(spec, schedule, STAGES), zero=0, sequence_parallel=False, tensor_modules=("*",),
-                       home=OnDevice, host_parameters=False, offload_horizon=None)
-    engine = Engine(CausalModel(whole.config, whole.family, replace(shape, layers=1)), settings, alone, device)
+    settings = settings_of(spec, layout, schedule_of(layout))
+    engine = Engine(OneOfEachKind(whole.config, whole.family, shape, chosen=chosen), settings, only, device)
     for unit in engine.data.units.values():
         unit.master.normal_(0.0, VALUES)
     engine.data.publish()
     return engine
 
 
-def _microbatch(spec: JobSpec, shape: ModelShape, device: torch.device) -> Microbatches:
+def _microbatch(spec: JobSpec, shape: ModelShape, last: int, device: torch.device) -> Microbatches:
     """Return one microbatch of the job's shape, with samples of one document. Its tokens are spread over the vocabulary."""
-    size, last = (spec.microbatch_size, spec.data.sequence_length), len(STAGES) - 1
+    size = spec.microbatch_size, spec.data.sequence_length
     tokens = torch.randint(shape.vocabulary, size, generator=torch.Generator().manual_seed(0)).to(device)
 
     begins = torch.zeros(size, dtype=torch.int64, device=device) if spec.data.documents == "separate" else None
 
     def batch(stage: int, microbatch: int) -> Batch:
-        return Batch(tokens if stage == 0 else None, tokens if stage == last else None, begins)
+        needed = {"ids": stage == 0, "labels": stage == last}
+        return {name: tokens for name, needs in needed.items() if needs} | ({} if begins is None else {"begins": begins})
 
     def moment(microbatch: int) -> Moment:
         return Moment(0, tuple(range(spec.microbatch_size)))
@@ -83,11 +120,11 @@ def _microbatch(spec: JobSpec, shape: ModelShape, device: torch.device) -> Micro
     return Microbatches(batch, moment, tokens.numel())
 
 
-def _noted(engine: Engine, activation_bytes: list[int], perform: Any, step: Any, action: Action) -> None:
+def _noted(pipeline: Pipeline, activation_bytes: list[int], perform: Any, step: Any, action: Action) -> None:
     """Perform a forward and note the bytes that it keeps."""
-    before = engine.pipeline.activations.here
+    before = pipeline.activations.here
     perform(step, action)
-    activation_bytes[action.stage] = engine.pipeline.activations.here - before
+    activation_bytes[action.stage] = pipeline.activations.here - before
 
 
 def _spread(seconds: Sequence[float]) -> float:

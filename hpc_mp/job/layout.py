@@ -1,0 +1,110 @@
+"""The layout of a job, and the shape of its model: the only way from a job file to both."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.job.spec import JobSpec
+from hpc_mp.layout.checks import check_layout
+from hpc_mp.layout.layout import Layout
+from hpc_mp.layout.model_profile import ModelProfile, conditions, read_profile
+from hpc_mp.layout.models import ModelShape, family_of
+from hpc_mp.layout.models.fields import check_fields
+from hpc_mp.layout.models.shape import Config, config_of
+from hpc_mp.layout.models.weight_files import check_weights
+from hpc_mp.layout.placement import Degrees
+from hpc_mp.layout.stages import Partition, StageCut, cut_stages
+
+SLOTS = {"adamw": 2, "sgd": 0}  # numbers of optimizer state per parameter; momentum is one more
+
+
+def read_config(spec: JobSpec) -> Config:
+    """Return the model's configuration, from the job file or from the checkpoint's config.json. Raises HpcMpError if the
+    checkpoint or its config.json is missing or unreadable."""
+    if spec.model.config is not None:
+        return dict(spec.model.config)
+    assert spec.model.pretrained is not None  # a job has exactly one of the two
+    return config_of(Path(spec.model.pretrained))
+
+
+def read_shape(spec: JobSpec) -> ModelShape:
+    """Return the shape of a job's model. Raises HpcMpError for a missing checkpoint, an unknown family, impossible sizes, or an
+    unknown field of its configuration."""
+    config = read_config(spec)
+    family = family_of(config["model_type"])
+    check_fields(config, family.fields, family.model_type, spec.model.pretrained)
+    return family.read(config)
+
+
+def check_pretrained(spec: JobSpec) -> None:
+    """Check that the checkpoint for first values belongs to the model. Raises HpcMpError."""
+    if spec.model.pretrained is not None:
+        config = read_config(spec)
+        family = family_of(config["model_type"])
+        check_weights(Path(spec.model.pretrained), config, family, family.read(config))
+
+
+def degrees_of(spec: JobSpec) -> Degrees:
+    p = spec.parallel
+    return Degrees(tensor=p.tensor, pipeline=p.pipeline, data=spec.data_degree, context=p.context, expert=p.expert)
+
+
+def undivided(spec: JobSpec) -> Layout:
+    """Return the layout of a job without the layers of its stages."""
+    p, train = spec.parallel, spec.train
+    return Layout(
+        degrees=degrees_of(spec), order=p.order, rank_map=p.rank_map, ranks_per_node=spec.job.ranks_per_node,
+        samples=spec.microbatch_size, sequence=spec.data.sequence_length, microbatches=spec.microbatches,
+        schedule=p.schedule, virtual_stages=p.virtual_stages, zero=p.zero, shard_degree=spec.shard_degree, reduce=spec.reduce,
+        sequence_parallel=p.sequence, tensor_modules=p.tensor_modules, context_method=p.context_method, recompute=p.recompute,
+        offload=tuple(p.offload) if p.offload != "none" else (), offload_directory=p.offload_directory,
+        offload_horizon=spec.offload_horizon, precision=train.precision,
+        optimizer_slots=SLOTS[train.optimizer] + (train.optimizer == "sgd" and train.momentum > 0),
+        expert_capacity=train.expert_capacity)
+
+
+def layout_of(spec: JobSpec, shape: ModelShape) -> Layout:
+    """Return the layout of a job that ``check_job`` has accepted. Raises HpcMpError as ``stage_cut`` does."""
+    return replace(undivided(spec), layers=stage_cut(spec, shape).layers)
+
+
+def stage_cut(spec: JobSpec, shape: ModelShape) -> StageCut:
+    """Return the layers of every stage, with the reason. Raises HpcMpError for a pattern that names too few or too many stages,
+    or as ``partition_of`` does."""
+    return cut_stages(undivided(spec), shape, partition_of(spec, shape))
+
+
+def check_job(spec: JobSpec, shape: ModelShape) -> None:
+    """Raise HpcMpError as ``check_division``, or if the model learns something else than the next token."""
+    if shape.bidirectional:
+        raise HpcMpError(f"model_type = {shape.model_type!r}", f"{shape.model_type} models are trained on masked tokens, but "
+                         "a job file prepares text for the next token", "train it in a loop of your own, with hpc_mp.parallel")
+    check_division(spec, shape)
+
+
+def check_division(spec: JobSpec, shape: ModelShape) -> None:
+    """Raise HpcMpError, with the arithmetic, if the model cannot be divided, or has no use for a setting of its experts. The
+    measured profile is not read."""
+    check_layout(undivided(spec), shape, Partition(spec.parallel.partition))
+    for key in ("router_balance", "router_z", "expert_capacity"):
+        value = getattr(spec.train, key)
+        if value and not shape.experts:
+            raise HpcMpError(f"train.{key} = {value:g}", f"has no effect: {shape.model_type} has no experts, and so no router",
+                             "leave it out")
+
+
+def partition_of(spec: JobSpec, shape: ModelShape) -> Partition:
+    """Return how a job distributes layers over stages. Raises HpcMpError if its measured profile is missing, or is a profile of
+    something else."""
+    method = spec.parallel.partition
+    return Partition(method, *((profile_of(spec, shape), spec.memory_weight) if method == "profile" else ()))
+
+
+def measured_with(spec: JobSpec, shape: ModelShape) -> dict[str, object]:
+    """Return the settings of a job that measured seconds and bytes depend on."""
+    return conditions(undivided(spec), shape, spec.data.documents, spec.train.dropout)
+
+
+def profile_of(spec: JobSpec, shape: ModelShape) -> ModelProfile:
+    """Return the job's measured profile. Raises HpcMpError as ``read_profile`` does."""
+    return read_profile(spec.profile, measured_with(spec, shape))

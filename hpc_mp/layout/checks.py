@@ -1,0 +1,116 @@
+"""The check that a model can be divided as a layout requires. Messages name the keys of the job file."""
+
+import math
+from fnmatch import fnmatchcase
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.text import shown
+from hpc_mp.layout.layout import Layout
+from hpc_mp.layout.models import Family, ModelShape, chunk_sizes, family_of
+from hpc_mp.layout.models.tensor import matches, tensor_modules
+from hpc_mp.layout.schedule import most_stages
+from hpc_mp.layout.schedule.names import AT
+from hpc_mp.layout.schedule_of import check_schedule
+from hpc_mp.layout.stages import Partition, cut_at
+
+
+def check_layout(layout: Layout, shape: ModelShape, partition: Partition) -> None:
+    """Raise HpcMpError, with the arithmetic, if the model cannot be divided as the layout requires."""
+    family = family_of(shape.model_type)
+    _check_stages(layout, shape, partition.method)
+    _check_tensor(layout, family, shape)
+    _check_experts(layout, shape)
+    _check_attention(layout, family, shape)
+
+
+def _check_stages(layout: Layout, shape: ModelShape, requested: str | tuple[int, ...]) -> None:
+    pipeline, stages = layout.degrees.pipeline, layout.stages
+    if layout.sequence > shape.positions:
+        raise HpcMpError(f"data.sequence_length = {layout.sequence}", f"is longer than the model's {shape.positions} positions",
+                         f"use at most {shape.positions}, or a model with more positions")
+    if stages > most_stages(shape.layers):
+        product = "" if stages == pipeline else f" × {stages // pipeline} stages per rank ({layout.schedule}) = {stages}"
+        raise HpcMpError(f"parallel.pipeline = {pipeline}{product}",
+                         f"is more stages than the model's {shape.layers} layers, the embedding and the head can fill",
+                         f"use at most {most_stages(shape.layers)} stages")
+    check_schedule(layout)
+    if not isinstance(requested, str):
+        if sum(requested) != shape.layers:
+            raise HpcMpError(f"parallel.partition = {shown(requested)}",
+                             f"has {sum(requested)} layers, but the model has {shape.layers}",
+                             "change the layers of a stage so that the sum is right")
+    elif requested.startswith(AT):
+        cut_at(requested, shape, stages)
+
+
+def _check_experts(layout: Layout, shape: ModelShape) -> None:
+    """Check that every expert rank has experts."""
+    ranks = layout.degrees.expert
+    if ranks == 1:
+        return
+    if not shape.experts:
+        raise HpcMpError(f"parallel.expert = {ranks}", f"has nothing to share out: {shape.model_type} has no experts",
+                         "set parallel.expert = 1")
+    sizes = chunk_sizes(shape.experts, ranks)
+    if empty := sizes.count(0):
+        largest = max(degree for degree in range(1, ranks) if 0 not in chunk_sizes(shape.experts, degree))
+        raise HpcMpError(f"parallel.expert = {ranks}", f"cuts the {shape.experts} experts of a block into pieces of "
+                         f"{sizes[0]}, so that {empty} ranks of a group get none",
+                         f"use {largest}, or another number with an expert for every rank")
+
+
+def _check_tensor(layout: Layout, family: Family, shape: ModelShape) -> None:
+    tensor, patterns, context = layout.degrees.tensor, layout.tensor_modules, layout.degrees.context
+    if tensor == 1:
+        return
+    modules = tensor_modules(family, shape)
+    idle = [pattern for pattern in patterns if not any(fnmatchcase(module, pattern) for module in modules)]
+    if idle or not patterns:
+        names = dict.fromkeys(family.without_layer(name)[0].format("*") for name in modules)
+        raise HpcMpError(f"parallel.tensor_modules = {shown(list(patterns))}", "matches no module that can be cut" + (
+            f" with {shown(idle[0])}" if idle else ""), f"the modules are {', '.join(names)}")
+    if any(matches(family.attention_of(layer), patterns) for layer in range(shape.layers)):
+        _check_heads(shape, tensor)
+    if layout.sequence_parallel:
+        length = layout.sequence // context
+        empty = chunk_sizes(length, tensor).count(0)
+        if empty:
+            divided = f" / parallel.context({context}) = {length}" if context > 1 else ""
+            raise HpcMpError(f"data.sequence_length = {layout.sequence}{divided}",
+                             f"is cut over tensor({tensor}) ranks into pieces of {-(-length // tensor)}, and {empty} of them "
+                             "get no token", "use fewer tensor ranks, or parallel.sequence = false")
+
+
+def _check_heads(shape: ModelShape, tensor: int) -> None:
+    if shape.heads % tensor:
+        raise HpcMpError(f"parallel.tensor = {tensor}", f"does not divide the model's {shape.heads} attention heads",
+                         f"use a divisor of {shape.heads}: heads are never split")
+    if shape.kv_heads % tensor and tensor % shape.kv_heads:
+        raise HpcMpError(f"parallel.tensor = {tensor}", f"is neither a divisor nor a multiple of the model's {shape.kv_heads} "
+                         "key-value heads", f"use {math.gcd(tensor, shape.kv_heads)}, or another divisor or multiple of "
+                         f"{shape.kv_heads} that divides {shape.heads}: heads are never split")
+
+
+def _check_attention(layout: Layout, family: Family, shape: ModelShape) -> None:
+    """Check that the model's attention supports the tokens of ``context`` ranks."""
+    context = layout.degrees.context
+    if context == 1:
+        return
+    if (window := shape.narrowest(layout.sequence)) is not None:
+        raise HpcMpError(f"parallel.context = {context}", f"is not supported for a window of {window} tokens within "
+                         f"data.sequence_length({layout.sequence})", "set parallel.context = 1, or use a sequence_length of at "
+                         f"most {window}")
+    if layout.context_method != "ulysses":
+        if shape.bidirectional:
+            raise HpcMpError(f"parallel.context_method = {shown(layout.context_method)}",
+                             f"is causal attention, but tokens of a {shape.model_type} model attend to later ones too",
+                             'use context_method = "ulysses"')
+        return
+    cut = layout.tensor_cut()
+    for layer in range(shape.layers):
+        tensor = cut.size if cut.cuts(family.attention_of(layer)) else 1
+        heads = shape.heads // tensor
+        if heads % context:
+            raise HpcMpError(f"parallel.context = {context}",
+                             f"does not divide heads({shape.heads}) / tensor({tensor}) = {heads}, which ulysses shares out",
+                             f'use a divisor of {heads}, or context_method = "ring"')

@@ -1,0 +1,94 @@
+"""The layout of a training: its division between ranks and in time. Frozen and torch-free.
+
+``hpc_mp.job.layout`` makes one from a job file. Checks, planner and engine take a layout and the shape of a model, and no job.
+"""
+
+from dataclasses import dataclass, field
+from math import gcd
+from typing import Literal
+
+from hpc_mp.layout.models.experts import ExpertCut
+from hpc_mp.layout.models.tensor import ALL, TensorCut
+from hpc_mp.layout.placement import Degrees, RankMap
+from hpc_mp.layout.schedule.names import stages_per_rank
+
+Precision = Literal["fp64", "fp32", "bf16", "fp16"]
+Reduce = Literal["microbatch", "step"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """The division of a training.
+
+    Attributes:
+        degrees: size of every axis.
+        order, rank_map, ranks_per_node: how ranks get their places, see ``placement``; order "auto": the planner chooses.
+        samples, sequence: sequences of a microbatch, and tokens of each.
+        microbatches: per replica and optimizer step.
+        schedule, virtual_stages: name of the schedule, or the path of a table, and stages per rank if the schedule leaves that
+            open.
+        layers: of every stage; empty until the model is cut into stages.
+        zero: 0 to 3; ``shard_degree``: number of ranks over which ZeRO shards (1 for ZeRO-0).
+        reduce: when data ranks sum gradients.
+        sequence_parallel: True if tensor ranks have tokens of their own between cut layers.
+        tensor_modules: name patterns of the modules that tensor ranks cut.
+        context_method: how context ranks attend to each other's tokens.
+        recompute: see ``blocks_together``.
+        offload: what leaves the device while it is not used: "optimizer", "parameters", "activations".
+        offload_directory: the disk for offloaded optimizer state; None: the host's memory.
+        offload_horizon: number of computations before its backward at which a microbatch's activations are fetched; None: they
+            stay on the device.
+        precision: of computing.
+        optimizer_slots: numbers of optimizer state per parameter.
+        expert_capacity: factor of the choices that an expert takes of a sample; None: all.
+    """
+
+    degrees: Degrees = field(default_factory=Degrees)
+    samples: int = 1
+    sequence: int = 1
+    microbatches: int = 1
+    layers: tuple[int, ...] = ()
+    order: str = "auto"
+    rank_map: RankMap = "auto"
+    ranks_per_node: int = 1
+    schedule: str = "1f1b"
+    virtual_stages: int = 1
+    zero: int = 1
+    shard_degree: int = 1
+    reduce: Reduce = "step"
+    sequence_parallel: bool = False
+    tensor_modules: tuple[str, ...] = ALL
+    context_method: Literal["ring", "ulysses"] = "ring"
+    recompute: str = "none"
+    offload: tuple[str, ...] = ()
+    offload_directory: str | None = None
+    offload_horizon: int | None = None
+    precision: Precision = "fp32"
+    optimizer_slots: int = 2
+    expert_capacity: float | None = None
+
+    @property
+    def ranks(self) -> int:
+        return self.degrees.world
+
+    @property
+    def nodes(self) -> int:
+        return -(-self.ranks // self.ranks_per_node)
+
+    @property
+    def stages(self) -> int:
+        """The number of pipeline stages, over all ranks of the pipeline."""
+        return self.degrees.pipeline * stages_per_rank(self.schedule, self.virtual_stages)
+
+    @property
+    def state_degree(self) -> int:
+        """D × C: the number of ranks that train the same parameters, on different samples or different tokens of a sample."""
+        return self.degrees.data * self.degrees.context
+
+    def tensor_cut(self, rank: int = 0) -> TensorCut:
+        """Return the cut of a rank of the tensor axis."""
+        return TensorCut(self.degrees.tensor, rank, self.tensor_modules)
+
+    def expert_cut(self, rank: int = 0) -> ExpertCut:
+        """Return the cut of an expert rank; the first one has the most experts."""
+        return ExpertCut(self.degrees.expert, rank, gcd(self.shard_degree, self.state_degree // self.degrees.expert))

@@ -1,0 +1,117 @@
+"""A measured profile of a model's units: a file that ``hpc-mp train JOB --profile`` writes and a partition reads.
+
+It contains seconds and bytes of the embedding, a block of each kind, and the last norm with the head, for one microbatch on a
+whole device (with neither tensor nor context ranks), and the settings of the job that they depend on. A profile of anything else
+is refused.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.files import read_json, write_json
+from hpc_mp.layout.layout import Layout
+from hpc_mp.layout.models import ModelShape
+
+REMEDY = "measure on a node of the job: hpc-mp train JOB.toml --profile"
+
+
+@dataclass(frozen=True, slots=True)
+class UnitProfile:
+    """The profile of one unit.
+
+    Attributes:
+        seconds: forward and backward of a microbatch.
+        activations: bytes that its backward needs of its forward.
+        parameters: bytes in the compute format.
+        spread: interquartile range of the seconds over the repetitions, relative to their median.
+    """
+
+    seconds: float
+    activations: int
+    parameters: int
+    spread: float = 0.0
+
+    @property
+    def bytes(self) -> int:
+        return self.activations + self.parameters
+
+
+@dataclass(frozen=True, slots=True)
+class ModelProfile:
+    """The profile of all units.
+
+    Attributes:
+        device: its model, or "cpu".
+        repetitions: number of repetitions; the seconds are medians over them.
+        measured: settings that the measurement depends on, by name.
+        blocks: a block of each of the model's ``kinds``.
+        memory: bytes that the device has for a rank; None if unknown (a file of an earlier release).
+    """
+
+    device: str
+    repetitions: int
+    measured: dict[str, Any]
+    embedding: UnitProfile
+    blocks: tuple[UnitProfile, ...]
+    head: UnitProfile
+    memory: int | None = None
+
+
+def conditions(layout: Layout, shape: ModelShape, documents: str, dropout: float | None) -> dict[str, Any]:
+    """Return the settings that measured seconds and bytes depend on, without the number of layers."""
+    sizes = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(shape).items()}  # as in JSON
+    sizes["dense"] = sorted(shape.dense)
+    del sizes["layers"], sizes["initializer_range"]
+    return {**sizes, "sequences of a microbatch": layout.samples, "sequence_length": layout.sequence, "documents": documents,
+            "precision": layout.precision, "recompute": layout.recompute, "dropout": dropout,
+            "expert_capacity": layout.expert_capacity}
+
+
+def write_profile(path: Path, profile: ModelProfile) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, asdict(profile))
+
+
+def read_profile(path: Path, current: Mapping[str, Any]) -> ModelProfile:
+    """Return a profile that was measured under the current ``conditions``. Raises HpcMpError if the file does not exist, is not a
+    profile, or is a profile of something else."""
+    value = f"the profile {path}"
+    try:
+        tree = read_json(path)
+    except OSError as error:
+        raise HpcMpError(value, f"cannot be read ({error.strerror}), but parallel.partition = \"profile\" needs it",
+                         REMEDY) from None
+    except (ValueError, RecursionError) as error:
+        raise HpcMpError(value, f"is not JSON ({error})", REMEDY) from None
+    try:
+        embedding, head = _unit(tree["embedding"]), _unit(tree["head"])
+        blocks = tuple(map(_unit, tree["blocks"]))
+        memory = None if tree.get("memory") is None else int(tree["memory"])
+        profile = ModelProfile(str(tree["device"]), int(tree["repetitions"]), dict(tree["measured"]), embedding, blocks,
+                               head, memory)
+    except (KeyError, TypeError, ValueError) as error:
+        raise HpcMpError(value, f"is not what --profile writes ({type(error).__name__}: {error})", REMEDY) from None
+    for name in sorted(current.keys() | profile.measured.keys()):
+        if (measured := profile.measured.get(name)) != (required := current.get(name)):
+            raise HpcMpError(value, f"was measured with {name} = {measured}, but the job has {required}", REMEDY)
+    return profile
+
+
+def _unit(tree: dict[str, Any]) -> UnitProfile:
+    unit = UnitProfile(float(tree["seconds"]), int(tree["activations"]), int(tree["parameters"]), float(tree.get("spread", 0.0)))
+    if not (0 <= unit.seconds < float("inf") and unit.activations >= 0 and unit.parameters >= 0):
+        raise ValueError(f"{unit} is not a measurement")
+    return unit
+
+
+def shares(profile: ModelProfile, kinds: Sequence[int], memory_weight: float) -> tuple[float, tuple[float, ...], float]:
+    """Return the weights of embedding, blocks and head: ``memory_weight`` times their share of the model's bytes, plus the rest
+    of 1 times their share of its seconds, as SageMaker's ``memory_weight`` weighs them. ``kinds``: of the blocks."""
+    units = (profile.embedding, *(profile.blocks[kind] for kind in kinds), profile.head)
+    seconds, size = sum(unit.seconds for unit in units) or 1.0, sum(unit.bytes for unit in units) or 1
+    embedding, *blocks, head = (memory_weight * unit.bytes / size + (1 - memory_weight) * unit.seconds / seconds
+                                for unit in units)
+    return embedding, tuple(blocks), head

@@ -1,0 +1,1 @@
+"""One file for each model family; its ``FAMILY`` is the table."""

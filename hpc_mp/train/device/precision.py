@@ -1,0 +1,51 @@
+"""Number formats of masters and of computation, and an fp64 mode in which nothing falls back to fp32."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """Number formats of a run.
+
+    Attributes:
+        master: format of the parameters that the optimizer updates, of gradient sums and of optimizer state.
+        compute: format of activations, of matrix products and of the parameters in them.
+    """
+
+    master: torch.dtype
+    compute: torch.dtype
+
+    def computing(self) -> AbstractContextManager[Any]:
+        """Return the context in which every forward and backward runs."""
+        return StaysDouble() if self.compute == torch.float64 else nullcontext()
+
+
+PRECISIONS: dict[str, Precision] = {
+    "fp64": Precision(torch.float64, torch.float64),  # for proofs
+    "fp32": Precision(torch.float32, torch.float32),
+    "bf16": Precision(torch.float32, torch.bfloat16),
+    "fp16": Precision(torch.float32, torch.float16),
+}
+
+
+class StaysDouble(TorchFunctionMode):
+    """Mode in which ``tensor.float()``, ``tensor.to(torch.float32)`` and ``dtype=torch.float32`` mean fp64.
+
+    Modules of transformers compute norms, rotary tables and the softmax of attention in fp32, whatever the format of their
+    inputs. This is right for bf16, but it costs half of the digits of fp64: a rounding difference then appears as 1e-9.
+    """
+
+    def __torch_function__(self, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        if function == torch.Tensor.float:
+            function = torch.Tensor.double
+        return function(*map(_widened, args), **{name: _widened(value) for name, value in (kwargs or {}).items()})
+
+
+def _widened(value: Any) -> Any:
+    return torch.float64 if value is torch.float32 else value

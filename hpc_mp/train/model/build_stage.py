@@ -1,0 +1,214 @@
+"""The construction of a stage: changes of Hugging Face's modules, one after another."""
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from hpc_mp.layout.flat import StageSpan
+from hpc_mp.train.model.attention_table import attention_function
+from hpc_mp.train.model.logits import LogitsObjective
+from hpc_mp.train.model.rotary_tables import RotaryTables
+from hpc_mp.train.model.transformers_modules import TransformersModules
+from hpc_mp.train.model.transformers_stage import TransformersStage
+from hpc_mp.train.model.vocabulary import NextToken, VocabularyEmbedding
+from hpc_mp.train.parallel.capacity import Intake
+from hpc_mp.train.parallel.dropout import HashDropout
+from hpc_mp.train.parallel.experts import Experts
+from hpc_mp.train.parallel.projection import Projection, TensorAxis
+from hpc_mp.train.parallel.surroundings import Surroundings
+
+
+def build_stage(model: TransformersModules, span: StageSpan, around: Surroundings) -> TransformersStage:
+    """Build a stage without parameters, which ``adopt`` gives it."""
+    whole, stage = model.skeleton(), TransformersStage(model.family, model.shape, span, around)
+    for path, layer in zip(stage.blocks, span.layers, strict=True):
+        stage.graft(path, model.block(whole, layer))
+    for change in (_embedding, _tensor, _experts, _head, _dropout, _attention, _compilation, _driver):
+        change(stage, model, whole)
+    if empty := [name for name, buffer in stage.named_buffers() if buffer.is_meta]:
+        raise RuntimeError(f"{model.family.model_type}: nothing gives values to {', '.join(empty)}")
+    return stage
+
+
+def _tensor_of(stage: TransformersStage, path: str) -> TensorAxis:
+    """Return the tensor axis for the module at a path, which may be whole on every rank."""
+    module = stage.family.module_of(stage.shape, f"{path}.weight")
+    return stage.tensor if stage.tensor.cut.cuts(module) else stage.tensor.alone
+
+
+def _embedding(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
+    """Attach the embedding to the first stage, cut along the vocabulary, with its further lookups and the modules behind it."""
+    family = model.family
+    if not stage.span.first:
+        return
+    embedding = cast(nn.Embedding, whole.get_submodule(family.embedding))
+    stage.graft(family.embedding, VocabularyEmbedding(
+        f"{family.embedding}.weight", model.shape.vocabulary, embedding.padding_idx, embedding_scale(embedding), stage.tensor,
+        _tensor_of(stage, family.embedding)))
+    for path in (*family.lookups, *family.behind_embedding):
+        stage.graft(path, whole.get_submodule(path))
+
+
+def embedding_scale(embedding: nn.Module) -> float:
+    """Return the factor by which an embedding of transformers multiplies hidden states."""
+    return float(getattr(embedding, "scalar_embed_scale", 1.0))
+
+
+def _tensor(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
+    """Put column and row projections in place of linear ones; sum gradients of shared inputs."""
+    family = model.family
+    names = {weight.name for layer in stage.span.layers for weight in family.layer_weights(model.shape, layer)}
+    for block in stage.blocks:
+        for inner, how in family.projections.items():
+            path = f"{block}.{inner}"
+            if f"{path}.weight" not in names:
+                continue
+            bias = f"{path}.bias" if f"{path}.bias" in names else None
+            projection = Projection(f"{path}.weight", bias, family.transposed, how == "row", _tensor_of(stage, path))
+            stage.set_submodule(path, projection)
+            behind_attention = family.block_module(inner) == family.block_module(family.attention)
+            if how == "row" and behind_attention and projection.tensor.size == 1:
+                _change_before(projection, partial(stage.tensor.share, dim=1))  # attention has all tokens
+        for inner in family.enters:
+            path = f"{block}.{inner}"
+            if _tensor_of(stage, path).size > 1:
+                _change_before(stage.get_submodule(path), stage.tensor.enter)
+            elif inner == family.attention:
+                _change_before(stage.get_submodule(path), stage.tensor.all_tokens)
+
+
+def _change_before(module: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
+    """Make a module compute with changed hidden states."""
+    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if args:
+            return (change(args[0]), *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": change(kwargs["hidden_states"])}
+
+    module.register_forward_pre_hook(hook, with_kwargs=True)
+
+
+def _experts(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
+    """Replace the experts. Each rank has a share of the output of router and experts, which their parent module sums."""
+    family, count, around = model.family, model.shape.experts, stage.around
+    if family.experts is None:
+        return
+    parent, leaf = family.experts.rsplit(".", 1)
+    for path in stage.blocks:
+        module, tensor = stage.get_submodule(f"{path}.{parent}"), _tensor_of(stage, f"{path}.{parent}")
+        if not hasattr(module, leaf):
+            continue  # a dense layer between those with experts
+        activation = cast(nn.Module, module.get_submodule(leaf).act_fn)
+        positions = stage.positions if tensor.size > 1 else stage.tensor.share(stage.positions, 0)
+        others = stage.tensor.sharers if tensor.size == 1 else ()
+        sharers = [stage.context.axis, *others]
+        counts = bool(others) or stage.tensor.rank == 0
+        intake = Intake(around.capacity, stage.context.sequence, positions, sharers, counts)
+        setattr(module, leaf, Experts(f"{path}.{family.experts}", count, activation, tensor, around.experts, intake))
+        if tensor.rank == 0:  # their gradients of the router are shares: one rank adds the loss
+            around.router_loss.attach(module.get_submodule(family.router), count, sharers, counts)
+        if tensor.size > 1:
+            module.register_forward_hook(lambda _, inputs, output, tensor=tensor: tensor.leave(output.clone()))
+
+
+def _head(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
+    """Attach the last norm, the head and the loss to the last stage, cut along the vocabulary."""
+    family, vocabulary = model.family, model.shape.vocabulary
+    if not stage.span.last:
+        return
+    stage.graft(family.norm, whole.get_submodule(family.norm))
+    name, cap = family.head_module(model.shape), getattr(model.config, "final_logit_softcapping", None)
+    bias = next((weight.name for weight in family.head_weights(model.shape) if len(weight.shape) == 1), None)
+    head = Projection(f"{name}.weight", bias, transposed=False, row=False, tensor=_tensor_of(stage, name))
+    if model.loss is None:
+        stage.objective = NextToken(head, vocabulary, stage.tensor, cap, stage.around.compile)
+    else:
+        stage.objective = LogitsObjective(head, vocabulary, cap, model.loss)
+
+
+def _dropout(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
+    """Drop with masks that are the same on every layout."""
+    tokens = stage.tensor.share(stage.positions, 0)
+    for path, module in list(stage.named_modules()):
+        if isinstance(module, nn.Dropout):
+            stage.set_submodule(path, HashDropout(module.p, path, stage.around.clock, tokens))
+
+
+def _attention(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
+    """Attach this rank's heads, their dropout, and the context axis to attention modules."""
+    family, shape = model.family, model.shape
+    for block, layer in zip(stage.blocks, stage.span.layers, strict=True):
+        path = f"{block}.{family.attention}"
+        attention, tensor = stage.get_submodule(path), _tensor_of(stage, path)
+        numbers = {"split_size": shape.hidden // tensor.size, "num_attention_heads": shape.heads // tensor.size,
+                   "num_key_value_groups": shape.heads // max(tensor.size, shape.kv_heads)}
+        for name, value in numbers.items() if tensor.size > 1 else ():
+            if hasattr(attention, name):  # a module has some of these numbers
+                setattr(attention, name, value)
+        first_head, heads = tensor.part(shape.heads)
+        inner = family.attention_dropout
+        probability = cast(float, attention.attention_dropout if inner is None else attention.get_submodule(inner).p)
+        rows = torch.arange(first_head, first_head + heads, device=stage.positions.device)
+        site = HashDropout(probability, f"attention.{layer}", stage.around.clock, rows)
+        attention.attention_site = site
+        if inner is not None:
+            setattr(attention, inner, site)
+        stage.context.attach(attention, heads, attention_function)
+
+
+def _compilation(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
+    """Compile blocks at their first call, so that elementwise kernels between two products are fused.
+
+    The engine's own modules stay outside of the graphs: projections, whose weight gradients are deferred, experts, whose rows
+    are counted on the host, and the keys of dropout. A graph is compiled once for all equal layers, at the first step.
+    """
+    for path in stage.blocks if stage.around.compile else ():
+        block = stage.get_submodule(path)
+        for module in block.modules():
+            if isinstance(module, Projection | Experts | HashDropout):
+                module.forward = torch.compiler.disable(module.forward)  # type: ignore[method-assign]
+        block.compile(dynamic=False)
+
+
+def _driver(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
+    """Run the model's own forward, in which layers of other stages return their input."""
+    family = model.family
+    calls: list[Callable[..., Tensor]] = [_passed] * model.shape.layers
+    for number, paths in enumerate(stage.groups):
+        for path in paths:
+            names = [*inspect.signature(type(stage.get_submodule(path)).forward).parameters][2:]
+            calls[int(path.rpartition(".")[2])] = partial(stage.called, number, path, names)
+    replaced: dict[str, nn.Module] = {path: _Nothing() for path in family.lookups}
+    replaced |= {path: nn.Identity() for path in (*family.behind_embedding, family.norm)}  # the stage calls them itself
+    if family.rotary is not None:
+        with stage.precision.computing():
+            rotary = type(whole.get_submodule(family.rotary))(model.config)
+        replaced[family.rotary] = stage.rotary = RotaryTables(rotary, stage.whole_samples, stage.context.sequence)
+    for path, module in replaced.items():
+        whole.set_submodule(path, module)
+    path, _, name = family.blocks.rpartition(".")
+    base = whole.get_submodule(path)
+    base.config = model.config
+    base._modules.pop(name)
+    vars(base)[name] = calls
+
+    def drive(hidden: Tensor, positions: Tensor) -> Tensor:
+        arguments = {family.hidden_argument: hidden, "position_ids": positions, "use_cache": False}
+        return cast(Tensor, base(**arguments).last_hidden_state)
+
+    stage.driver = drive
+
+
+def _passed(hidden: Tensor, *_: Any, **__: Any) -> Tensor:
+    """Return hidden states unchanged, in place of a layer of another stage."""
+    return hidden
+
+
+class _Nothing(nn.Module):
+    """Replacement of learned positions, which the stage itself has added: a scalar zero."""
+
+    def forward(self, positions: Tensor) -> Tensor:
+        return torch.zeros((), device=positions.device)

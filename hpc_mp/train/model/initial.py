@@ -1,0 +1,88 @@
+"""Initial values of the parameters: drawn from seed and name, or read as slices of a safetensors checkpoint.
+
+Both depend only on a parameter's name and global index, so that every layout starts from the same model.
+"""
+
+import math
+import os
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from operator import mul
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hpc_mp.layout.flat import Box
+from hpc_mp.layout.models import Family, Weight
+from hpc_mp.layout.models.weight_files import StoredWeight, stored_in, stored_parts, weight_files
+from hpc_mp.train.model.counter_random import key_of, normal
+from hpc_mp.train.parallel.fill import Source
+
+TYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  # names in safetensors files
+SHORT = 1 << 15  # bytes: shorter parts of rows are read with their whole rows, which is faster than many small reads
+
+
+def drawn(seed: int, layers: int, initializer_range: float, padding: dict[str, int]) -> Source:
+    """Return a source of random values in fp32, which depend only on seed, weight name and global index of an element.
+
+    They are normal with the deviation ``initializer_range``. Projections that write into the residual stream are divided by
+    sqrt(2 x layers) if the family's weights say so (GPT-2, as in transformers' ``_init_weights``).
+
+    Args:
+        padding: embedding name -> its row of zeros.
+    """
+    constants = {"ones": 1.0, "zeros": 0.0}
+
+    def source(weight: Weight, box: Box) -> Tensor:
+        if weight.init in constants:
+            return torch.full([part.stop - part.start for part in box], constants[weight.init])
+        scale = initializer_range / math.sqrt(2 * layers) if weight.init == "residual" else initializer_range
+        values = torch.from_numpy(normal(key_of(seed, weight.name), weight.shape, box)).mul_(scale)
+        row = padding.get(weight.name, -1)
+        if box[0].start <= row < box[0].stop:
+            values[row - box[0].start] = 0.0
+        return values
+
+    return source
+
+
+def read(directory: Path, family: Family) -> Source:
+    """Return a source of values from a Hugging Face checkpoint, which rank 0 has checked. A rank reads only its own slices.
+
+    The order of a weight's elements is the same in its shape and in its ``fused_shape``, in which it may be stored.
+    """
+    files, weights_in = weight_files(directory), cache(stored_in)
+
+    def source(weight: Weight, box: Box) -> Tensor:
+        parts = [part_of(replace(weights_in(files[name])[name], shape=weight.shape[len(at):]), box[len(at):])
+                 for at, name in stored_parts(weight, files, family)
+                 if all(part.start <= index < part.stop for index, part in zip(at, box, strict=False))]
+        return torch.cat([part.flatten() for part in parts]).view([part.stop - part.start for part in box])
+
+    return source
+
+
+def part_of(stored: StoredWeight, box: Box) -> Tensor:
+    """Return a part of a stored weight, read without the kernel's readahead, which would fetch parts of other ranks.
+
+    Raises:
+        OSError: it cannot be read, or its file has become shorter.
+    """
+    kind, sizes = TYPES[stored.dtype], [part.stop - part.start for part in box]
+    bytes_of = [math.prod(stored.shape[axis + 1:]) * kind.itemsize for axis in range(len(box))]  # of one index of each dimension
+    cut = max((axis for axis, size in enumerate(sizes) if size < stored.shape[axis]), default=0)
+    while cut and sizes[cut] * bytes_of[cut] < SHORT:
+        cut -= 1
+    run = sizes[cut] * bytes_of[cut]
+    values = bytearray(math.prod(sizes[:cut]) * run)
+    outer = product(*(range(part.start, part.stop) for part in box[:cut]))
+    with open(stored.file, "rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+        for number, index in enumerate(outer):
+            begin = stored.begin + sum(map(mul, (*index, box[cut].start), bytes_of))
+            if os.preadv(file.fileno(), [memoryview(values)[number * run:][:run]], begin) < run:
+                raise OSError(f"{stored.file} has become shorter")
+    whole = torch.frombuffer(values, dtype=kind).view(*sizes[:cut + 1], *stored.shape[cut + 1:])
+    return whole[*(slice(None),) * (cut + 1), *box[cut + 1:]]

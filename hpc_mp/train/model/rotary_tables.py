@@ -1,0 +1,43 @@
+"""Rotary tables that are the same on every layout."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class RotaryTables(nn.Module):
+    """Replacement of a model's module of rotary tables, which has no parameters.
+
+    transformers chooses frequencies by the largest position in a call (longrope, dynamic), which differs among ranks,
+    microbatches and documents. Therefore each call also has the last position of a whole sample. Tables for whole samples are
+    cached.
+
+    Args:
+        rotary: transformers' module, with values.
+        positions: positions of this rank's tokens in samples of one document, (1, tokens).
+        length: number of tokens of a whole sample.
+    """
+
+    def __init__(self, rotary: nn.Module, positions: Tensor, length: int) -> None:
+        super().__init__()
+        self._rotary = [rotary]  # outside of the module tree: its buffers belong to no checkpoint
+        self.positions, self.length = positions, length
+        self.kept: dict[tuple[Any, ...], tuple[Tensor, ...]] = {}
+
+    def forward(self, hidden: Tensor, position_ids: Tensor, *kind: Any) -> tuple[Tensor, ...]:
+        if position_ids is not self.positions:
+            return self._tables(hidden, position_ids, *kind)
+        if kind not in self.kept:
+            self.kept[kind] = self._tables(hidden, position_ids, *kind)
+        return self.kept[kind]
+
+    @torch.no_grad()
+    def _tables(self, hidden: Tensor, places: Tensor, *kind: Any) -> tuple[Tensor, ...]:
+        rotary = self._rotary[0].to(hidden.device)
+        return tuple(table[:, 1:].contiguous() for table in rotary(hidden, behind_the_last(places, self.length), *kind))
+
+
+def behind_the_last(places: Tensor, length: int) -> Tensor:
+    """Return positions, (samples, 1 + tokens), with the last position of a whole sample before the given ones."""
+    return torch.cat((places.new_full((len(places), 1), length - 1), places), 1)

@@ -1,0 +1,161 @@
+"""A stage of the pipeline: a part of a Hugging Face model, driven by the model's own forward.
+
+Its blocks are Hugging Face's own modules; their parameters are views of flat parameters, which the data axis owns. The module
+tree has Hugging Face's names, so that the names of ``named_parameters`` are those of a checkpoint. ``build_stage`` builds it.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from hpc_mp.layout.flat import EMBEDDING, HEAD, TIED, StageSpan
+from hpc_mp.layout.models import Family, ModelShape
+from hpc_mp.layout.models.family import POSITIONS
+from hpc_mp.train.device.spans import profiled
+from hpc_mp.train.model.logits import LogitsObjective
+from hpc_mp.train.model.rotary_tables import RotaryTables
+from hpc_mp.train.model.unit_stage import UnitStage
+from hpc_mp.train.model.vocabulary import NextToken
+from hpc_mp.train.parallel.masks import document_mask, first_seen, restarted
+from hpc_mp.train.parallel.surroundings import Surroundings
+from hpc_mp.train.parallel.unshard import Prefetch, unsharded
+from hpc_mp.train.pipeline.stage import Batch, Boundary
+
+HIDDEN = "hidden"
+Settings = dict[str, Any]  # arguments of a layer besides hidden states
+
+
+class TransformersStage(UnitStage):
+    """One stage.
+
+    Args:
+        span: its layers, and whether it has the embedding and the head.
+
+    Attributes:
+        positions: positions in their sample of this context rank's tokens, (tokens,).
+        driver: the model's forward without its head: hidden states and positions -> hidden states; ``build_stage`` sets it.
+        rotary: the model's rotary tables; None if it has none.
+        objective: the loss; only on the last stage.
+        masks: window -> mask of the current microbatch that attention adds to scores; None: it needs none.
+    """
+
+    driver: Callable[[Tensor, Tensor], Tensor]
+    objective: NextToken | LogitsObjective
+
+    def __init__(self, family: Family, shape: ModelShape, span: StageSpan, around: Surroundings) -> None:
+        super().__init__(span, around, [f"{family.blocks}.{layer}" for layer in span.layers])
+        self.family, self.shape = family, shape
+        self.tensor, self.context = around.tensor, around.context
+        self.positions = self.context.positions
+        self.whole_samples = self.positions.unsqueeze(0)
+        self.windows = {path: shape.window_of(layer) for path, layer in zip(self.blocks, span.layers, strict=True)}
+        self.rotary: RotaryTables | None = None
+        self.masks: dict[int | None, Tensor | None] = {}
+        self._kept_masks: dict[int | None, Tensor | None] = {}  # for samples of one document
+        self._noted: list[Settings] = []
+
+    def graft(self, path: str, module: nn.Module) -> None:
+        """Attach a module at its Hugging Face path."""
+        *parents, leaf = path.split(".")
+        node: nn.Module = self
+        for name in parents:
+            if name not in node._modules:
+                node.add_module(name, nn.Module())
+            node = node.get_submodule(name)
+        node.add_module(leaf, module)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield the tensors that a stage holds besides activations: parameters, masks, positions and rotary tables."""
+        yield from super().tensors()
+        yield self.whole_samples
+        yield from (mask for mask in self._kept_masks.values() if mask is not None)
+        yield from (table for tables in (self.rotary.kept.values() if self.rotary else ()) for table in tables)
+
+    def forward(self, received: Boundary, batch: Batch) -> Boundary | tuple[Tensor, Tensor]:
+        """Compute this context rank's tokens of a microbatch.
+
+        Args:
+            received: hidden states from the stage before; empty on the first stage.
+            batch: whole samples, (batch, sequence). ``ids`` on the first stage, with the indexes of the family's further
+                embeddings; ``labels``, already shifted, on the last stage. ``begins`` on all stages: the place in its sample at
+                which each token's document begins. Tokens attend to their own document, in which positions count from 0.
+                Without it every sample is one document.
+        """
+        begins = batch.get("begins")
+        places = self.whole_samples if begins is None else restarted(self.positions, begins)
+        hidden = self._embed(batch, places) if self.span.first else received[HIDDEN]
+        self.masks = self._masks(begins, hidden.dtype)
+        hidden = self.driver(hidden, places)
+        return self._finish(hidden, batch) if self.span.last else {HIDDEN: hidden}
+
+    def called(self, group: int, path: str, names: Sequence[str], hidden: Tensor, *positional: Any, **settings: Any) -> Tensor:
+        """Take the call of a layer by the model's forward.
+
+        Calls are noted, and computed at the call of a group's last layer. So a group is a unit of recomputation, whatever loop
+        calls it. Its mask is the engine's, for documents and for tokens of context ranks.
+
+        Args:
+            names: of the layer's arguments behind hidden states.
+        """
+        arguments = dict(zip(names, positional, strict=False)) | settings
+        self._noted.append(arguments | {"attention_mask": self.masks[self.windows[path]]})
+        paths = self.groups[group]
+        if path != paths[-1]:
+            return hidden
+        leaves, tree = tree_flatten(self._noted)
+        self._noted = []
+
+        def compute(hidden: Tensor, *leaves: Any) -> tuple[Tensor]:
+            for path, settings in zip(paths, tree_unflatten(leaves, tree), strict=True):
+                hidden = self.block(path, hidden, settings)
+            return (hidden,)
+
+        return self.compute(group, compute, [hidden], leaves)[0]
+
+    def block(self, path: str, hidden: Tensor, settings: Settings) -> Tensor:
+        """Compute one layer, in ``Precision.computing``, which a recomputation does not inherit from the backward."""
+        with profiled(path), self.precision.computing():
+            output = self.get_submodule(path)(hidden, **settings)
+        return cast(Tensor, output if isinstance(output, Tensor) else output[0])
+
+    @torch.no_grad()
+    def _masks(self, begins: Tensor | None, dtype: torch.dtype) -> dict[int | None, Tensor | None]:
+        """Return the masks of the layers, by window. Attention without a mask is causal or bidirectional by itself."""
+        if begins is None and self._kept_masks:
+            return self._kept_masks
+        make = document_mask if self.shape.bidirectional else self.context.mask
+        first = {window: first_seen(begins, window, self.positions) for window in {*self.windows.values()}}
+        masks = {window: None if places is None else make(places, dtype) for window, places in first.items()}
+        if begins is None:
+            self._kept_masks = masks
+        return masks
+
+    def _embed(self, batch: Batch, places: Tensor) -> Tensor:
+        def compute(hidden: Tensor) -> tuple[Tensor]:
+            for path in self.family.behind_embedding:
+                hidden = self.get_submodule(path)(hidden)
+            return (hidden,)
+
+        units = self.units_of((TIED, EMBEDDING))
+        behind = [unit for unit in units if any(map(self.family.is_behind_embedding, unit.parameters))]
+        for unit in units:
+            unit.need()
+        hidden: Tensor = self.get_submodule(self.family.embedding)(self.context.own(batch["ids"]))
+        for path, name in self.family.lookups.items():
+            index = places
+            if name != POSITIONS:
+                index = self.context.own(batch[name] if name in batch else torch.zeros_like(batch["ids"]))
+            hidden = hidden + self.get_submodule(path)(self.tensor.share(index, 1))
+        for unit in units:
+            if unit not in behind:
+                unit.release()  # the backward of a lookup needs no parameter
+        return unsharded(behind, Prefetch(), compute, hidden)[0]
+
+    def _finish(self, hidden: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        norm = self.get_submodule(self.family.norm)
+        loss, count = unsharded(self.units_of((TIED, HEAD)), Prefetch(),
+                                lambda hidden: self.objective(norm(hidden), batch, self.context.own), hidden)
+        return loss, count

@@ -1,0 +1,82 @@
+"""A stage whose modules compute with the parameters of units, in groups of layers that are unsharded and recomputed together."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from hpc_mp.layout.flat import StageSpan, blocks_together
+from hpc_mp.train.model.recompute import computed_again
+from hpc_mp.train.parallel.data_axis import Unit
+from hpc_mp.train.parallel.projection import Projection, SunkWeight
+from hpc_mp.train.parallel.surroundings import Surroundings
+from hpc_mp.train.parallel.unshard import Prefetch, unsharded
+
+
+class UnitStage(nn.Module):
+    """The parameters of a stage, and the order in which they are unsharded.
+
+    Args:
+        blocks: names of the stage's layers, in order.
+
+    Attributes:
+        groups: names of the layers that are recomputed together; single layers if none are.
+        gathered: units of each group, and those to prefetch with it.
+    """
+
+    def __init__(self, span: StageSpan, around: Surroundings, blocks: Sequence[str]) -> None:
+        super().__init__()
+        self.span, self.around, self.blocks, self.precision = span, around, blocks, around.precision
+        together = blocks_together(around.recompute)
+        self.recomputes, size = together is not None, together or 1
+        self.groups = [blocks[begin:begin + size] for begin in range(0, len(blocks), size)]
+        self.units: dict[str, Unit] = {}
+        self.gathered: list[tuple[list[Unit], Prefetch]] = []
+
+    def weight_name(self, path: str) -> str:
+        """Return the name in the model of the parameter at a path in this module."""
+        return path
+
+    def units_of(self, blocks: Sequence[str]) -> list[Unit]:
+        """Return the units of some layers or ends of the model, by their names."""
+        return [unit for unit in self.units.values() if unit.layout.block in blocks]
+
+    def adopt(self, units: Mapping[str, Unit]) -> None:
+        """Replace the parameters of modules by those of this stage's units."""
+        self.units = dict(units)
+        parameters = {name: parameter for unit in units.values() for name, parameter in unit.parameters.items()}
+        sinks = {name: sink for unit in units.values() for name, sink in unit.sinks.items()}
+        replace_parameters(self, lambda path, _: parameters[self.weight_name(path)])
+        owned: set[str] = set()
+        for module in self.modules():
+            if isinstance(module, Projection | SunkWeight):
+                module.adopt(parameters, sinks)
+                owned |= module.owned
+        for unit in units.values():
+            for name in unit.parameters.keys() - owned:
+                unit.collect(name)
+        first = [self.units_of(blocks[:1]) for blocks in self.groups]
+        self.gathered = [(self.units_of(blocks), Prefetch(behind, before)) for blocks, before, behind in zip(
+            self.groups, [[], *first], [*first[1:], []], strict=False)]
+
+    def compute(self, group: int, function: Callable[..., tuple[Tensor, ...]], tensors: Sequence[Tensor],
+                settings: Sequence[Any] = ()) -> tuple[Tensor, ...]:
+        """Return ``function(*tensors, *settings)``, the computation of a group of layers, with its parameters unsharded.
+
+        The next group's parameters are prefetched at its beginning; in the backward, those of the group before.
+        """
+        called = partial(computed_again, function) if self.recomputes else function
+        return unsharded(*self.gathered[group], lambda *tensors: called(*tensors, *settings), *tensors)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield the tensors that a stage holds besides activations."""
+        yield from (unit.whole for unit in self.units.values())
+        yield from self.buffers()
+
+
+def replace_parameters(module: nn.Module, replacement: Callable[[str, nn.Parameter], nn.Parameter]) -> None:
+    """Replace every parameter inside a module, given its path and itself."""
+    for path, parameter in list(module.named_parameters(remove_duplicate=False)):
+        parent, _, leaf = path.rpartition(".")
+        module.get_submodule(parent).register_parameter(leaf, replacement(path, parameter))

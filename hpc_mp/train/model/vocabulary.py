@@ -1,0 +1,182 @@
+"""The two ends of a model, cut along the vocabulary: the embedding, and the head with the loss of the next token."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hpc_mp.train.parallel.collectives import all_reduce
+from hpc_mp.train.parallel.projection import Projection, SunkWeight, TensorAxis
+from hpc_mp.train.parallel.soft_cap import capped, through_cap
+from hpc_mp.train.pipeline.stage import Batch
+
+IGNORED = -100  # Hugging Face's label for tokens that do not count in the loss
+CHUNK = 1 << 27  # logits that are there at once: 0.25 GB of bf16, and enough rows for a product to fill a GPU
+
+
+class VocabularyEmbedding(SunkWeight):
+    """Token embedding: ids (batch, sequence) -> (batch, sequence, hidden).
+
+    Args:
+        padding: the row that gets no gradient; None for none.
+        scale: what hidden states are multiplied with.
+        outer: the tensor axis, whose hidden states come out.
+        tensor: the axis along which the rows are cut.
+    """
+
+    def __init__(self, name: str, vocabulary: int, padding: int | None, scale: float, outer: TensorAxis,
+                 tensor: TensorAxis) -> None:
+        super().__init__(name)
+        self.padding, self.scale, self.outer, self.tensor = padding, scale, outer, tensor
+        self.start, self.length = tensor.part(vocabulary)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        if self.tensor.size == 1:
+            ids = self.outer.share(ids, 1)
+        hidden: Tensor = self.tensor.leave(_Rows.apply(self.weight, ids, self))
+        return hidden if self.scale == 1.0 else hidden * float(torch.tensor(self.scale).to(hidden.dtype))
+
+
+class _Rows(torch.autograd.Function):
+    """The rows of an embedding that this rank holds, zeros for all others. Gradients go to the rows alone."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, ids: Tensor, embedding: VocabularyEmbedding) -> Tensor:
+        ctx.embedding = embedding
+        ctx.save_for_backward(ids)
+        if embedding.tensor.size == 1:
+            return F.embedding(ids, weight)
+        mine, index = _own(ids - embedding.start, embedding.length)
+        rows = weight if embedding.length else weight.new_zeros(1, weight.shape[1])
+        return F.embedding(index, rows).masked_fill_(~mine.unsqueeze(-1), 0.0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
+        embedding = ctx.embedding
+        ids, = ctx.saved_tensors
+        mine, index = _own((ids - embedding.start).flatten(), embedding.length)
+        if embedding.padding is not None:
+            mine &= ids.flatten() != embedding.padding
+        rows, some = gradient.flatten(0, 1).masked_fill(~mine.unsqueeze(-1), 0.0), slice(None if embedding.length else 0)
+        embedding.sink.add_rows(index[some], rows[some])
+        return None, None, None
+
+
+class NextToken(nn.Module):
+    """The objective: the cross entropy of the next token, summed, and how many tokens it is the sum of.
+
+    Args:
+        head: cut along the vocabulary, or whole on every rank: then each computes the loss of the tokens that it has.
+        outer: the tensor axis, whose hidden states come in.
+        cap: of logits, see ``soft_cap``; None: none.
+        compile: True if the two functions of a chunk's logits are compiled, for each shape of their arguments.
+    """
+
+    def __init__(self, head: Projection, vocabulary: int, outer: TensorAxis, cap: float | None, compile: bool) -> None:
+        super().__init__()
+        self.head, self.outer, self.tensor, self.cap = head, outer, head.tensor, cap
+        self.start, width = self.tensor.part(vocabulary)
+        self.rows = max(1, CHUNK // max(1, width))
+        functions: tuple[Callable[..., Any], ...] = _scores, _slopes
+        self.scores, self.slopes = (torch.compile(one, dynamic=False) if compile else one for one in functions)
+
+    def forward(self, hidden: Tensor, batch: Batch, own: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """hidden: (batch, sequence, hidden). The batch has ``labels``, (batch, sequence), shifted already, ``IGNORED`` where none
+        counts. ``own``: takes those of this context rank."""
+        labels = own(batch["labels"])
+        count = (labels != IGNORED).sum()
+        if self.tensor.size == 1:
+            labels = self.outer.share(labels, 1)
+        rows = self.tensor.enter(hidden).flatten(0, 1)
+        loss: Tensor = _CrossEntropy.apply(rows, labels.flatten(), self, self.head.weight)
+        return self.outer.total(loss) if self.tensor.size == 1 else loss, count
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Sum over tokens of the cross entropy of a head's logits, whose vocabulary may be cut over an axis.
+
+    A chunk of tokens at a time: the logits of all of them would be the largest array of a step (8,192 tokens of 128,256 words in
+    fp32: 4.2 GB, and as much for their gradient). One chunk's are kept for the backward, those of several are computed again. The
+    weight is an argument so that autograd knows that a gradient is wanted; it gets none here.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, labels: Tensor, objective: NextToken, weight: Tensor) -> Tensor:
+        axis, counted, local = objective.tensor.axis, labels != IGNORED, labels - objective.start
+        scores: list[tuple[Tensor, Tensor]] = []
+        logits: list[Tensor] = []  # of all tokens, if they are one chunk
+        for rows, places in zip(hidden.split(objective.rows), local.split(objective.rows), strict=True):
+            product = objective.head.product(rows)
+            scores.append(objective.scores(product, places, objective.cap))
+            logits = [product] if len(rows) == len(hidden) else []
+        own, target = map(torch.cat, zip(*scores, strict=True))
+        total = own
+        if axis.size > 1:
+            highest = own.clone()
+            all_reduce(highest, axis, dist.ReduceOp.MAX).wait()
+            sums = torch.stack(((own - highest).exp(), target))
+            all_reduce(sums, axis).wait()
+            total, target = highest + sums[0].log(), sums[1]
+        ctx.objective = objective
+        ctx.save_for_backward(hidden, local, (own - total).exp(), counted, *logits)
+        return (total - target).masked_fill(~counted, 0.0).sum()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        hidden, local, part, counted, *logits = ctx.saved_tensors
+        objective: NextToken = ctx.objective
+        head, waiting = objective.head, objective.tensor.weights
+        arguments = (tensor.split(objective.rows) for tensor in (hidden, local, part, counted * gradient))
+        gradients: list[Tensor] = []
+        for rows, *places in zip(*arguments, strict=True):
+            slopes = objective.slopes(logits[0] if logits else head.product(rows), *places, objective.cap)
+            gradients.append(head.input_gradient(slopes))
+            more = sum(map(len, gradients)) < len(hidden)
+            waiting.put_off(partial(head.add_weight_gradient, more=more), rows, slopes)
+            if more or objective.tensor.size == 1:
+                waiting.meanwhile()
+        return torch.cat(gradients), None, None, None
+
+
+def _scores(logits: Tensor, places: Tensor, cap: float | None) -> tuple[Tensor, Tensor]:
+    """Return the logarithm of the sum of the exponentials of each token's logits, and the logit of its own word, 0 if this rank
+    does not have it; both (tokens,).
+
+    Args:
+        logits: (tokens, words of this rank).
+        places: of each token's word among these, (tokens,); outside of them if another rank has it.
+    """
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    if logits.shape[1] == 0:  # a rank that has no word
+        return logits.new_full((len(logits),), float("-inf"), dtype=wide), logits.new_zeros(len(logits), dtype=wide)
+    logits = logits if cap is None else capped(logits, cap)
+    mine, index = _own(places, logits.shape[1])
+    word, log_share = (values.gather(1, index.unsqueeze(1)).squeeze(1).to(wide)
+                       for values in (logits, logits.log_softmax(1, dtype=wide)))
+    return word - log_share, word.masked_fill(~mine, 0.0)
+
+
+def _slopes(logits: Tensor, places: Tensor, part: Tensor, weights: Tensor, cap: float | None) -> Tensor:
+    """The gradient of the logits, in their format.
+
+    Args:
+        part: the share of the exponentials of all words that these are, (tokens,).
+        weights: of each token's loss.
+    """
+    if logits.shape[1] == 0:
+        return logits
+    logits = logits if cap is None else capped(logits, cap)
+    mine, index = _own(places.unsqueeze(1), logits.shape[1])
+    slopes = logits.softmax(1, dtype=part.dtype) * (part * weights).unsqueeze(1)
+    own = slopes.gather(1, index) - mine * weights.unsqueeze(1)
+    slopes = slopes.to(logits.dtype).scatter_(1, index, own.to(logits.dtype))
+    return slopes if cap is None else through_cap(slopes, logits, cap)
+
+
+def _own(places: Tensor, words: int) -> tuple[Tensor, Tensor]:
+    """Return a mask of the tokens whose word is among these, and the word's place, both of the shape of ``places``."""
+    return (places >= 0) & (places < words), places.clamp(0, max(0, words - 1))

@@ -1,0 +1,178 @@
+"""The optimizer step over flat parts, and the gradient norm over all axes."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import groupby
+from typing import Any, Literal, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from hpc_mp.layout.flat import Box, Piece
+from hpc_mp.layout.learning_rate import RateSettings
+from hpc_mp.train.optimizer.optimizer_state import MASTER, HomeMaker, OnDevice, StateShape, Stretch, Turn
+from hpc_mp.train.parallel.data_axis import Unit
+from hpc_mp.train.parallel.groups import Axis
+
+
+class OptimizerSettings(RateSettings, Protocol):
+    """The optimizer's settings; the job file's ``[train]`` table has these fields."""
+
+    @property
+    def optimizer(self) -> Literal["adamw", "sgd"]: ...
+    @property
+    def betas(self) -> tuple[float, float]: ...
+    @property
+    def eps(self) -> float: ...
+    @property
+    def weight_decay(self) -> float: ...
+    @property
+    def no_decay(self) -> tuple[str, ...]: ...
+    @property
+    def momentum(self) -> float: ...
+    @property
+    def clip(self) -> float: ...
+
+
+SLOTS = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
+NORM_ROW = 4096  # elements whose squares are summed in the format of the gradients
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A rectangle of a parameter, or of its optimizer state, as this rank holds it.
+
+    Attributes:
+        key: the parameter's Hugging Face name; for optimizer state ``optimizer.SLOT.NAME``.
+        shape: shape of the whole parameter.
+        saved: True if this rank or a replica saves the rectangle; another tensor rank or stage may hold a copy of it.
+        replicas: the ranks that hold the same rectangle. ``of_experts``: True if they are those of shared experts' state.
+        release: called with a part of ``values`` after it was read or filled, so that state on a disk need not stay in memory.
+    """
+
+    key: str
+    shape: tuple[int, ...]
+    box: Box
+    values: Tensor
+    saved: bool
+    replicas: Axis
+    of_experts: bool
+    release: Callable[[Tensor], None] = lambda values: None
+
+
+class Optimizer:
+    """torch's AdamW or SGD over this rank's part of every unit. Parameters that ``no_decay`` names have no weight decay.
+
+    Args:
+        dtype, device: format and device of masters and gradients.
+        home: makes the home of the state between two steps.
+
+    Attributes:
+        slots: names of the state's slots; each slot has one number per element of a parameter.
+    """
+
+    def __init__(self, units: Mapping[str, Unit], settings: OptimizerSettings, dtype: torch.dtype, device: torch.device,
+                 home: HomeMaker = OnDevice) -> None:
+        self.slots = SLOTS[settings.optimizer] if settings.optimizer == "adamw" or settings.momentum > 0 else ()
+        self.units, self.settings = units, settings
+        self.wide = dtype == torch.float64  # the scale of torch's fused optimizers has only 32 bits
+        self.gradients = [(unit.gradient.part[begin:end], float(counts and unit.gradient.replicate.rank == 0))
+                          for unit in units.values() for begin, end, counts in _stretches(unit, lambda piece: piece.slot.counts)]
+        self.weights = torch.tensor([weight for _, weight in self.gradients], dtype=torch.float64, device=device)
+        stretches = [Stretch(name, begin, end, spared) for name, unit in units.items() for begin, end, spared in _stretches(
+            unit, lambda piece: any(fnmatchcase(piece.slot.weight.name, pattern) for pattern in settings.no_decay))]
+        shape = StateShape({name: unit.layout.part for name, unit in units.items()}, self.slots, dtype)
+        masters = {name: unit.away for name, unit in units.items() if unit.away is not None}
+        self.home = home(shape, stretches, device, masters)
+        self.turns = [self._torch(turn) for turn in self.home.turns]
+
+    def _torch(self, turn: Turn) -> torch.optim.Optimizer:
+        """Return torch's optimizer for the stretches of one turn."""
+        settings, adamw = self.settings, self.settings.optimizer == "adamw"
+        groups: dict[bool, list[Tensor]] = {False: [], True: []}
+        state: dict[Tensor, dict[str, Tensor]] = {}
+        for stretch, slots in turn:
+            unit, own = self.units[stretch.unit], dict(slots)
+            part = own.pop(MASTER, unit.master[stretch.begin:stretch.end])
+            part.grad = unit.gradient.part[stretch.begin:stretch.end]
+            groups[stretch.spared].append(part)
+            state[part] = own | ({"step": torch.zeros((), dtype=torch.float32, device=part.device)} if adamw else {})
+        params = [{"params": groups[False], "weight_decay": settings.weight_decay}, {"params": groups[True], "weight_decay": 0.0}]
+        rate = settings.learning_rate
+        optimizer = (torch.optim.AdamW(params, lr=rate, betas=settings.betas, eps=settings.eps, fused=True) if adamw else
+                     torch.optim.SGD(params, lr=rate, momentum=settings.momentum, fused=True))
+        optimizer.state.update(state)
+        return optimizer
+
+    def held(self) -> Iterator[Held]:
+        """Yield the rectangles of this rank's parts, of parameters and of their optimizer state."""
+        state = self.home.arrays()
+        for name, unit in self.units.items():
+            arrays = {"": unit.master} | {f"optimizer.{slot}.": values for slot, values in state[name].items()}
+            for piece in unit.layout.pieces(unit.shard.rank):
+                for prefix, values in arrays.items():
+                    release = {"release": self.home.release} if prefix else {}
+                    yield Held(prefix + piece.slot.weight.name, piece.slot.weight.shape, piece.box,
+                               values[piece.begin:piece.begin + piece.size].view(piece.shape), piece.slot.counts,
+                               unit.gradient.replicate, unit.layout.of_experts, **release)
+
+    def squared_norm(self) -> Tensor:
+        """Return this rank's share of the squared L2 norm of all gradients, a float64 scalar; the sum over ranks is the whole.
+
+        Gradients that another rank counts have weight 0, so that the share is not finite if one of them is not.
+        """
+        if not self.gradients:
+            return torch.zeros((), dtype=torch.float64, device=self.weights.device)
+        return (torch.stack([_squared_norm(part) for part, _ in self.gradients]) * self.weights).sum()
+
+    @torch.no_grad()
+    def step(self, rate: float, norm: Tensor, divisor: Tensor) -> None:
+        """Update the parameters with gradients clipped to the norm ``clip`` (torch's ``clip_grad_norm_`` formula).
+
+        Nothing changes if the norm is not finite. The host does not wait for the device.
+
+        Args:
+            rate: learning rate.
+            norm: L2 norm of all gradients, a float64 scalar.
+            divisor: number by which gradients are divided, a float64 scalar.
+        """
+        clip, finite = self.settings.clip, norm.isfinite()
+        scale = ((norm + 1e-6) / clip).clamp(min=1.0) if clip > 0 else torch.ones_like(norm)
+        if self.wide:
+            for unit in self.units.values():
+                unit.gradient.part.div_(scale * divisor)
+            scale = divisor = torch.ones_like(norm)
+        # torch's fused optimizers divide gradients by ``grad_scale`` and skip the update where ``found_inf`` is 1.
+        grad_scale, found_inf = torch.where(finite, scale * divisor, 1.0).to(torch.float32), (~finite).to(torch.float32)
+        for turn in self.turns:
+            kernels = cast(Any, turn)
+            kernels.grad_scale, kernels.found_inf = grad_scale, found_inf
+            for group in turn.param_groups:
+                group["lr"] = rate
+        self.home.each(lambda turn: self.turns[turn].step())
+
+    def set_steps(self, number: int) -> None:
+        """Set the number of updates of a loaded state, for AdamW's bias correction."""
+        for turn in self.turns:
+            for slices in turn.state.values():
+                if "step" in slices:
+                    slices["step"].fill_(number)
+
+
+def _squared_norm(part: Tensor) -> Tensor:
+    """Return the squared norm of (length,), a float64 scalar, without a copy of the part in fp64.
+
+    Sums over rows have a relative error of 1e-9 in fp32; one sum over millions of squares would have 1e-5.
+    """
+    rows = part.numel() // NORM_ROW
+    whole, rest = part[:rows * NORM_ROW].view(rows, NORM_ROW), part[rows * NORM_ROW:]
+    norms = torch.cat((torch.linalg.vector_norm(whole, dim=1), torch.linalg.vector_norm(rest).view(1)))
+    return norms.double().square().sum()
+
+
+def _stretches(unit: Unit, kind: Callable[[Piece], bool]) -> Iterator[tuple[int, int, bool]]:
+    """Yield (begin, end, kind) of the stretches of a rank's part with parameters of one kind."""
+    for now, run in groupby(unit.layout.pieces(unit.shard.rank), kind):
+        pieces = list(run)
+        yield pieces[0].begin, pieces[-1].begin + pieces[-1].size, now

@@ -1,0 +1,138 @@
+"""``hpc_mp.parallel``: a model divided over the ranks that call it."""
+
+import atexit
+import ctypes
+import sys
+import threading
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, NoReturn
+
+import torch.distributed as dist
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.job import JobSpec
+from hpc_mp.job.layout import undivided
+from hpc_mp.layout.layout import Layout
+from hpc_mp.layout.placement import Placement
+from hpc_mp.layout.schedule_of import schedule_of
+from hpc_mp.train.own_loop.keywords import Keywords, in_words_of_a_loop, job_of, read_keywords
+from hpc_mp.train.own_loop.run import Axes, Run
+from hpc_mp.train.own_loop.subject import Subject, subject_of
+from hpc_mp.train.own_loop.world import World, join, ranks
+from hpc_mp.train.parallel.groups import Groups, Tree, axis_of, build
+from hpc_mp.train.rank import facts
+from hpc_mp.train.rank.assemble import check_compiler, settings_of
+from hpc_mp.train.step.engine import Engine
+
+PATIENCE_S = 60.0  # that a rank waits at the end of its program for the others to end theirs
+
+
+def parallel(model: Any, **keywords: Any) -> Run:
+    """Divide a model over all ranks, for a training loop of one's own. All ranks call this.
+
+    ::
+
+        run = hpc_mp.parallel("checkpoints/qwen3-8b", tp_size=2, pp_size=2, zero=1, microbatches=8, precision="bf16",
+                              optimizer={"name": "adamw", "lr": 3e-4})
+        for batch in loader:
+            loss = run.step(batch)
+        run.save("out")
+
+    Args:
+        model: the directory of a Hugging Face model, its configuration (also as a dict) or the model itself; an ``nn.Module``
+            with ``hpc_mp.CutPoint()`` between its parts; an ``nn.Sequential``; a list of ``hpc_mp.LayerSpec``.
+        keywords: tp_size, pp_size, cp_size, ep_size, zero, microbatches, schedule, precision, optimizer … as listed in the
+            reference; the data degree is what is left of the ranks.
+
+    Raises:
+        HpcMpError: the model cannot be divided so, or the ranks cannot meet. Nothing has been started.
+    """
+    read = read_keywords(keywords)
+    try:
+        run = _started(model, read)
+        if read.example is not None:
+            run.check(read.example)
+    except HpcMpError as error:
+        raise in_words_of_a_loop(error) from None
+    _end_together(run.world.host)
+    atexit.register(run.close)  # before ranks end together
+    return run
+
+
+def _started(model: Any, keywords: Keywords) -> Run:
+    """Check everything that one process can check, meet the other ranks, and divide the model."""
+    subject = subject_of(model, keywords)
+    job = _nominal_job(subject, keywords, ranks())
+    layout = _layout(subject, job)
+    world = join(job.job.device)
+    if job.train.compile:
+        check_compiler(world.device)
+    if len(set(facts.gather(subject.fingerprint, world.host))) > 1:
+        raise HpcMpError(f"model of type {type(model).__name__}", "has other values on other ranks",
+                         "call torch.manual_seed with the same number on all ranks before you make it")
+    placement, schedule = world.placement(layout.degrees, layout.order), schedule_of(layout)
+    groups = build(placement, layout.shard_degree, world.device, world.backend, schedule, None, world.host,
+                   expert_shards=layout.expert_cut().shards, **subject.groups(layout))
+    settings = replace(settings_of(job, layout, schedule), rate=keywords.rate)
+    engine = Engine(subject.model(job, {}), settings, groups, world.device)
+    engine.start(subject.first_values(job))
+    return Run(subject, keywords, layout, world, _axes(placement, groups, world), engine)
+
+
+def _nominal_job(subject: Subject, keywords: Keywords, world: int) -> JobSpec:
+    """Return the job with one sample in a microbatch, and the number of tokens for which stages are balanced."""
+    sizes = [keywords.settings["parallel"].get(name, 1) for name in ("context", "tensor")]
+    unit = 2
+    for size in sizes:
+        unit *= size if isinstance(size, int) and size > 0 else 1
+    return job_of(keywords, subject.table, world, 1, max(1, subject.sequence // unit) * unit)
+
+
+def _layout(subject: Subject, job: JobSpec) -> Layout:
+    subject.check(job)
+    return replace(undivided(job), layers=subject.layers(job))
+
+
+def _axes(placement: Placement, groups: Groups, world: World) -> Axes:
+    """Return all axes; pipeline and data ranks get a group for a user's own messages."""
+    named = {axis: axis_of(placement.groups[axis], world.backend) for axis in ("pp", "dp")}
+    return Axes(tp=groups.tensor, cp=groups.context, ep=groups.expert, **named)
+
+
+@lru_cache(maxsize=1)
+def _end_together(host: Tree) -> None:
+    """Have ranks close their connections together when their programs end: gloo would abort a process that ends with open ones.
+
+    A rank that fails, or that has waited long for the others, ends at once with its own exit code; they learn of it by the lost
+    connections.
+    """
+    leave, codes = sys.exit, list[object]()
+
+    def noted(code: Any = None, /) -> NoReturn:
+        codes[:] = [code]
+        leave(code)
+
+    def end() -> None:
+        if not dist.is_initialized():
+            return
+        failed = getattr(sys, "last_value", None) is not None or codes not in ([], [None], [0])
+        together = threading.Thread(target=facts.barrier, args=(host,), daemon=True)
+        if not failed:
+            together.start()
+            together.join(PATIENCE_S)
+        if failed or together.is_alive():
+            _leave_open()
+        else:
+            dist.destroy_process_group()
+
+    sys.exit = noted  # Python tells exit handlers no code
+    atexit.register(end)
+
+
+def _leave_open() -> None:
+    """Have the process end, when Python has, before the destructors of connections run."""
+    for group in dist.distributed_c10d._world.pg_map:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+    c = ctypes.CDLL(None)
+    c.on_exit(c._exit, None)  # glibc calls it with the exit code

@@ -1,0 +1,114 @@
+"""Capacity: the limit of the choices that an expert takes; choices beyond it are dropped.
+
+With a capacity factor C, an expert of a block takes at most ceil(C × sequence × choices of a token / experts) choices *of each
+sample*: those of the earliest positions. (A token chooses an expert once at most, so that its choices do not compete.) Further
+choices are dropped: they add nothing to the output of their tokens. The weights of a token's other choices do not change, so that
+they sum to less than 1; a token whose choices are all dropped has the residual alone. The losses of routers count all choices,
+dropped or not. Evaluation drops by the same rule.
+
+The limit applies to each sample, and in the order of positions. So the drops depend on the sample alone: not on the number of
+microbatches, nor on the ranks that hold samples, tokens or experts. They do not depend on later tokens either, so that a model
+remains causal. Other frameworks count over the tokens of one rank, so that the result of training depends on the layout:
+
+- Megatron-LM, ``--moe-expert-capacity-factor``: the same formula over the tokens of a rank's microbatch. With
+  ``--moe-token-drop-policy probs``, its default, the choices with the lowest probabilities are dropped, which depends on later
+  tokens; with ``position`` the last ones.
+- DeepSpeed, ``capacity_factor`` (and ``eval_capacity_factor``): the same over a rank's microbatch, with a ``min_capacity``.
+
+Consequences for a user: a skewed sample loses choices although its neighbours leave room. Late tokens lose more than early ones.
+C ≥ experts / choices drops nothing. transformers drops nothing of an exported model, so that it computes something else than the
+trained model if many choices were dropped. The number of an expert's rows follows routing; it is never padded to the capacity.
+
+Ranks that share the tokens of samples exchange the choices of all tokens, in an all-reduce of 4 bytes a choice.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from hpc_mp.train.parallel.collectives import all_reduce
+from hpc_mp.train.parallel.custom_backward import with_backward
+from hpc_mp.train.parallel.groups import Axis
+
+
+def kept(index: Tensor, limit: int) -> Tensor:
+    """Return a mask of the choices that experts take, (samples, tokens, choices).
+
+    Args:
+        index: numbers of the chosen experts, (samples, tokens, choices).
+        limit: number of choices that an expert takes of each sample, the first ones.
+    """
+    chosen = index.flatten(1)
+    by_expert, order = chosen.sort(dim=1, stable=True)
+    first = torch.searchsorted(by_expert, by_expert)  # begin of the choices of the same expert
+    taken = torch.arange(chosen.shape[1], device=index.device) - first < limit
+    return torch.empty_like(taken).scatter_(1, order, taken).view_as(index)
+
+
+class Capacity:
+    """The capacity of the experts in all blocks of a rank.
+
+    Args:
+        limit: number of choices that an expert takes of a sample; None: all.
+        samples: number of samples in a microbatch.
+
+    Attributes:
+        total: (2,), dropped choices and all choices of a step, as far as its backwards have run; both 0 without a capacity.
+    """
+
+    def __init__(self, limit: int | None, samples: int, device: torch.device) -> None:
+        self.limit, self.samples = limit, samples
+        self.total = torch.zeros(2, dtype=torch.float64, device=device)
+
+    def begin(self) -> None:
+        """Reset ``total`` at the beginning of a step."""
+        self.total = torch.zeros_like(self.total)
+
+    def count(self, drops: Tensor, gradient: Tensor) -> Tensor:
+        """Add ``drops`` to ``total``, in a backward: once, however often the block is computed. Return the gradient unchanged."""
+        self.total = self.total + drops
+        return gradient
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """The intake of the experts of a block from this rank's tokens.
+
+    Attributes:
+        sequence: number of tokens in a whole sample; ``positions``: positions of this rank's tokens in it.
+        sharers: axes whose ranks have other tokens of the same samples.
+        counts: True if this rank reports the drops; other ranks may compute the same ones.
+    """
+
+    capacity: Capacity
+    sequence: int
+    positions: Tensor
+    sharers: Sequence[Axis]
+    counts: bool
+
+    @property
+    def rows(self) -> int | None:
+        """The largest number of rows that an expert receives of a microbatch; None: no limit."""
+        return None if self.capacity.limit is None else self.capacity.limit * self.capacity.samples
+
+    def apply(self, index: Tensor, weights: Tensor, none: int) -> tuple[Tensor, Tensor]:
+        """Return the index with ``none`` in place of dropped choices, and the weights, whose values do not change.
+
+        Args:
+            index, weights: (tokens, choices), this rank's tokens, sample by sample.
+        """
+        if self.capacity.limit is None:
+            return index, weights
+        own = index.unflatten(0, (self.capacity.samples, -1))
+        everyone = torch.zeros(own.shape[0], self.sequence, own.shape[2], dtype=torch.int32, device=index.device)
+        everyone[:, self.positions] = own.int()
+        for axis in self.sharers:
+            all_reduce(everyone, axis).wait()
+        taken = kept(everyone, self.capacity.limit)[:, self.positions].flatten(0, 1)
+        if self.counts:
+            drops = torch.stack(((~taken).sum(), torch.full((), taken.numel(), device=index.device))).double()
+            weights = with_backward(lambda weights: weights, partial(self.capacity.count, drops), weights)
+        return index.masked_fill(~taken, none), weights

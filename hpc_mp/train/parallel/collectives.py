@@ -1,0 +1,145 @@
+"""Collectives on flat arrays over an axis, on any back end. They run asynchronously, except ``all_to_all``, and
+``known_to_all`` and ``from_first``, which return when their few numbers have arrived.
+
+gloo has no reduce-scatter of its own: torch emulates it with an all-reduce, which sends twice the bytes. Here each rank sends
+every other rank its piece, and sums the pieces that it receives in the order of ranks. The bytes are those of a ring, and the sum
+is bitwise reproducible.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hpc_mp.train.device.spans import profiled
+from hpc_mp.train.parallel.groups import Axis, Tree
+
+# the names of torch 2.13, or the earlier ones
+GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+@dataclass(slots=True)
+class Running:
+    """A collective in flight. ``wait`` may be called again; ``finish``: called once, after the arrival of the result."""
+
+    work: dist.Work | None = None
+    finish: Callable[[], object] | None = None
+
+    def wait(self) -> None:
+        if self.work is not None:
+            self.work.wait()
+        if self.finish is not None:
+            self.finish()
+        self.work, self.finish = None, None
+
+
+def all_reduce(values: Tensor, axis: Axis, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Running:
+    """Sum ``values`` over the axis, in place."""
+    if axis.size == 1:
+        return Running()
+    with profiled(f"all-reduce, {axis.name}"):
+        return Running(dist.all_reduce(values, op, group=axis.group, async_op=True))
+
+
+def all_gather(whole: Tensor, part: Tensor, axis: Axis) -> Running:
+    """Fill ``whole``, (ranks x length,), with the parts of all ranks, (length,). ``part`` may be its own slice of ``whole``."""
+    if axis.size == 1:
+        if not _begin_together(whole, part):
+            whole.copy_(part)
+        return Running()
+    with profiled(f"all-gather, {axis.name}"):
+        return Running(GATHER(whole, part, group=axis.group, async_op=True))
+
+
+@torch.no_grad()
+def reduce_scatter(into: Tensor, whole: Tensor, axis: Axis) -> Running:
+    """Add this rank's piece of the sum of ``whole``, (ranks x length,), over the ranks to ``into``, (length,).
+
+    ``whole`` may be overwritten after ``wait``. ``into`` may be its own slice of ``whole``: then the sum replaces it.
+    """
+    length = into.numel()
+    mine = whole[axis.rank * length:(axis.rank + 1) * length]
+    inside = _begin_together(into, mine)
+    if axis.size == 1:
+        if not inside:
+            into.add_(mine)
+        return Running()
+    if not axis.through_host:
+        summed = torch.empty_like(into)
+        with profiled(f"reduce-scatter, {axis.name}"):
+            work = SCATTER(summed, whole, group=axis.group, async_op=True)
+        keep = into.copy_ if inside else into.add_
+        return Running(work, lambda: keep(summed))
+    arrived, work = _exchange(f"reduce-scatter, {axis.name}", whole, axis)
+    pieces = arrived.view(axis.size, length)
+    return Running(work, lambda: torch.sum(pieces, 0, out=into) if inside else into.add_(pieces.sum(0)))
+
+
+def known_to_all(values: Tensor, ranks: Tree) -> Tensor:
+    """Gather a few numbers of each rank, (n,), on all ranks, (ranks, n).
+
+    With gloo they go up the tree and down again: 2 messages for most ranks. gloo's own all-gather is a ring of ranks - 1 messages
+    per rank, and each message waits for the one before.
+    """
+    if ranks.size > 1 and not ranks.through_host:
+        everyone = values.new_empty(ranks.size, *values.shape)
+        GATHER(everyone.view(-1), values, group=ranks.block.group)
+        return everyone
+    blocks, block = -(-ranks.size // ranks.width), _gathered(values, ranks.block, ranks.width)
+    everyone = _gathered(block, ranks.heads, blocks) if ranks.block.rank == 0 else block.new_empty(blocks, *block.shape)
+    return from_first(everyone, ranks).flatten(0, 1)[:ranks.size]
+
+
+def from_first(values: Tensor, ranks: Tree) -> Tensor:
+    """Broadcast the numbers of rank 0 over gloo. ``values`` has the same shape on all ranks, and is overwritten."""
+    for axis in (ranks.heads, ranks.block):
+        if axis.size > 1:
+            dist.broadcast(values, group=axis.group, group_src=0)
+    return values
+
+
+def _gathered(values: Tensor, axis: Axis, width: int) -> Tensor:
+    """Gather on the first rank of an axis, (width, …), with zeros behind the last rank; other ranks get no meaningful result."""
+    rows = values.new_zeros(width, *values.shape)
+    rows[0] = values
+    if axis.size > 1:
+        dist.gather(values, list(rows[:axis.size].unbind()) if axis.rank == 0 else None, group=axis.group, group_dst=0)
+    return rows
+
+
+def shift(values: Tensor, axis: Axis) -> tuple[Tensor, Running]:
+    """Send ``values`` to the next rank of the axis, the last one to the first, and receive those of the rank before.
+
+    Every rank sends and receives in one call, so that no order of sends and receives can deadlock.
+    """
+    to, of = [0] * axis.size, [0] * axis.size
+    to[(axis.rank + 1) % axis.size] = of[axis.rank - 1] = values.numel()
+    arrived, work = _exchange(f"shift, {axis.name}", values.flatten(), axis, to, of)
+    return arrived.view(values.shape), Running(work)
+
+
+def all_to_all(x: Tensor, axis: Axis, sent: Sequence[int] | None = None, come: Sequence[int] | None = None) -> Tensor:
+    """Exchange parts of x along its first dimension with all ranks, in their order. It does not run asynchronously.
+
+    Args:
+        sent, come: lengths of the parts for each rank, and of those from each rank; None: all are equal.
+    """
+    return _exchange(f"all-to-all, {axis.name}", x, axis, sent, come, begin=False)[0]
+
+
+def _exchange(name: str, x: Tensor, axis: Axis, sent: Sequence[int] | None = None, come: Sequence[int] | None = None,
+              begin: bool = True) -> tuple[Tensor, dist.Work | None]:
+    """Exchange parts of x as ``all_to_all`` does, under a name in a profiler's trace. ``begin``: only begin it."""
+    x = x.contiguous()
+    arrived = torch.empty_like(x) if come is None else x.new_empty(sum(come), *x.shape[1:])
+    with profiled(name):
+        work = dist.all_to_all_single(arrived, x, come and list(come), sent and list(sent), group=axis.group, async_op=begin)
+    return arrived, work
+
+
+def _begin_together(one: Tensor, other: Tensor) -> bool:
+    """Return whether two arrays begin at the same place of one storage. The fake tensors of a dry run have no addresses."""
+    return one.untyped_storage() is other.untyped_storage() and one.storage_offset() == other.storage_offset()

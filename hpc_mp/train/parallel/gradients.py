@@ -1,0 +1,222 @@
+"""Gradients accumulate in one flat array for each unit, in the masters' format, and are reduced over the data axis from there.
+
+``parameter.grad`` is not used: each gradient is added to the ``Sink`` of its slot, matrix products of projections directly, all
+others through a hook. A unit's gradient is in one of three states:
+
+============ ========================== ==========================================================================================
+state        missing                    next state
+============ ========================== ==========================================================================================
+accumulating None                       announced, if a backward begins that the unit's reduction follows
+announced    slots without a gradient   reducing, if the last one of them gets its gradient; else accumulating, at REDUCE
+reducing     0                          accumulating, at REDUCE
+============ ========================== ==========================================================================================
+
+So the reduction of a unit begins while the backward of the blocks before still runs. A microbatch of a stage of two blocks with
+two slots each, and of a tied weight, which gets several gradients in a backward, so that only REDUCE reduces it::
+
+    action      │ backward                             │ REDUCE │ next action
+    block 1     │ +1 +1 ~~~~~ reduction ~~~~~          │        │
+    block 0     │             +1 +1 ~~~~~ reduction ~~~│~~~~    │
+    tied weight │ +1                +1                 │ ~~~~~ reduction ~~~~~
+
+Units that ranks keep whole are reduced once per step, at the last REDUCE of all stages that have them.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from hpc_mp.layout.flat import FlatLayout, ParameterSlot
+from hpc_mp.train.parallel.collectives import Running, all_reduce, reduce_scatter
+from hpc_mp.train.parallel.groups import Axis, Groups
+
+MOST_RUNNING = 2  # units whose gradients are in flight at once, if each needs an array of its own
+
+
+@dataclass(slots=True)
+class Slabs:
+    """Gradient buckets of single units, if ranks keep only the sum of their own part.
+
+    A bucket is taken for the backward of a unit, and is free again after the reduce-scatter of the gradient.
+    """
+
+    dtype: torch.dtype
+    device: torch.device
+    running: list[tuple[Running, Tensor]] = field(default_factory=list)
+    free: list[Tensor] = field(default_factory=list)
+
+    def take(self, length: int) -> Tensor:
+        """Return zeros, (length,), in a free bucket or a new one."""
+        place = next((place for place, slab in enumerate(self.free) if slab.numel() == length), None)
+        return torch.zeros(length, dtype=self.dtype, device=self.device) if place is None else self.free.pop(place).zero_()
+
+    def send(self, running: Running, slab: Tensor) -> None:
+        """Free ``slab`` when the reduction that reads it is complete."""
+        self.running.append((running, slab))
+        self.settle(MOST_RUNNING)
+
+    def settle(self, limit: int = 0) -> None:
+        """Wait until at most ``limit`` reductions are in flight."""
+        while len(self.running) > limit:
+            running, slab = self.running.pop(0)
+            running.wait()
+            self.free.append(slab)
+
+
+class UnitGradient:
+    """The gradient of one unit.
+
+    Args:
+        complete: True if ranks keep the whole gradient for one reduction per step, False if they keep their part of the sum.
+        reductions: number of REDUCE actions in a step of all stages that have the unit.
+
+    Attributes:
+        held: array that lives between steps: the whole gradient, or this rank's part.
+        part: receives the sum of this rank's part, (part,).
+        whole: array in which the gradient accumulates, (padded,); None: a bucket, which is taken when it is needed.
+    """
+
+    def __init__(self, layout: FlatLayout, groups: Groups, complete: bool, reductions: int, slabs: Slabs) -> None:
+        holders = groups.holders(layout.of_experts)
+        self.layout, self.kept, self.reductions, self.slabs = layout, complete, reductions, slabs
+        self.shard, self.replicate = holders.shard, holders.replicate
+        self.held = torch.zeros(layout.padded if complete else layout.part, dtype=slabs.dtype, device=slabs.device)
+        begin = self.shard.rank * layout.part if complete else 0
+        self.part = self.held[begin:begin + layout.part]
+        self.shared = list(_stretches(layout, groups.sharing))
+        self.whole: Tensor | None = self.held if complete else None
+        self._views: dict[str, Tensor] = {}  # weight -> view of ``whole``; every backward uses all of them
+        self._left = 0  # REDUCE actions of this step
+        self._missing: int | None = None
+        self._running = Running()
+
+    def begin(self) -> None:
+        """Set the gradient to zero at the beginning of a step."""
+        self.held.zero_()
+        self._left = self.reductions
+
+    def announce(self) -> None:
+        """Announce that a REDUCE follows the backward that begins: a reduction may start as soon as the gradient is complete."""
+        if not self.layout.tied and (not self.kept or self._left == 1):
+            self._missing = len(self.layout.slots)
+
+    def view(self, slot: ParameterSlot) -> Tensor:
+        """Return the view in which the gradient of a slot accumulates, in the slot's shape."""
+        if self.whole is None:
+            self.whole = self.slabs.take(self.layout.padded)
+        view = self._views.get(slot.weight.name)
+        if view is None:
+            view = self._views[slot.weight.name] = self.whole[slot.begin:slot.begin + slot.size].view(slot.shape)
+        return view
+
+    def came(self) -> None:
+        """Count a slot whose gradient of this backward has been added."""
+        if self._missing:
+            self._missing -= 1
+            if self._missing == 0:
+                self._reduce()
+
+    def reduce(self) -> None:
+        """Perform a REDUCE: begin the reduction if it is due, and has not begun during the backward."""
+        self._left -= 1
+        if self._missing != 0 and (not self.kept or self._left == 0):
+            self._reduce()
+        self._missing = None
+
+    def _reduce(self) -> None:
+        """Begin the reduction over the shards; that over replicas follows at the end of the step."""
+        whole = self.whole
+        if whole is None:
+            return
+        for begin, end, axis in self.shared:
+            all_reduce(whole[begin:end], axis).wait()
+        if self.kept:
+            self._running.wait()
+            self._running = reduce_scatter(self.part, whole, self.shard)
+            if self.shard.size == 1:
+                self._running = all_reduce(self.part, self.replicate)
+        else:
+            self.whole, self._views = None, {}
+            self.slabs.send(reduce_scatter(self.part, whole, self.shard), whole)
+
+    def reduce_replicas(self) -> None:
+        """Begin the reduction over the ranks that hold the same part, after that over the shards."""
+        self._running.wait()
+        if self.shard.size > 1:
+            self._running = all_reduce(self.part, self.replicate)
+
+    def settle(self) -> None:
+        self._running.wait()
+
+
+def _stretches(layout: FlatLayout, shares: Callable[[ParameterSlot], Axis]) -> Iterator[tuple[int, int, Axis]]:
+    """Yield (begin, end, axis) of adjacent slots of a unit that are summed over the same ranks."""
+    for axis, slots in groupby(layout.slots, shares):
+        if axis.size > 1:
+            first, *_ = several = list(slots)
+            yield first.begin, several[-1].begin + several[-1].size, axis
+
+
+@dataclass(frozen=True, slots=True)
+class Sink:
+    """The destination of the gradient of one parameter."""
+
+    unit: UnitGradient
+    slot: ParameterSlot
+
+    def collect(self, parameter: Tensor) -> None:
+        """Add the gradient that autograd has computed of the parameter, and drop it there."""
+        assert parameter.grad is not None
+        self.add(parameter.grad)
+        parameter.grad = None
+
+    def add(self, gradient: Tensor, more: bool = False) -> None:
+        """Add a gradient in the slot's shape. ``more``: as for ``add_product``."""
+        self.unit.view(self.slot).add_(gradient)
+        if not more:
+            self.unit.came()
+
+    def add_product(self, left: Tensor, right: Tensor, more: bool = False) -> None:
+        """Add the product of two matrices, which has as many elements as the slot.
+
+        ``more``: True if other parts of this backward's gradient follow.
+        """
+        _add_product(self.unit.view(self.slot), left, right)
+        if not more:
+            self.unit.came()
+
+    def add_products(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Add the product of one pair of matrices to each row of the slot's first dimension."""
+        target = self.unit.view(self.slot)
+        for row, (left, right) in enumerate(pairs):
+            _add_product(target[row], left, right)
+        self.unit.came()
+
+    def add_rows(self, index: Tensor, rows: Tensor) -> None:
+        """Add ``rows``, (n, width), to the rows of the slot that ``index``, (n,), names.
+
+        A GPU sorts them by row, because its ``index_add_`` adds in an order that changes from run to run.
+        """
+        target = self.unit.view(self.slot)
+        rows = rows.to(target.dtype)
+        if rows.is_cuda:
+            target.index_put_((index,), rows, accumulate=True)
+        else:
+            target.index_add_(0, index, rows)
+        self.unit.came()
+
+
+def _add_product(target: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add a product of two matrices. A GPU adds one of half precision in the masters' format, with one rounding and one pass."""
+    if left.shape[1] == 0:  # an expert without a row
+        return
+    whole = target.view(left.shape[0], right.shape[1])
+    if left.dtype == target.dtype:
+        whole.addmm_(left, right)
+    elif left.is_cuda:
+        torch.ops.aten.addmm.dtype_out(whole, left, right, target.dtype, out=whole)
+    else:
+        target.add_((left @ right).view(target.shape))

@@ -1,0 +1,233 @@
+"""Tensor parallelism: the ends of cut layers, and projections that compute input gradients before weight gradients.
+
+Megatron-LM (arXiv:1909.08053, section 3): column projections cut their outputs, row projections their inputs. ``enter`` copies in
+the forward and all-reduces the gradient in the backward; ``leave`` all-reduces in the forward and copies the gradient in the
+backward. The layer before needs the gradient of a projection's input at once, but nothing needs that of its weight before the
+end of the backward. Therefore weight gradients wait in a queue. It is worked off during the all-reduce of the input
+gradient or, if a schedule splits the backward in two, at its W action (Qi et al., arXiv:2401.10241).
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hpc_mp.layout.models import TensorCut, chunk_sizes
+from hpc_mp.train.parallel.collectives import Running, all_reduce
+from hpc_mp.train.parallel.custom_backward import with_backward
+from hpc_mp.train.parallel.gradients import Sink
+from hpc_mp.train.parallel.groups import Axis
+
+
+class WeightGradients:
+    """Queue of deferred weight gradients: (function that adds it, input of the projection, gradient of its output).
+
+    Attributes:
+        split: True if the current backward leaves all of them to a later W.
+    """
+
+    def __init__(self) -> None:
+        self.split = False
+        self._waiting: deque[tuple[Callable[[Tensor, Tensor], None], Tensor, Tensor]] = deque()
+
+    def put_off(self, add: Callable[[Tensor, Tensor], None], x: Tensor, gradient: Tensor) -> None:
+        self._waiting.append((add, x, gradient))
+
+    def meanwhile(self) -> None:
+        """Work the queue off while a collective is in flight, unless the backward is split."""
+        if not self.split:
+            self.work_off()
+
+    @torch.no_grad()  # outside of a backward autograd is on, and would keep these inputs in a growing graph
+    def work_off(self) -> None:
+        while self._waiting:
+            add, x, gradient = self._waiting.popleft()
+            add(x, gradient)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Return the tensors that the queue holds."""
+        return (tensor for _, *tensors in self._waiting for tensor in tensors)
+
+    def take(self) -> "WeightGradients":
+        """Move all entries to a new queue, for a later ``work_off``."""
+        queue = WeightGradients()
+        queue._waiting, self._waiting = self._waiting, queue._waiting
+        return queue
+
+
+class TensorAxis:
+    """The tensor axis as one rank sees it. With size 1 nothing is cut and nothing is sent.
+
+    Between cut layers all ranks have the same hidden states; with ``sequence.SequenceAxis`` each rank has its own tokens.
+
+    Args:
+        modules: patterns of the modules that are cut.
+
+    Attributes:
+        weights: this rank's queue of weight gradients.
+        sharers: axes whose ranks have other tokens of the same samples between cut layers.
+    """
+
+    sharers: tuple[Axis, ...] = ()
+
+    def __init__(self, axis: Axis, modules: tuple[str, ...], weights: WeightGradients) -> None:
+        self.axis, self.weights = axis, weights
+        self.size, self.rank = axis.size, axis.rank
+        self.cut = TensorCut(axis.size, axis.rank, modules)
+
+    @property
+    def alone(self) -> "TensorAxis":
+        """The axis for a module that is not cut."""
+        return TensorAxis(Axis(), (), self.weights)
+
+    def part(self, size: int) -> tuple[int, int]:
+        """Return (start, length) of this rank's part of a dimension of ``size``."""
+        sizes = chunk_sizes(size, self.size)
+        return sum(sizes[:self.rank]), sizes[self.rank]
+
+    def share(self, x: Tensor, dim: int) -> Tensor:
+        """Return the tokens of this rank between cut layers; all tokens of x lie along ``dim``."""
+        return x
+
+    def spread(self, x: Tensor) -> Tensor:
+        """Return the hidden states for a cut layer, or the output gradient for its end."""
+        return x
+
+    def summed(self, x: Tensor) -> tuple[Tensor, Running]:
+        """Begin to sum x over the axis: outputs at the end of a cut layer, input gradients at its beginning.
+
+        ``x`` may be overwritten. The result is valid after ``wait``.
+        """
+        return x, all_reduce(x, self.axis)
+
+    def all_tokens(self, x: Tensor) -> Tensor:
+        """Return the hidden states of all tokens, for attention that is not cut."""
+        return x
+
+    def total(self, loss: Tensor) -> Tensor:
+        """Return the loss of all tokens, given the loss of this rank's tokens by a head that is not cut."""
+        return loss
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Begin a cut layer: ``spread`` in the forward, ``summed`` in the backward, while weight gradients are computed."""
+        return x if self.size == 1 else with_backward(self.spread, self._input_gradient, x)
+
+    def leave(self, x: Tensor) -> Tensor:
+        """End a cut layer: ``summed`` in the forward, which may overwrite x, and ``spread`` in the backward."""
+        return x if self.size == 1 else with_backward(self.sum, self.spread, x, in_place=True)
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Return the result of ``summed``."""
+        total, running = self.summed(x)
+        running.wait()
+        return total
+
+    def _input_gradient(self, gradient: Tensor) -> Tensor:
+        total, running = self.summed(gradient.contiguous())
+        self.weights.meanwhile()
+        running.wait()
+        return total
+
+
+class SunkWeight(nn.Module):
+    """A module with one parameter, whose gradient it adds to a sink. ``name``: of the parameter."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.weight: nn.Parameter
+        self.sink: Sink
+
+    @property
+    def owned(self) -> set[str]:
+        """The parameters whose gradients autograd does not compute."""
+        return {self.name}
+
+    def adopt(self, parameters: Mapping[str, nn.Parameter], sinks: Mapping[str, Sink]) -> None:
+        """Take the parameter, and the sink of its gradient."""
+        self.weight, self.sink = parameters[self.name], sinks[self.name]
+
+
+class Projection(nn.Module):
+    """y = x W + b with this rank's part of W: (…, this rank's inputs) -> (…, this rank's outputs).
+
+    The input of a column projection must have passed ``enter``. A row projection sums its outputs over the axis, and then adds
+    its bias once.
+
+    Args:
+        transposed: True if W is stored as (in, …), all output dimensions behind, as in GPT-2's Conv1D, instead of (out, in).
+        row: True if the inputs are cut.
+    """
+
+    def __init__(self, weight: str, bias: str | None, transposed: bool, row: bool, tensor: TensorAxis) -> None:
+        super().__init__()
+        self.names = weight, bias
+        self.transposed, self.row, self.tensor = transposed, row, tensor
+        self.last = row  # a column's weight gradients are computed during the sum of its input gradient
+        self.weight: nn.Parameter
+        self.bias: nn.Parameter | None = None
+        self.sinks: tuple[Sink, Sink | None]
+
+    @property
+    def owned(self) -> set[str]:
+        """The parameters whose gradients autograd does not compute. A row's bias is not among them: it is added after the sum."""
+        weight, bias = self.names
+        return {weight} if bias is None or self.row else {weight, bias}
+
+    def adopt(self, parameters: Mapping[str, nn.Parameter], sinks: Mapping[str, Sink]) -> None:
+        """Take the parameters, and the sinks of their gradients."""
+        weight, bias = self.names
+        self.weight = parameters[weight]
+        self.bias = parameters[bias] if bias is not None else None
+        self.sinks = sinks[weight], sinks[bias] if bias is not None else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = Projected.apply(x, self, self.weight)
+        return y + self.bias if self.bias is not None and self.row else y
+
+    def product(self, x: Tensor) -> Tensor:
+        bias = None if self.row or self.bias is None else self.bias.flatten()
+        if not self.transposed:
+            return nn.functional.linear(x, self.weight, bias)
+        rows, weight = x.flatten(0, -2), self.weight.flatten(1)
+        product = rows @ weight if bias is None else torch.addmm(bias, rows, weight)
+        return product.unflatten(0, x.shape[:-1])
+
+    def input_gradient(self, gradient: Tensor) -> Tensor:
+        return gradient @ (self.weight.flatten(1).t() if self.transposed else self.weight)
+
+    def add_weight_gradient(self, x: Tensor, gradient: Tensor, more: bool = False) -> None:
+        """Add the gradients of weight and bias. x: (…, in); gradient: (…, out); ``more``: other rows of this backward follow."""
+        x, gradient = x.flatten(0, -2), gradient.flatten(0, -2)
+        sink, bias = self.sinks
+        sink.add_product(*((x.t(), gradient) if self.transposed else (gradient.t(), x)), more)
+        if bias is not None and not self.row:
+            bias.add(gradient.sum(0, dtype=bias.unit.slabs.dtype).view(bias.slot.shape), more)
+
+
+class Projected(torch.autograd.Function):
+    """The product of a projection, summed over the axis if the inputs are cut; its weight gradient is put off.
+
+    The projection is a ``Projection``, or has the same methods. The weight is an argument so that autograd runs the backward,
+    which returns no gradient of it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, projection: Any, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.projection = projection
+        y: Tensor = projection.product(x)
+        return projection.tensor.sum(y) if projection.row else y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
+        projection, (x,) = ctx.projection, ctx.saved_tensors
+        if projection.row:
+            gradient = projection.tensor.spread(gradient)
+        input_gradient = projection.input_gradient(gradient) if ctx.needs_input_grad[0] else None
+        projection.tensor.weights.put_off(projection.add_weight_gradient, x, gradient)
+        if projection.tensor.size == 1 or projection.last:
+            projection.tensor.weights.meanwhile()
+        return input_gradient, None, None

@@ -1,0 +1,35 @@
+"""The surroundings of a stage: axes, clock and settings, shared by all stages of a rank."""
+
+from dataclasses import dataclass
+
+from hpc_mp.train.device.precision import Precision
+from hpc_mp.train.parallel.capacity import Capacity
+from hpc_mp.train.parallel.context import ContextAxis
+from hpc_mp.train.parallel.dropout import DropoutClock
+from hpc_mp.train.parallel.expert_axis import ExpertAxis
+from hpc_mp.train.parallel.projection import TensorAxis
+from hpc_mp.train.parallel.router_loss import RouterLoss
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Axes, clock and settings that all stages of a rank share.
+
+    Attributes:
+        context: the tokens of a sample on this rank, and their attention to other ranks' tokens.
+        experts: the ranks that share the experts of a block; ``capacity``: limit of the choices that experts take.
+        router_loss: the losses of routers.
+        clock: the current moment of training, from which dropout draws.
+        recompute: the recomputation setting, see ``recompute``.
+        compile: True if blocks and the loss are compiled, see ``build_stage``.
+    """
+
+    tensor: TensorAxis
+    context: ContextAxis
+    experts: ExpertAxis
+    router_loss: RouterLoss
+    capacity: Capacity
+    clock: DropoutClock
+    precision: Precision
+    recompute: str
+    compile: bool

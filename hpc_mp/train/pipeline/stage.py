@@ -1,0 +1,104 @@
+"""Interfaces between the engine and a model: stages, which a pipeline runs, and models, which build them.
+
+This module does not depend on a family of models or on transformers. A stage receives named tensors from the stage before and its
+part of a batch. It returns named tensors for the next stage; the last stage returns the summed loss and its number of labels. The
+data axis owns the parameters of a stage, in units.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from hpc_mp.layout.flat import FlatLayout, StageSpan
+from hpc_mp.layout.layout import Layout
+from hpc_mp.train.device.precision import Precision
+from hpc_mp.train.parallel.data_axis import Unit
+from hpc_mp.train.parallel.dropout import Moment
+
+if TYPE_CHECKING:
+    from hpc_mp.train.parallel.surroundings import Surroundings
+
+Batch = Mapping[str, Tensor]  # name -> tensor of a microbatch that a stage needs, on the device
+Boundary = dict[str, Tensor]  # name -> tensor that crosses from one stage to the next
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """A tensor that crosses from one stage to the next. ``differentiable``: True if its gradient is sent back."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    differentiable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Microbatches:
+    """A replica's share of a step.
+
+    Attributes:
+        batch: (stage, microbatch) -> the tensors that the stage needs of it, on the device.
+        moment: microbatch -> the step and the global positions of its samples.
+        labels: number of labels in this share that count in the loss; None: the forward counts them.
+        enter: called with the number of a microbatch before each of its forwards; None: not called.
+    """
+
+    batch: Callable[[int, int], Batch]
+    moment: Callable[[int], Moment]
+    labels: int | None
+    enter: Callable[[int], None] | None = None
+
+
+class Stage(Protocol):
+    """A part of a model on this rank.
+
+    Attributes:
+        precision: number formats of its parameters and of its computation.
+        units: the units of its parameters, by name.
+    """
+
+    @property
+    def precision(self) -> Precision: ...
+
+    @property
+    def units(self) -> Mapping[str, Unit]: ...
+
+    def __call__(self, received: Boundary, batch: Batch) -> Boundary | tuple[Tensor, Tensor]:
+        """Compute a microbatch. ``received``: tensors from the stage before; empty on the first stage."""
+
+    def adopt(self, units: Mapping[str, Unit]) -> None:
+        """Use the parameters of these units."""
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield the tensors that the stage holds besides activations."""
+
+    def train(self) -> object:
+        """Enable dropout."""
+
+    def eval(self) -> object:
+        """Disable dropout."""
+
+
+class StagedModel(Protocol):
+    """A model as the engine cuts it.
+
+    Attributes:
+        experts: number of experts of a block; 0 if there are none.
+    """
+
+    @property
+    def experts(self) -> int: ...
+
+    def capacity(self, layout: Layout) -> int | None:
+        """Return the limit of the choices that an expert takes of a sample; None if it takes all."""
+
+    def units(self, layout: Layout, spans: Iterable[StageSpan], tensor: int, expert: int) -> Mapping[str, FlatLayout]:
+        """Return the units of a rank with these stages and these tensor and expert coordinates, by name."""
+
+    def received(self, layout: Layout, stage: int, tokens: int, dtype: torch.dtype) -> Mapping[str, Carried]:
+        """Return the tensors that a stage receives. ``tokens``: number of a sample's tokens on this rank, between cut layers."""
+
+    def build(self, span: StageSpan, around: "Surroundings") -> Stage:
+        """Build a stage without parameters, which ``adopt`` gives it."""

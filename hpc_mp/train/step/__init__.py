@@ -1,0 +1,1 @@
+"""An optimizer step: its settings, its passes and its numbers."""

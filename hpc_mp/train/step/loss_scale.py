@@ -1,0 +1,83 @@
+"""The dynamic loss scale of fp16: it keeps small gradients from underflow, and a step whose gradients overflow is skipped.
+
+The rule is that of DeepSpeed 0.19's ``DynamicLossScaler``, step by step. It is a pure function of three numbers on the device, so
+that the host need not know whether a step overflowed before it launches the next one. The scale multiplies the gradient of the
+loss on the last stage. The global gradient norm is divided by it, and so are the gradients in the optimizer's update.
+
+====================================== ==============================================================================
+step                                   effect
+====================================== ==============================================================================
+overflows, patience is more than 1     patience falls by one
+overflows, patience is 1               the scale is halved, down to ``minimum``
+does not, as the (n × window + 1)-th   the scale is doubled, patience is again ``hysteresis``
+in a row (n = 1, 2 …)
+does not                               nothing; with ``consecutive_hysteresis`` patience is again ``hysteresis``
+====================================== ==============================================================================
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+FACTOR = 2.0
+
+
+class ScaleRule(Protocol):
+    """Settings of the dynamic scale, those of the job file's ``train.loss_scale``. ``window`` 0: the scale is constant."""
+
+    @property
+    def initial(self) -> float: ...
+    @property
+    def window(self) -> int: ...
+    @property
+    def hysteresis(self) -> int: ...
+    @property
+    def consecutive_hysteresis(self) -> bool: ...
+    @property
+    def minimum(self) -> float: ...
+
+
+class ScaleState(NamedTuple):
+    """State of the loss scale between two steps.
+
+    Attributes:
+        scale: scale of the next step.
+        good: number of steps since the last overflow.
+        patience: number of overflows until the scale falls.
+    """
+
+    scale: float
+    good: float
+    patience: float
+
+
+def first(rule: ScaleRule | None) -> ScaleState:
+    """Return the state before the first step. ``rule``: None for all other number formats, whose scale is always 1."""
+    return ScaleState(1.0, 0.0, 1.0) if rule is None else ScaleState(rule.initial, 0.0, float(rule.hysteresis))
+
+
+def on_device(state: Sequence[float], device: torch.device) -> Tensor:
+    """Return a state as the tensor that ``advanced`` takes, (3,)."""
+    return torch.tensor(state, dtype=torch.float64, device=device)
+
+
+def advanced(state: Tensor, finite: Tensor, rule: ScaleRule | None) -> tuple[Tensor, Tensor]:
+    """Return the state after a step, and whether an overflow changed it.
+
+    ``finite``: whether the gradient norm of the step was finite. If an overflow changed the state, the scale may have caused it.
+    Nothing is read back from the device.
+    """
+    if rule is None or rule.window == 0:
+        return state, torch.zeros_like(finite)
+    scale, good, patience = state.unbind()
+    falls = patience <= 1
+    bad = torch.stack((torch.where(falls, (scale / FACTOR).clamp(min=rule.minimum), scale),
+                       torch.zeros_like(good), torch.where(falls, patience, patience - 1)))
+    grows = (good > 0) & (good % rule.window == 0)
+    refilled = torch.full_like(patience, rule.hysteresis)
+    fine = torch.stack((torch.where(grows, scale * FACTOR, scale), good + 1,
+                        refilled if rule.consecutive_hysteresis else torch.where(grows, refilled, patience)))
+    absorbed = ~finite & ((patience > 1) | (scale > rule.minimum))
+    return torch.where(finite, fine, bad), absorbed
