@@ -74,18 +74,16 @@ def _blocks(stage: CausalStage, model: "CausalModel", whole: nn.Module, around: 
 def _tensor(stage: CausalStage, model: "CausalModel", whole: nn.Module, around: Surroundings) -> None:
     family, shape = model.family, model.shape
     names = {weight.name for layer in stage.span.layers for weight in family.layer_weights(shape, layer)}
-    for path in stage_blocks(stage):
+    for layer, path in zip(stage.span.layers, stage_blocks(stage), strict=True):
         block = stage.get_submodule(path)
-        for inner, how in family.projections.items():
-            if f"{path}.{inner}.weight" not in names:
-                continue
+        for inner, weight in family.projections(shape, layer).items():
             bias = f"{path}.{inner}.bias" if f"{path}.{inner}.bias" in names else None
             parent, leaf = inner.rsplit(".", 1)
             tensor = _tensor_of(model, f"{path}.{inner}", around)
-            projection = Projection(f"{path}.{inner}.weight", bias, family.transposed, how == "row", tensor)
+            projection = Projection(f"{path}.{inner}.weight", bias, family.transposed, weight.row, tensor)
             setattr(block.get_submodule(parent), leaf, projection)
             behind_attention = family.block_module(inner) == family.block_module(family.attention)
-            if how == "row" and behind_attention and tensor.size == 1:
+            if weight.row and behind_attention and tensor.size == 1:
                 change_before(projection, partial(around.tensor.share, dim=1))  # attention has all tokens
         for inner in family.enters:
             if _tensor_of(model, f"{path}.{inner}", around).size > 1:
