@@ -1,5 +1,7 @@
 """``hpc_mp.parallel`` equals one process of plain transformers, or of plain torch, to 1e-12."""
 
+import gc
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -257,6 +259,22 @@ def rest(directory: Path, checkpoint: Path, out: Path, keywords: Mapping[str, An
 def loaded(out: Path) -> dict[str, Any]:
     model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float64)
     return {name: values.numpy() for name, values in model.state_dict().items()}
+
+
+def of_many_shapes() -> list[bool]:
+    """Of batches that get longer and longer: whether the passes of each are still there."""
+    torch.manual_seed(0)
+    run = hpc_mp.parallel(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), loss_fn=lambda outputs, batch: (outputs.sum(), 1))
+    passes = []
+    for size in (*range(1, 12), 5):  # the shape of 5 is used again, in time
+        run.step({"input": torch.ones(size, 2)})
+        passes.append(weakref.ref([*run._passes.values()][-1]))
+    gc.collect()
+    return [alive() is not None for alive in passes]
+
+
+def test_only_the_latest_shapes_are_kept() -> None:
+    assert run_ranks(1, of_many_shapes)[0] == [False] * 3 + [True] * 9
 
 
 def occupied(directory: Path) -> list[str]:

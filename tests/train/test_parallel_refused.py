@@ -69,6 +69,24 @@ def test_a_wrong_call_is_refused_before_ranks_meet(words: str, monkeypatch: pyte
     assert "parallel." not in str(refused.value).replace("hpc_mp.parallel", "") and "train." not in str(refused.value)
 
 
+VARIABLES = {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"])
+def test_a_variable_that_is_no_number_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, value in {**VARIABLES, name: "a"}.items():
+        monkeypatch.setenv(variable, value)
+    with pytest.raises(HpcMpError, match=f"{name} = 'a': must be a whole number of at least 0. Start ranks with"):
+        hpc_mp.parallel(LLAMA)
+
+
+def test_a_rank_beyond_the_last_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, value in {**VARIABLES, "RANK": "4"}.items():
+        monkeypatch.setenv(variable, value)
+    with pytest.raises(HpcMpError, match="RANK = 4: must be less than WORLD_SIZE = 4"):
+        hpc_mp.parallel(LLAMA)
+
+
 def test_a_directory_that_is_no_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(HpcMpError, match=r"config\.json"):
         hpc_mp.parallel(tmp_path)

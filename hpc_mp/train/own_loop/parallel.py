@@ -1,14 +1,8 @@
 """``hpc_mp.parallel``: a model divided over the ranks that call it."""
 
 import atexit
-import os
-import sys
-import threading
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
-
-import torch.distributed as dist
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec
@@ -20,12 +14,10 @@ from hpc_mp.train.own_loop.keywords import Keywords, in_words_of_a_loop, job_of,
 from hpc_mp.train.own_loop.run import Axes, Run
 from hpc_mp.train.own_loop.subject import Subject, subject_of
 from hpc_mp.train.own_loop.world import World, join, ranks
-from hpc_mp.train.parallel.groups import Groups, Tree, axis_of, build
+from hpc_mp.train.parallel.groups import Groups, axis_of, build
 from hpc_mp.train.rank import facts
 from hpc_mp.train.rank.assemble import check_compiler, settings_of
 from hpc_mp.train.step.engine import Engine
-
-PATIENCE_S = 60.0  # that a rank waits at the end of its program for the others to end theirs
 
 
 def parallel(model: Any, **keywords: Any) -> Run:
@@ -55,17 +47,22 @@ def parallel(model: Any, **keywords: Any) -> Run:
             run.check(read.example)
     except HpcMpError as error:
         raise in_words_of_a_loop(error) from None
-    _end_together(run.world.host)
     atexit.register(run.close)  # before ranks end together
     return run
 
 
 def _started(model: Any, keywords: Keywords) -> Run:
-    """Check everything that one process can check, meet the other ranks, and divide the model."""
+    """Check everything that one process can check, and meet the other ranks."""
     subject = subject_of(model, keywords)
     job = _nominal_job(subject, keywords, ranks())
     layout = _layout(subject, job)
     world = join(job.job.device)
+    with world.ending:
+        return _divided(model, subject, job, layout, world, keywords)
+
+
+def _divided(model: Any, subject: Subject, job: JobSpec, layout: Layout, world: World, keywords: Keywords) -> Run:
+    """Divide the model over ranks that have met."""
     if job.train.compile:
         check_compiler(world.device)
     if len(set(facts.gather(subject.fingerprint, world.host))) > 1:
@@ -98,26 +95,3 @@ def _axes(placement: Placement, groups: Groups, world: World) -> Axes:
     """Return all axes; pipeline and data ranks get a group for a user's own messages."""
     named = {axis: axis_of(placement.groups[axis], world.backend) for axis in ("pp", "dp")}
     return Axes(tp=groups.tensor, cp=groups.context, ep=groups.expert, **named)
-
-
-@lru_cache(maxsize=1)
-def _end_together(host: Tree) -> None:
-    """Have ranks close their connections together when their programs end: gloo would abort a process that ends with open ones.
-
-    A rank that fails, or that has waited long for the others, ends at once; they learn of it by the lost connections.
-    """
-    def end() -> None:
-        if not dist.is_initialized():
-            return
-        failed = getattr(sys, "last_value", None) is not None  # an error, which has been printed
-        together = threading.Thread(target=facts.barrier, args=(host,), daemon=True)
-        if not failed:
-            together.start()
-            together.join(PATIENCE_S)
-        if failed or together.is_alive():
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(int(failed))
-        dist.destroy_process_group()
-
-    atexit.register(end)

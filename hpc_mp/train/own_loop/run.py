@@ -1,10 +1,11 @@
 """A run: a model divided over all ranks, in a user's own loop."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +26,20 @@ from hpc_mp.train.step.passes import Passes
 from hpc_mp.train.step.settings import Microbatches
 
 Shapes = tuple[tuple[str, Carried], ...]
+SHAPES = 8  # whose passes are kept: a few lengths that take turns and the batches of an evaluation; each needs memory
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def together(method: "Callable[Concatenate[Run, P], R]") -> "Callable[Concatenate[Run, P], R]":
+    """Return a method that no rank waits in for a rank that has left."""
+    @wraps(method)
+    def call(run: "Run", /, *args: P.args, **keywords: P.kwargs) -> R:
+        with run.world.ending:
+            return method(run, *args, **keywords)
+
+    return call
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +80,7 @@ class Run:
         self._launched: tuple[StepResult, int] | None = None  # the last step and its tokens, until its numbers are read
         self._numbers: StepNumbers | None = None
 
+    @together
     def step(self, batch: Mapping[str, Any]) -> Tensor:
         """Train an optimizer step: forward, backward, clip, update. The host does not wait for the device.
 
@@ -90,6 +106,7 @@ class Run:
         self._launched = result, samples * tokens
         return result.loss
 
+    @together
     def evaluate(self, batch: Mapping[str, Any]) -> float:
         """Return the loss of a global batch with the parameters as they are, without dropout."""
         _, _, passes, share = self._prepared(batch)
@@ -108,6 +125,7 @@ class Run:
         self._read()
         return self._numbers
 
+    @together
     def check(self, batch: Mapping[str, Any]) -> None:
         """Check that the model can be trained on batches like this one. Raises HpcMpError."""
         self._prepared(batch)
@@ -117,21 +135,25 @@ class Run:
         if getattr(sys, "last_value", None) is None:
             self._read()
 
+    @together
     def checkpoint(self, directory: str | Path) -> None:
         """Save parameters, optimizer state and progress, completely or not at all."""
         self._read()
         saved.write_checkpoint(Path(directory), self.engine, asdict(self.progress), self.world)
 
+    @together
     def resume(self, directory: str | Path) -> None:
         """Continue from a checkpoint of any layout. Raises HpcMpError if it is of another model or damaged."""
         self._read()
         self._progress = Progress(**saved.read_checkpoint(Path(directory), self.engine, self.subject, self.world))
         self._numbers = None
 
+    @together
     def model_state(self) -> dict[str, Tensor]:
         """Return every parameter as the model's module has it, by name, in the host's memory of rank 0; {} on other ranks."""
         return saved.model_state(self.engine, self.subject, self.world)
 
+    @together
     def save(self, directory: str | Path, dtype: str = "keep") -> None:
         """Write the model for transformers' ``from_pretrained``; for layers that somebody has written, ``model.safetensors``.
 
@@ -150,17 +172,21 @@ class Run:
         tokens = self.subject.tokens(rows.batch)
         rows = replace(rows, batch=self.subject.adapted(rows.batch))
         key = tuple(sorted(rows.shapes.items()))
-        if key not in self._passes:
+        passes = self._passes.pop(key, None)
+        if passes is None:
             try:
                 job = job_of(self.keywords, self.subject.table, self.world.who.world, rows.samples, tokens)
                 self.subject.check(job)
             except HpcMpError as error:
                 raise in_words_of_a_loop(error) from None
             model = self.subject.model(job, rows.shapes)
-            self._passes[key] = self.engine.passes_of(model, replace(layout, samples=rows.samples, sequence=tokens))
+            passes = self.engine.passes_of(model, replace(layout, samples=rows.samples, sequence=tokens))
+        self._passes[key] = passes  # the last one
+        if len(self._passes) > SHAPES:
+            del self._passes[next(iter(self._passes))]
         names = {stage: self.subject.needed(rows.batch, layout, stage) for stage in self.engine.data.stages}
         share = rows.share(names, self._progress.step, self._progress.samples, self.subject.labels(rows.batch), self.device)
-        return rows, tokens, self._passes[key], share
+        return rows, tokens, passes, share
 
     def _read(self) -> None:
         """Read the numbers of the last step and record them."""

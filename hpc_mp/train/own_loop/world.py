@@ -24,12 +24,14 @@ import torch.distributed as dist
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.placement import Degrees, Placement, place
 from hpc_mp.rundir.rank_env import RankEnv, identity, node_name
+from hpc_mp.train.own_loop.ending import Ending, ending_of
 from hpc_mp.train.parallel.groups import Tree, everyone
 from hpc_mp.train.rank import facts, mpi
 from hpc_mp.train.rank.devices import choose_device
 from hpc_mp.train.rank.rendezvous import START_TIMEOUT, Rendezvous, connect, meet, rendezvous
 
 LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK")  # what torchrun and ``hpc-mp run`` set for every rank
+START = "start ranks with hpc-mp run, torchrun, srun or mpirun"
 PORTS = range(20000, 30000)  # below those that Linux gives to outgoing connections
 
 
@@ -41,6 +43,7 @@ class World:
         host: all ranks, over gloo.
         backend: of the messages of a step.
         nodes: the node of every rank, by number.
+        ending: context of every call that all ranks make.
     """
 
     who: RankEnv
@@ -48,6 +51,7 @@ class World:
     device: torch.device
     backend: str
     nodes: tuple[int, ...]
+    ending: Ending
 
     def placement(self, degrees: Degrees, order: str) -> Placement:
         """Return the place of every rank."""
@@ -82,12 +86,19 @@ def join(device: str, environ: Mapping[str, str] = os.environ, timeout: timedelt
         chosen, backend = choose_device(device, who, hosts.count(who.node))
         host = connect(who, store, backend, backend)  # the user's own messages pass through the default group
     names = list(dict.fromkeys(hosts))
-    return World(who, host, chosen, backend, tuple(map(names.index, hosts)))
+    return World(who, host, chosen, backend, tuple(map(names.index, hosts)),
+                 ending_of(dist.distributed_c10d._get_default_store()))
 
 
 def _identity(environ: Mapping[str, str]) -> RankEnv:
-    if all(name in environ for name in LAUNCHED):
+    launched = all(name in environ for name in LAUNCHED)
+    for name in (*(LAUNCHED if launched else ()), "MASTER_PORT"):
+        if not environ.get(name, "0").isdecimal():
+            raise HpcMpError(f"{name} = {environ[name]!r}", "must be a whole number of at least 0", START)
+    if launched:
         rank, world, local_rank = (int(environ[name]) for name in LAUNCHED)
+        if rank >= world:
+            raise HpcMpError(f"RANK = {rank}", f"must be less than WORLD_SIZE = {world}", START)
         return RankEnv(rank, world, local_rank, node_name(environ), "environment")
     return identity(environ)
 
@@ -104,7 +115,7 @@ def _meeting(who: RankEnv, environ: Mapping[str, str]) -> tuple[RankEnv, Rendezv
         with mpi.world() as comm:
             return mpi.come_up(comm, place(Degrees(data=who.world), "cluster", who.world), None, who.node, where.secret)
     raise HpcMpError(f"RANK = {environ.get('RANK')}, WORLD_SIZE = {who.world}", "is set, but MASTER_ADDR and MASTER_PORT are not",
-                     "start ranks with hpc-mp run, torchrun, srun or mpirun")
+                     START)
 
 
 def _first_host(environ: Mapping[str, str]) -> str:
