@@ -237,6 +237,48 @@ def test_a_module_with_cut_points_equals_itself_and_goes_on_from_another_layout(
     modules.written().load_state_dict({name: torch.as_tensor(values) for name, values in second.state.items()})  # with buffers
 
 
+class Heads(nn.Module):
+    """A layer whose number of heads no shape tells."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.heads, self.mixed = heads, nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.softmax(self.mixed(x).unflatten(-1, (self.heads, -1)), -1).flatten(-2)
+
+
+def of_other_heads(checkpoint: Path) -> list[str]:
+    """Whether a checkpoint is taken by models of the same shapes: the same model, and one with other heads; as each kind."""
+    def started(kind: str, heads: int) -> Any:
+        torch.manual_seed(0)
+        if kind == "config":
+            return hpc_mp.parallel({"model_type": "llama", **CONFIG, "head_dim": 32 // heads, "num_attention_heads": heads,
+                                    "num_key_value_heads": heads})
+        first, second = hpc_mp.LayerSpec("a", lambda: Heads(heads), ("input",)), hpc_mp.LayerSpec("b", lambda: nn.Linear(8, 8))
+        layers = {"module": nn.Sequential(Heads(heads), nn.Linear(8, 8)), "list": [first, second]}
+        return hpc_mp.parallel(layers[kind], loss_fn=lambda outputs, batch: (outputs.sum(), 1))
+
+    results = []
+    for kind in ("config", "module", "list"):
+        started(kind, 4).checkpoint(checkpoint)
+        for heads in (4, 2):
+            try:
+                started(kind, heads).resume(checkpoint)
+                results.append("")
+            except HpcMpError as error:
+                results.append(error.rule)
+    return results
+
+
+def test_a_checkpoint_of_a_model_with_other_heads_is_refused(tmp_path: Path) -> None:
+    results = run_ranks(1, of_other_heads, tmp_path / "step")[0]
+    assert results[::2] == [""] * 3
+    assert [reason.partition(": ")[2] for reason in results[1::2]] == [
+        "head_dim is 8, and should be 16", "0 is Heads(heads=4), and should be Heads(heads=2)",
+        "a is Heads(heads=4), and should be Heads(heads=2)"]
+
+
 def half(directory: Path, checkpoint: Path, keywords: Mapping[str, Any]) -> None:
     torch.set_num_threads(1)
     run = hpc_mp.parallel(directory, precision="fp64", optimizer=ADAMW, **keywords)

@@ -11,6 +11,7 @@ from ranks import run_ranks
 from test_parallel import CONFIG
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 import hpc_mp
 from hpc_mp.base.errors import HpcMpError
@@ -159,6 +160,24 @@ def untied() -> LlamaForCausalLM:
     return model
 
 
+class Squared(LlamaMLP):
+    """Computes something else with the same parameters."""
+
+    def forward(self, x: Any) -> Any:
+        return super().forward(x).square()
+
+
+def changed(model: LlamaForCausalLM, name: str, module: nn.Module) -> LlamaForCausalLM:
+    setattr(model.model.layers[1], name, module)
+    return model
+
+
+def patched() -> LlamaForCausalLM:
+    model = llama()
+    model.model.layers[0].mlp.forward = lambda x: x
+    return model
+
+
 class Other(LlamaForCausalLM):
     """Computes something else."""
 
@@ -166,6 +185,10 @@ class Other(LlamaForCausalLM):
 IN_MEMORY: dict[str, Any] = {
     "has parameters that are not to be trained (model.embed_tokens.weight)": frozen,
     "has hooks": hooked,
+    "or a forward of an instance": patched,
+    "model.layers.1.mlp = Squared()": lambda: changed(llama(), "mlp", Squared(LlamaConfig(**CONFIG))),
+    "model.layers.1.input_layernorm = LlamaRMSNorm((32,), eps=0.1)": lambda: changed(
+        llama(), "input_layernorm", LlamaRMSNorm(32, eps=0.1)),
     "lm_head.weight is not the embedding": untied,
     "is not LlamaForCausalLM": lambda: Other(LlamaConfig(**CONFIG)),
     "model of type LlamaModel: is not LlamaForCausalLM": lambda: LlamaModel(LlamaConfig(**CONFIG)),

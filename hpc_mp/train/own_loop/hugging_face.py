@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
 from hpc_mp.base.errors import HpcMpError
@@ -19,6 +19,7 @@ from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.models import Family, ModelShape, Weight, family_of, kv_copies
 from hpc_mp.layout.models.fields import check_fields
 from hpc_mp.layout.models.weight_files import check_weights
+from hpc_mp.rundir.origin import model_fields
 from hpc_mp.train.checkpoint.export import GENERATION
 from hpc_mp.train.model import initial
 from hpc_mp.train.model.causal_lm import CausalLM
@@ -87,8 +88,15 @@ class HuggingFace:
                              "call model.requires_grad_(True)")
         if meta := [name for name, parameter in parameters.items() if parameter.is_meta]:
             raise HpcMpError(value, f"has no values ({meta[0]} is on the meta device)", "pass its configuration, or a directory")
-        if any(module._forward_hooks or module._forward_pre_hooks for module in model.modules()):
-            raise HpcMpError(value, "has hooks, which would not be called", "remove them, or write your own model as layers")
+        made = dict(subject.meta().named_modules())
+        for path, module in model.named_modules():
+            expected = made.get(path, nn.Identity())
+            if type(module) is not type(expected) or module.extra_repr() != expected.extra_repr():
+                raise HpcMpError(f"{path} = {_written(module)}", f"is {_written(expected)} by the configuration of {own}",
+                                 "change the configuration, or write your own model as layers")
+        if any("forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks for module in model.modules()):
+            raise HpcMpError(value, "has hooks or a forward of an instance, which would not be called",
+                             "remove them, or write your own model as layers")
         return subject
 
     @property
@@ -102,6 +110,10 @@ class HuggingFace:
     @property
     def fingerprint(self) -> str:
         return "" if self.state is None else fingerprint_of(self.state)
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        return model_fields(hugging_face_config(self.config, self.family, dropout=None).to_dict(), self.family.dropouts)
 
     def tokens(self, batch: Batch) -> int:
         required = [INPUT] if self.loss else [INPUT, LABELS]
@@ -191,8 +203,11 @@ class HuggingFace:
         return CausalLM(config, self.family, self.shape, self.loss)
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        module = without_values(self.family, hugging_face_config(self.config, self.family, dropout=None))
-        return {name: parameter.shape for name, parameter in module.named_parameters()}
+        return {name: parameter.shape for name, parameter in self.meta().named_parameters()}
+
+    def meta(self) -> nn.Module:
+        """Return the model that the configuration makes, without values."""
+        return without_values(self.family, hugging_face_config(self.config, self.family, dropout=None))
 
     def completed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return dict(state)
@@ -230,3 +245,7 @@ class HuggingFace:
             return values.reshape(weight.shape)[box].to("cpu", torch.float64 if values.dtype == torch.float64 else torch.float32)
 
         return source
+
+
+def _written(module: nn.Module) -> str:
+    return f"{type(module).__name__}({module.extra_repr()})"

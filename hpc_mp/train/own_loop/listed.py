@@ -16,7 +16,7 @@ from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.schedule import partition
 from hpc_mp.layout.schedule_of import check_schedule
 from hpc_mp.train.model.listed_stage import ListedModel
-from hpc_mp.train.own_loop.saved_tensor import SavedTensor
+from hpc_mp.train.own_loop.saved_tensor import SavedTensor, computing
 from hpc_mp.train.parallel.fill import Source
 from hpc_mp.train.pipeline.stage import Batch, Carried
 
@@ -83,6 +83,12 @@ class Listed:
         sizes = [sum(prod(weight.shape) for weight in layer.weights) for layer in self.listed.meta]
         cut = partition(sizes, job.stages)
         return cut if 0 not in cut else partition([1] * len(sizes), job.stages)
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        modules = computing(self.module) if self.module is not None else {
+            layer.spec.own(path): text for layer in self.listed.meta for path, text in computing(layer.module).items()}
+        return {**modules, "the number of modules": len(modules)}
 
     def groups(self, layout: Layout) -> Mapping[str, Any]:
         return {"ties": list(self.listed.ties(layout).values())}

@@ -139,7 +139,7 @@ class Run:
     def checkpoint(self, directory: str | Path) -> None:
         """Save parameters, optimizer state and progress, completely or not at all."""
         self._read()
-        saved.write_checkpoint(Path(directory), self.engine, asdict(self.progress), self.world)
+        saved.write_checkpoint(Path(directory), self.engine, self.subject, asdict(self.progress), self.world)
 
     @together
     def resume(self, directory: str | Path) -> None:

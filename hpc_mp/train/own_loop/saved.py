@@ -90,7 +90,7 @@ def _check_replaceable(output: Path) -> None:
                          "replaced than the files of a model", "name another directory")
 
 
-def write_checkpoint(directory: Path, engine: Engine, progress: Mapping[str, int], world: World) -> None:
+def write_checkpoint(directory: Path, engine: Engine, subject: Subject, progress: Mapping[str, int], world: World) -> None:
     """Write a checkpoint, completely or not at all. All ranks call this. Raises HpcMpError if a rank cannot write."""
     scale = engine.scale.tolist() if engine.settings.layout.precision == "fp16" else []
     occupied = directory.exists() and not read_indexes(directory).files if world.who.rank == 0 else None
@@ -98,7 +98,8 @@ def write_checkpoint(directory: Path, engine: Engine, progress: Mapping[str, int
         raise HpcMpError(f"checkpoint {directory}", "is there and is no checkpoint; nothing else is replaced",
                          "name another directory")
     try:
-        checkpoint.write(directory.resolve(), progress["step"], {**progress, "loss_scale": scale}, engine.held(), engine.groups)
+        counters = {**progress, "loss_scale": scale, "model": subject.identity}
+        checkpoint.write(directory.resolve(), progress["step"], counters, engine.held(), engine.groups)
     except checkpoint.SaveFailed as failed:
         raise HpcMpError(f"checkpoint {directory}", f"cannot be written ({failed})",
                          "name a directory that all ranks may write to, on a file system that they share") from None
@@ -115,6 +116,7 @@ def read_checkpoint(directory: Path, engine: Engine, subject: Subject, world: Wo
     if reason is not None:
         raise HpcMpError(value, reason, "name a checkpoint of this model")
     counters = facts.broadcast(read_json(directory / COUNTERS) if world.who.rank == 0 else None, world.host)
+    counters.pop("model", None)
     try:
         checkpoint.load(directory, engine.held(), world.host)
     except Damaged as damage:
@@ -138,7 +140,11 @@ def _mismatch(directory: Path, engine: Engine, subject: Subject) -> str | None:
             if stored.get(prefix + name) != shape:
                 return f"is of another {what}: {prefix + name} is {stored.get(prefix + name, 'not there')}, and should be {shape}"
     others = stored.keys() - {prefix + name for prefix in keys for name in shapes}
-    return f"is of another model or optimizer: it has {sorted(others)[0]}" if others else None
+    if others:
+        return f"is of another model or optimizer: it has {sorted(others)[0]}"
+    trained, identity = read_json(directory / COUNTERS).get("model", {}), subject.identity
+    return next((f"is of another model: {name or 'it'} is {trained[name]}, and should be {value}"
+                 for name, value in identity.items() if trained.get(name, value) != value), None)
 
 
 class Gathering:

@@ -1,10 +1,10 @@
-"""The tensors of a saved model, as parts of the engine's weights."""
+"""The tensors of a saved model, as parts of the engine's weights, and what tells models with the same tensors apart."""
 
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from hpc_mp.layout.models import Weight
 
@@ -17,6 +17,16 @@ def fingerprint_of(state: Mapping[str, Tensor]) -> str:
     for name, values in state.items():
         digest.update(f"{name} {tuple(values.shape)} {values.flatten()[:SAMPLED].tolist()}".encode())
     return digest.hexdigest()
+
+
+def computing(module: nn.Module) -> dict[str, str]:
+    """Return what each module inside computes as far as its class and its attributes tell, by path. Dropout may change."""
+    def settings(inner: nn.Module) -> str:
+        values = {} if isinstance(inner, nn.Dropout) else vars(inner)
+        return ", ".join(f"{name}={value!r}" for name, value in sorted(values.items())
+                         if isinstance(value, int | float | str) and name != "training" and not name.startswith("_"))
+
+    return {path: f"{type(inner).__name__}({settings(inner)})" for path, inner in module.named_modules()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,10 @@ class Subject(Protocol):
     def fingerprint(self) -> str:
         """The values that a process has brought along, which must be the same on all ranks; empty: none."""
 
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """What the model computes besides the shapes of its weights, as facts by name that a checkpoint keeps (JSON)."""
+
     def groups(self, layout: Layout) -> Mapping[str, Any]:
         """Return what process groups depend on, as ``groups.build`` takes it."""
 
