@@ -229,6 +229,29 @@ def test_a_wrong_result_of_a_loss_is_refused() -> None:
     assert abs(float(messages[""])) < 10
 
 
+def of_other_shapes() -> list[str]:
+    """The messages about batches that differ between two replicas; the run goes on behind them."""
+    run = hpc_mp.parallel(LLAMA, batches="replica", seed=0)
+    first, messages = run.axes.dp.rank == 0, []
+    before = run.evaluate({"input_ids": IDS, "labels": IDS})
+    for ids in (IDS[:, :8 if first else 6], IDS if first else IDS[:3], IDS if first else IDS + 61):
+        for call in (run.step, run.evaluate):
+            try:
+                call({"input_ids": ids, "labels": ids})
+            except HpcMpError as error:
+                messages.append(str(error))
+    assert run.progress.step == 0 and float(run.step({"input_ids": IDS, "labels": IDS})) == before
+    return messages
+
+
+def test_replicas_with_batches_of_other_shapes_are_refused() -> None:
+    messages, others = run_ranks(2, of_other_shapes)
+    assert messages == others and len(messages) == 6
+    assert "rank 0: input_ids (4, 8) torch.int64, labels (4, 8) torch.int64; rank 1: input_ids (4, 6) torch.int64" in messages[0]
+    assert "rank 1: input_ids (3, 8)" in messages[2] and "drop_last=True" in messages[2]
+    assert "rank 1: what is refused (input_ids from 61 to 61" in messages[4]
+
+
 def other_seeds() -> str:
     run: Any = None
     torch.manual_seed(int(os.environ["SLURM_PROCID"]))

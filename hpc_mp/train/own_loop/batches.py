@@ -1,6 +1,8 @@
 """The part of a batch that a rank trains: rows of its replica, microbatch by microbatch."""
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +13,14 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import shown
 from hpc_mp.layout.layout import Layout
 from hpc_mp.train.device.readback import to_device
+from hpc_mp.train.parallel.collectives import known_to_all
 from hpc_mp.train.parallel.dropout import Moment
+from hpc_mp.train.parallel.groups import Tree
 from hpc_mp.train.pipeline.stage import Batch, Carried
+from hpc_mp.train.rank import facts
 from hpc_mp.train.step.settings import Microbatches
+
+LISTED = 8  # ranks that a message names
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,3 +96,28 @@ def rows_of(batch: Mapping[str, Any], layout: Layout, replica: int | None, data_
     first = data_rank * own
     mine = {name: tensor[first:first + own] if replica else tensor for name, tensor in batch.items()}
     return ReplicaRows(mine, first, own // layout.microbatches)
+
+
+@contextmanager
+def alike(batch: Any, host: Tree) -> Iterator[None]:
+    """Check that all ranks pass batches of one shape. What the block refuses on one rank is refused on all. All ranks call this.
+
+    Raises:
+        HpcMpError: on every rank.
+    """
+    refusal: HpcMpError | None = None
+    try:
+        yield
+        text = ", ".join(f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in sorted(batch.items()))
+    except HpcMpError as error:
+        refusal, text = error, f"what is refused ({error})"
+    digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest())
+    if len(known_to_all(torch.tensor([digest]), host).unique()) > 1:
+        texts = facts.gather(text, host)
+        ranks = {kind: [str(rank) for rank, other in enumerate(texts) if other == kind] for kind in texts}
+        parts = [f"{'ranks' if numbers[1:] else 'rank'} {', '.join(numbers[:LISTED])}{' …' if numbers[LISTED:] else ''}: {kind}"
+                 for kind, numbers in ranks.items()]
+        raise HpcMpError('batches="replica"', f"needs batches of one shape on all ranks, but there are {'; '.join(parts)}",
+                         "let all replicas have as many samples (drop_last=True), padded to one length")
+    if refusal is not None:
+        raise refusal

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import wraps
 from pathlib import Path
@@ -14,7 +15,7 @@ import hpc_mp
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.layout import Layout
 from hpc_mp.train.own_loop import saved
-from hpc_mp.train.own_loop.batches import ReplicaRows, rows_of
+from hpc_mp.train.own_loop.batches import ReplicaRows, alike, rows_of
 from hpc_mp.train.own_loop.keywords import Keywords, in_words_of_a_loop, job_of
 from hpc_mp.train.own_loop.subject import Subject
 from hpc_mp.train.own_loop.world import World
@@ -168,8 +169,9 @@ class Run:
         """Return this replica's rows of a batch, the tokens of a sample, passes of its shape, and the replica's share."""
         layout = self.layout
         replicas = None if self.keywords.replica else layout.degrees.data
-        rows = rows_of(batch, layout, replicas, self.engine.groups.data_rank)
-        tokens = self.subject.tokens(rows.batch)
+        with alike(batch, self.world.host) if self.keywords.replica else nullcontext():
+            rows = rows_of(batch, layout, replicas, self.engine.groups.data_rank)
+            tokens = self.subject.tokens(rows.batch)
         rows = replace(rows, batch=self.subject.adapted(rows.batch))
         key = tuple(sorted(rows.shapes.items()))
         passes = self._passes.pop(key, None)
