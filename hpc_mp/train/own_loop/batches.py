@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.base.text import shown
 from hpc_mp.layout.layout import Layout
 from hpc_mp.train.device.readback import to_device
+from hpc_mp.train.own_loop.keywords import written
 from hpc_mp.train.parallel.collectives import known_to_all
 from hpc_mp.train.parallel.dropout import Moment
 from hpc_mp.train.parallel.groups import Tree
@@ -75,11 +75,11 @@ def rows_of(batch: Mapping[str, Any], layout: Layout, replica: int | None, data_
         HpcMpError: the batch cannot be divided.
     """
     if not isinstance(batch, Mapping) or not batch:
-        raise HpcMpError(f"a batch of type {type(batch).__name__}", "must be a dict of tensors",
+        raise HpcMpError(f"batch = {written(batch)}", "must be a dict of tensors",
                          'pass for example {"input_ids": ids, "labels": labels}')
     for name, tensor in batch.items():
         if not isinstance(tensor, Tensor) or tensor.dim() == 0:
-            raise HpcMpError(f"batch[{name!r}] = {shown(tensor)}", "must be a tensor whose first dimension counts samples",
+            raise HpcMpError(f"batch[{name!r}] = {written(tensor)}", "must be a tensor whose first dimension counts samples",
                              "collate samples into tensors")
     sizes = {name: len(tensor) for name, tensor in batch.items()}
     if len(set(sizes.values())) > 1:

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.base.text import shown
 from hpc_mp.job import JobSpec
 from hpc_mp.job.layout import check_division, stage_cut
 from hpc_mp.layout.flat import Box
@@ -26,6 +25,7 @@ from hpc_mp.train.model.causal_lm import CausalLM
 from hpc_mp.train.model.causal_model import hugging_face_config, without_values
 from hpc_mp.train.model.logits import LossFunction
 from hpc_mp.train.model.vocabulary import IGNORED
+from hpc_mp.train.own_loop.keywords import written
 from hpc_mp.train.own_loop.saved_tensor import SavedTensor, fingerprint_of
 from hpc_mp.train.parallel.fill import Source
 from hpc_mp.train.pipeline.stage import Batch, Carried
@@ -61,7 +61,7 @@ class HuggingFace:
             origin: name of the configuration that transformers has made; None: a user has written it.
         """
         if not isinstance(config.get("model_type"), str):
-            raise HpcMpError(f"model = {shown(dict(config))}", "does not name the model's family",
+            raise HpcMpError(f"model = {written(dict(config))}", "does not name the model's family",
                              'add for example "model_type": "llama"')
         family = family_of(config["model_type"])
         check_fields(dict(config), family.fields, family.model_type, origin)
@@ -92,7 +92,7 @@ class HuggingFace:
         for path, module in model.named_modules():
             expected = made.get(path, nn.Identity())
             if type(module) is not type(expected) or module.extra_repr() != expected.extra_repr():
-                raise HpcMpError(f"{path} = {_written(module)}", f"is {_written(expected)} by the configuration of {own}",
+                raise HpcMpError(f"{path} = {_module_text(module)}", f"is {_module_text(expected)} by the configuration of {own}",
                                  "change the configuration, or write your own model as layers")
         if any("forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks for module in model.modules()):
             raise HpcMpError(value, "has hooks or a forward of an instance, which would not be called",
@@ -129,6 +129,8 @@ class HuggingFace:
         if ids.dim() != 2 or ids.is_floating_point():
             raise HpcMpError(f"input_ids of shape {tuple(ids.shape)}, {ids.dtype}", "must be whole numbers (samples, tokens)",
                              "pass the ids of a tokenizer")
+        if not ids.shape[1]:
+            raise HpcMpError(f"input_ids of shape {tuple(ids.shape)}", "has no tokens", "leave empty samples out")
         self._check_words(INPUT, ids, "use the model's own tokenizer")
         if self.loss is None:
             labels = batch[LABELS]
@@ -145,7 +147,7 @@ class HuggingFace:
             return
         least, largest = int(words.min()), int(words.max())
         if least < 0 or largest >= self.shape.vocabulary:
-            raise HpcMpError(f"{name} from {least} to {largest}", f"are not among the {self.shape.vocabulary} words of the model",
+            raise HpcMpError(f"{name} from {least} to {largest}", f"are not in the model's vocabulary, 0 to {self.shape.vocabulary - 1}",
                              remedy)
 
     def _check_mask(self, batch: Batch) -> None:
@@ -247,5 +249,5 @@ class HuggingFace:
         return source
 
 
-def _written(module: nn.Module) -> str:
+def _module_text(module: nn.Module) -> str:
     return f"{type(module).__name__}({module.extra_repr()})"

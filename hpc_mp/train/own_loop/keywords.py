@@ -7,10 +7,11 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.base.text import did_you_mean, shown
+from hpc_mp.base.text import did_you_mean
 from hpc_mp.job import JobSpec
 from hpc_mp.job.load import resolve
 from hpc_mp.train.step.settings import Rate
@@ -35,10 +36,16 @@ OPTIMIZER: Mapping[str, str] = {  # key of the keyword ``optimizer`` -> key of t
 OWN = ("optimizer", "loss_fn", "outputs", "inputs", "cut", "batches", "example")
 DEFAULTS: Mapping[str, Any] = {"microbatches": 1}
 WORDS: Mapping[str, str] = {  # what else messages about a job file name -> the name in a loop
-    "data.sequence_length": "tokens of a sample", "sequence_length": "tokens of a sample",
+    "data.sequence_length": "tokens of a sample", "sequence_length": "tokens of a sample", "model.config": "model",
     "train.global_batch": "samples of a batch", "global_batch": "samples of a batch",
     "model.pretrained": "model", "a job file": "hpc_mp.parallel",
 }
+PYTHON: Mapping[str, str] = {  # pattern of a message about a job file -> the words in a loop
+    r"(?<== )true\b": "True", r"(?<== )false\b": "False", r"(?<== )null\b": "None", r"must be a table\b": "must be a dict",
+    r"write its keys below a line \[(\w+)\]": r"write \1={…}", r"(?<=is not a key of )\[(\w+)\]": r"\1",
+    r" \(nodes\(1\) × ranks_per_node\((\d+)\) = \1\)": "",
+}
+LONGEST = 80  # characters of a value in a message
 ALIKE = 0.4  # a short name is much of a long one
 ENDLESS = 2**40  # steps of a loop whose learning rate does not depend on their number
 
@@ -75,21 +82,24 @@ def read_keywords(keywords: Mapping[str, Any]) -> Keywords:
             names = [*KEYS, *OWN]
             raise HpcMpError(f"hpc_mp.parallel({name}=…)", "has no such keyword",
                              did_you_mean(name, names, f"it has {', '.join(names)}", ALIKE))
+    keywords = {name: value for name, value in keywords.items() if value is not None}
     optimizer = keywords.get("optimizer", {})
     if not isinstance(optimizer, Mapping):
-        raise HpcMpError(f"optimizer = {shown(optimizer)}", "must be a dict",
+        raise HpcMpError(f"optimizer = {written(optimizer)}", "must be a dict",
                          'write for example optimizer={"name": "adamw", "lr": 3e-4}')
     for name in optimizer:
         if name not in OPTIMIZER:
             raise HpcMpError(f"optimizer = {{{name!r}: …}}", "has no such key",
                              did_you_mean(name, OPTIMIZER, f"it has {', '.join(OPTIMIZER)}"))
     if optimizer.get("lr_schedule", "constant") != "constant" and "steps" not in optimizer:
-        raise HpcMpError(f"optimizer: lr_schedule = {optimizer['lr_schedule']!r}", "falls to zero at a step that is not given",
-                         "add steps, the number of steps of the whole training")
-    if callable(optimizer.get("lr")) and (scheduled := sorted({"lr_schedule", "warmup_steps", "steps"} & optimizer.keys())):
-        raise HpcMpError(f"optimizer: {', '.join(scheduled)}", "has no effect: lr is a function of the step", "leave it out")
-    if optimizer.get("name") == "sgd" and (idle := sorted({"betas", "eps"} & optimizer.keys())):
-        raise HpcMpError(f"optimizer: {', '.join(idle)}", "has no effect with sgd", "leave it out")
+        raise HpcMpError(f"""optimizer["lr_schedule"] = {optimizer['lr_schedule']!r}""",
+                         "falls to zero at a step that is not given", "add steps, the number of steps of the whole training")
+    for condition, idle, reason in (
+            (callable(optimizer.get("lr")), ("lr_schedule", "warmup_steps", "steps"), ": lr is a function of the step"),
+            (optimizer.get("name") == "sgd", ("betas", "eps"), " with sgd")):
+        if condition and (names := [f'optimizer["{name}"]' for name in idle if name in optimizer]):
+            raise HpcMpError(", ".join(names), f"{'has' if len(names) == 1 else 'have'} no effect{reason}",
+                             f"leave {'it' if len(names) == 1 else 'them'} out")
     if keywords.get("partition") == "profile":
         raise HpcMpError("partition = 'profile'", "needs a profile that `hpc-mp train --profile` has measured of a job file",
                          "pass the number of layers of every stage, or leave it out")
@@ -99,18 +109,18 @@ def read_keywords(keywords: Mapping[str, Any]) -> Keywords:
                          "leave it out if every rank passes the whole batch")
     loss_fn, outputs = keywords.get("loss_fn"), keywords.get("outputs", ())
     if loss_fn is not None and not callable(loss_fn):
-        raise HpcMpError(f"loss_fn = {shown(loss_fn)}", "must be a function", "pass (outputs, batch) -> (sum, count)")
+        raise HpcMpError(f"loss_fn = {written(loss_fn)}", "must be a function", "pass (outputs, batch) -> (sum, count)")
     for name in ("outputs", "inputs"):
         names = keywords.get(name, ())
-        if isinstance(names, str) or not all(isinstance(word, str) for word in names):
-            raise HpcMpError(f"{name} = {shown(names)}", "must be names", f'write for example {name}=("scores", "extra")')
+        if not isinstance(names, list | tuple) or not all(isinstance(word, str) for word in names):
+            raise HpcMpError(f"{name} = {written(names)}", "must be a tuple of names",
+                             f'write for example {name}=("scores", "extra")')
     cut = keywords.get("cut", {})
-    if not isinstance(cut, Mapping) or not {*cut.values()} <= {"column", "row"}:
-        raise HpcMpError(f"cut = {shown(cut)}", "must say column or row for patterns of names",
+    if not isinstance(cut, Mapping) or any(how not in ("column", "row") for how in cut.values()):
+        raise HpcMpError(f"cut = {written(cut)}", "must be a dict from patterns of names to 'column' or 'row'",
                          'write for example cut={"*.up": "column", "*.down": "row"}')
     rate = optimizer.get("lr") if callable(optimizer.get("lr")) else None
-    stated = {name: value for name, value in keywords.items() if value is not None}
-    values = {KEYS[name]: value for name, value in {**DEFAULTS, **stated}.items() if name in KEYS}
+    values = {KEYS[name]: value for name, value in {**DEFAULTS, **keywords}.items() if name in KEYS}
     values |= {OPTIMIZER[name]: value for name, value in optimizer.items() if not (name == "lr" and rate)}
     settings: dict[str, dict[str, Any]] = {"parallel": {}, "train": {"steps": ENDLESS}, "job": {}}
     for key, value in values.items():
@@ -141,16 +151,23 @@ def job_of(keywords: Keywords, model: Mapping[str, Any], world: int, samples: in
 
 
 def in_words_of_a_loop(error: HpcMpError) -> HpcMpError:
-    """Return an error about a job file with the names of the keywords."""
-    names = {key: name for name, key in KEYS.items()}
-    names |= {key: f"optimizer: {name}" for name, key in OPTIMIZER.items()} | dict(WORDS)
-    bare = {key.partition(".")[2]: name for name, key in {**KEYS, **OPTIMIZER}.items() if not key.endswith("optimizer")}
+    """Return an error about a job file with the names of the keywords, and with Python's words for values."""
+    names = {key: name for name, key in KEYS.items()} | {**WORDS}
+    names |= {key: f'optimizer["{name}"]' for name, key in OPTIMIZER.items()}
+    bare = {key.partition(".")[2]: name for key, name in names.items() if key not in WORDS}
     whole = re.compile("|".join(rf"(?<![\w.]){re.escape(key)}(?![\w])" for key in sorted(names, key=len, reverse=True)))
     degree = re.compile(rf"(?<![\w.])({'|'.join(bare)})(?=\(\d| = | to \d| out\b)")
 
     def changed(text: str) -> str:
-        text = re.sub(r" \(nodes\(1\) × ranks_per_node\((\d+)\) = \1\)", "", text)
-        return degree.sub(lambda match: bare[match[1]], whole.sub(lambda match: names[match[0]], text))
+        text = degree.sub(lambda match: bare[match[1]], whole.sub(lambda match: names[match[0]], text))
+        for pattern, python in PYTHON.items():
+            text = re.sub(pattern, python, text)
+        return text
 
     return HpcMpError(changed(error.value), changed(error.rule), changed(error.remedy),
                       tuple(map(in_words_of_a_loop, error.several)))
+
+
+def written(value: Any) -> str:
+    """Return a value as Python writes it, on one short line."""
+    return shorten(repr(value), LONGEST, placeholder=" …")

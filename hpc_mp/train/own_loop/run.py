@@ -97,7 +97,7 @@ class Run:
         rows, tokens, passes, share = self._prepared(batch)
         done = self._progress
         if not 0 <= (rate := self.engine.settings.learning_rate(done.step)) < float("inf"):
-            raise HpcMpError(f"optimizer: lr({done.step}) = {rate}", "is no learning rate",
+            raise HpcMpError(f'optimizer["lr"]({done.step}) = {rate}', "is no learning rate",
                              "let lr return a number of at least 0")
         with torch.enable_grad():
             result = self.engine.step(done.step, share, passes=passes)

@@ -9,16 +9,15 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.base.text import shown
 from hpc_mp.job import JobSpec
 from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.models.shape import config_of
-from hpc_mp.train.model.cut_points import Layers, layers_of
+from hpc_mp.train.model.cut_points import CutPoint, Layers, layers_of
 from hpc_mp.train.model.layer_list import LayerSpec
 from hpc_mp.train.model.listed_stage import ListedModel
 from hpc_mp.train.model.logits import LossFunction
 from hpc_mp.train.own_loop.hugging_face import IN_MEMORY, HuggingFace
-from hpc_mp.train.own_loop.keywords import Keywords
+from hpc_mp.train.own_loop.keywords import Keywords, written
 from hpc_mp.train.own_loop.listed import Listed
 from hpc_mp.train.own_loop.saved_tensor import SavedTensor, fingerprint_of
 from hpc_mp.train.parallel.fill import Source
@@ -88,6 +87,13 @@ class Subject(Protocol):
 
 def subject_of(model: Any, keywords: Keywords) -> Subject:
     """Return the subject that a user has passed. Raises HpcMpError if it cannot be divided."""
+    hugging_face = isinstance(model, PreTrainedModel | PreTrainedConfig | Mapping | str | Path)
+    has_cut_points = isinstance(model, nn.Module) and any(isinstance(inner, CutPoint) for inner in model.modules())
+    for name, used, users in (("cut", not hugging_face and isinstance(model, nn.Module), "modules that you have written"),
+                              ("inputs", not hugging_face and has_cut_points, "modules with cut points"),
+                              ("outputs", not hugging_face and not isinstance(model, nn.Module), "a list of LayerSpec")):
+        if (value := getattr(keywords, name)) and not used:
+            raise HpcMpError(f"{name} = {written(value)}", f"has no effect on this model: it is for {users}", "leave it out")
     loss = None if keywords.loss_fn is None else checked(keywords.loss_fn)
     if isinstance(model, PreTrainedModel):
         return HuggingFace.in_memory(model, _fields(model.config), loss)
@@ -99,12 +105,12 @@ def subject_of(model: Any, keywords: Keywords) -> Subject:
         return HuggingFace.read(config_of(Path(model)), loss, str(model), Path(model).resolve())
     listed = isinstance(model, Sequence) and bool(model) and all(isinstance(layer, LayerSpec) for layer in model)
     if not listed and not isinstance(model, nn.Module):
-        raise HpcMpError(f"model = {shown(model)}", "cannot be divided between ranks",
+        raise HpcMpError(f"model = {written(model)}", "cannot be divided between ranks",
                          "pass the directory of a Hugging Face model, its configuration, an nn.Module with cut points, an "
                          "nn.Sequential or a list of LayerSpec")
     if loss is None:
-        raise HpcMpError("loss_fn", f"is required: a model of type {type(model).__name__} has no loss of its own",
-                         "pass a function (outputs, batch) -> (sum, count)")
+        own = "a list of LayerSpec" if listed else type(model).__name__
+        raise HpcMpError("loss_fn", f"is required: {own} has no loss of its own", "pass a function (outputs, batch) -> (sum, count)")
     if isinstance(model, nn.Module):
         parts = layers_of(model, keywords.inputs, keywords.cut)
         listed_model = ListedModel(parts.layers, _returned(loss, parts), 0, parts.outputs, defaults=parts.defaults)
@@ -117,7 +123,7 @@ def checked(loss: LossFunction) -> LossFunction:
 
     def objective(outputs: Any, batch: Batch) -> tuple[Tensor, Tensor]:
         result = loss(outputs, batch)
-        value = f"loss_fn: {shown(result) if not isinstance(result, Tensor) else f'a tensor of shape {tuple(result.shape)}'}"
+        value = f"loss_fn: {written(result) if not isinstance(result, Tensor) else f'a tensor of shape {tuple(result.shape)}'}"
         if not isinstance(result, tuple | list) or len(result) != 2:
             raise HpcMpError(value, "is not a pair", "return (sum, count): the summed loss, and the number to divide it by")
         total, count = result
