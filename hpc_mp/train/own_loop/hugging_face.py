@@ -147,8 +147,8 @@ class HuggingFace:
             return
         least, largest = int(words.min()), int(words.max())
         if least < 0 or largest >= self.shape.vocabulary:
-            raise HpcMpError(f"{name} from {least} to {largest}", f"are not in the model's vocabulary, 0 to {self.shape.vocabulary - 1}",
-                             remedy)
+            raise HpcMpError(f"{name} from {least} to {largest}",
+                             f"are not in the model's vocabulary, 0 to {self.shape.vocabulary - 1}", remedy)
 
     def _check_mask(self, batch: Batch) -> None:
         """Check that a mask hides the end of samples alone, and nothing that counts."""

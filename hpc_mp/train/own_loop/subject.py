@@ -110,7 +110,8 @@ def subject_of(model: Any, keywords: Keywords) -> Subject:
                          "nn.Sequential or a list of LayerSpec")
     if loss is None:
         own = "a list of LayerSpec" if listed else type(model).__name__
-        raise HpcMpError("loss_fn", f"is required: {own} has no loss of its own", "pass a function (outputs, batch) -> (sum, count)")
+        raise HpcMpError("loss_fn", f"is required: {own} has no loss of its own",
+                         "pass a function (outputs, batch) -> (sum, count)")
     if isinstance(model, nn.Module):
         parts = layers_of(model, keywords.inputs, keywords.cut)
         listed_model = ListedModel(parts.layers, _returned(loss, parts), 0, parts.outputs, defaults=parts.defaults)
