@@ -88,9 +88,9 @@ class HuggingFace:
                              "call model.requires_grad_(True)")
         if meta := [name for name, parameter in parameters.items() if parameter.is_meta]:
             raise HpcMpError(value, f"has no values ({meta[0]} is on the meta device)", "pass its configuration, or a directory")
-        made = dict(subject.meta().named_modules())
+        configured = dict(subject.meta().named_modules())
         for path, module in model.named_modules():
-            expected = made.get(path, nn.Identity())
+            expected = configured.get(path, nn.Identity())
             if type(module) is not type(expected) or module.extra_repr() != expected.extra_repr():
                 raise HpcMpError(f"{path} = {_module_text(module)}", f"is {_module_text(expected)} by the configuration of {own}",
                                  "change the configuration, or write your own model as layers")

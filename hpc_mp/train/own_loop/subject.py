@@ -61,7 +61,7 @@ class Subject(Protocol):
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """What the model computes besides the shapes of its weights, as facts by name that a checkpoint keeps (JSON)."""
+        """Facts by name that tell apart models whose weights have the same shapes; a checkpoint keeps them as JSON."""
 
     def groups(self, layout: Layout) -> Mapping[str, Any]:
         """Return what process groups depend on, as ``groups.build`` takes it."""
