@@ -150,9 +150,9 @@ class Run:
         layout = self.layout
         replicas = None if self.keywords.replica else layout.degrees.data
         rows = rows_of(batch, layout, replicas, self.engine.groups.data_rank)
-        tokens, total = self.subject.tokens(rows.batch), checksum(batch)
+        tokens = self.subject.tokens(rows.batch)
         if not self._passes:  # the first batch: most mistakes are there from the beginning
-            self._compare(batch, total)
+            self._compare(batch)
         rows = replace(rows, batch=self.subject.adapted(rows.batch))
         key = tuple(sorted(rows.shapes.items()))
         if key not in self._passes:
@@ -168,13 +168,13 @@ class Run:
             del self._passes[next(iter(self._passes))]
         names = {stage: self.subject.needed(rows.batch, layout, stage) for stage in self.engine.data.stages}
         share = rows.share(names, self._progress.step, self._progress.samples, self.subject.labels(rows.batch), self.device)
-        notes = rows.samples, tokens, 0 if self.keywords.replica else total
+        notes = rows.samples, tokens, 0 if self.keywords.replica else checksum(batch)
         return rows, tokens, passes, share, (*notes, *(-note for note in notes))
 
-    def _compare(self, batch: Mapping[str, Tensor], total: int) -> None:
+    def _compare(self, batch: Mapping[str, Tensor]) -> None:
         """Compare the batches of all ranks."""
         replica = self.engine.groups.data_rank if self.keywords.replica else 0
-        fact = [{name: list(tensor.shape) for name, tensor in batch.items()}, total, replica]
+        fact = [{name: list(tensor.shape) for name, tensor in batch.items()}, checksum(batch), replica]
         check_alike(*zip(*facts.gather(fact, self.world.host), strict=True))
 
     def _read(self) -> None:

@@ -24,7 +24,7 @@ class EngineSettings:
         loss_scale: rule of fp16's loss scale; None in other number formats.
         home: makes the home of optimizer state between two steps.
         router_balance, router_z: weights of the routers' balance loss (a mean over samples) and z loss (a mean over tokens).
-        compile: True if blocks and the loss are compiled, see ``compilation``.
+        compile: True if blocks and the loss are compiled, see ``build_stage``.
     """
 
     layout: Layout
