@@ -120,11 +120,11 @@ def _tensor_axis(layout: Layout, shape: ModelShape, spans: list[StageSpan], acti
     again = 0.0
     for span in spans:
         for place, layer in enumerate(span.layers):
-            path, names = f"{family.blocks}.{layer}", {weight.name for weight in family.layer_weights(shape, layer)}
+            path = f"{family.blocks}.{layer}"
             entered = sum(cut.cuts(family.module_of(shape, f"{path}.{inner}.weight"))
                           or (layout.sequence_parallel and inner == family.attention) for inner in family.enters)
-            left = sum(how == "row" and weight in names and cut.cuts(family.module_of(shape, weight))
-                       for weight, how in ((f"{path}.{inner}.weight", how) for inner, how in family.projections.items()))
+            left = sum(weight.row and cut.cuts(family.module_of(shape, f"{path}.{weight.name}"))
+                       for weight in family.projections(shape, layer).values())
             mixed = shape.experts_of(layer) > 0 and cut.cuts(family.module_of(shape, f"{path}.{family.experts}.weight"))
             left += mixed
             ends += entered + left

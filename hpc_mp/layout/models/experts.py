@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
 
-from hpc_mp.layout.models.shape import ModelShape, chunk_sizes
+from hpc_mp.layout.models.shape import ModelShape, chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +24,7 @@ class ExpertCut:
 
     def part(self, experts: int) -> slice:
         """Return the experts of this rank."""
-        sizes = chunk_sizes(experts, self.size)
-        begin = sum(sizes[:self.rank])
-        return slice(begin, begin + sizes[self.rank])
+        return chunk(experts, self.size, self.rank)
 
 
 ALL_EXPERTS = ExpertCut()

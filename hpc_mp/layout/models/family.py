@@ -8,12 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from hpc_mp.layout.models.fields import ConfigField
+from hpc_mp.layout.models.fields import DROPOUT, ConfigField
 from hpc_mp.layout.models.shape import ModelShape
 
-# Cut of a projection (Megatron-LM, arXiv:1909.08053): "column" cuts its outputs, "row" its inputs; "fused" is a
-# column projection whose output has q, k and v side by side and is cut inside each of the three.
-Projection = Literal["column", "row", "fused"]
+Init = Literal["normal", "residual", "ones", "zeros"]
 StoredPart = tuple[tuple[int, ...], str]
 POSITIONS = "positions"  # of a token in its document
 
@@ -28,16 +26,18 @@ class Weight:
         partial: True if each tensor rank computes a share of the gradient although it holds the whole weight: a router, whose
             choices weight values that ranks have shares of, or a norm of heads, of which each rank has its own.
         experts: True if its first dimension counts experts, which expert parallelism distributes.
+        row: True if it belongs to a projection whose inputs are cut. Its bias is whole, and is added once, to the sum.
         stored: its place in a checkpoint, if not under its own name: (first indices, name) of every part, in row-major order.
     """
 
     name: str
     shape: tuple[int, ...]
     cut: int | None = None
-    init: Literal["normal", "residual", "ones", "zeros"] = "normal"
+    init: Init = "normal"
     most_parts: int | None = None
     partial: bool = False
     experts: bool = False
+    row: bool = False
     stored: tuple[StoredPart, ...] = ()
 
     @property
@@ -53,6 +53,25 @@ class Weight:
         return replace(self, name=f"{prefix}.{self.name}", stored=tuple((at, f"{prefix}.{name}") for at, name in self.stored))
 
 
+def norm(name: str, size: int, *, bias: bool = False, init: Init = "ones") -> tuple[Weight, ...]:
+    """Return the weights of a norm."""
+    vector = Weight(f"{name}.weight", (size,), init=init)
+    return (vector, Weight(f"{name}.bias", (size,), init="zeros")) if bias else (vector,)
+
+
+def column(name: str, out: int, inner: int, bias: bool = False, most_parts: int | None = None) -> tuple[Weight, ...]:
+    """Return the weights of a matrix (out, inner) whose rows are cut: the outputs of a projection (Megatron-LM,
+    arXiv:1909.08053), or the tokens of an embedding."""
+    matrix = Weight(f"{name}.weight", (out, inner), cut=0, most_parts=most_parts)
+    return (matrix, Weight(f"{name}.bias", (out,), cut=0, init="zeros", most_parts=most_parts)) if bias else (matrix,)
+
+
+def row(name: str, out: int, inner: int, bias: bool = False) -> tuple[Weight, ...]:
+    """Return the weights of a projection (out, inner) whose inputs are cut."""
+    matrix = Weight(f"{name}.weight", (out, inner), cut=1, row=True)
+    return (matrix, Weight(f"{name}.bias", (out,), init="zeros", row=True)) if bias else (matrix,)
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """The table of one family.
@@ -60,28 +79,25 @@ class Family:
     Attributes:
         model_type: Hugging Face's name.
         architecture: the class of transformers, which makes the model and is written into an exported config.
-        modules: the transformers modules that a rank needs (imported before ranks are forked).
+        since: the first release of transformers whose code of it the engine knows.
         fields: allowed values of each field of its configuration; a field without an entry is refused.
         read: config dictionary -> ModelShape, with Hugging Face's defaults.
         embedding, blocks, norm, head: module names inside that class; ``norm`` stands between blocks and head.
-        hidden_argument: under which the forward around the blocks takes hidden states.
+        rotary: the module that makes rotary cosines and sines.
         lookups: further embeddings, which are added to that of the token: module -> its index of each token, ``POSITIONS`` or
             a tensor of the batch (zeros if the batch has none).
         behind_embedding: modules applied to the sum, in this order.
-        rotary: the module that makes rotary cosines and sines.
-        attention: the attention module inside a block, attention_dropout: the module inside it that drops attention weights
-            (None: the attention function gets a probability).
-        projections: name inside a block -> its cut.
+        hidden_argument: under which the forward around the blocks takes hidden states.
+        attention, mlp: modules of a block; the projections cut in each share its input (one gradient all-reduce each).
+        attention_dropout: the module inside ``attention`` that drops attention weights (None: the attention function gets a
+            probability).
         transposed: True if projections store (in, out) as GPT-2's Conv1D does, instead of (out, in).
-        enters: modules of a block whose input is shared by the projections cut in them (one gradient all-reduce each).
         cut_with: modules at the top of a block that are cut together with another one, by whose name: name -> the other.
         experts: the module of a block's experts, which are cut inside each expert.
         router: the module beside them that chooses experts for tokens.
-        since: the first release of transformers whose code of it the engine knows.
         block_weights: the parameters of a block, given its layer.
         embedding_weights, norm_weights, head_weights: those around the blocks, by full name; the first are of all embeddings and
             of what is behind them.
-        dropouts: config keys that hold a dropout probability.
         checkpoint_prefixes: prefixes that a checkpoint may leave out (bare GPT-2 checkpoints have no ``transformer.``).
         older_endings: ends of names -> the same in older checkpoints, which transformers still reads.
         beside: name patterns of a checkpoint's weights that other models of the family use.
@@ -89,34 +105,51 @@ class Family:
 
     model_type: str
     architecture: str
-    modules: tuple[str, ...]
     fields: Mapping[str, ConfigField]
     read: Callable[[Mapping[str, Any]], ModelShape]
     embedding: str
     blocks: str
     norm: str
     head: str
-    rotary: str | None
     attention: str
-    attention_dropout: str | None
-    projections: Mapping[str, Projection]
-    transposed: bool
-    enters: tuple[str, ...]
     block_weights: Callable[[ModelShape, int], tuple[Weight, ...]]
     embedding_weights: Callable[[ModelShape], tuple[Weight, ...]]
     norm_weights: Callable[[ModelShape], tuple[Weight, ...]]
     head_weights: Callable[[ModelShape], tuple[Weight, ...]]
-    dropouts: tuple[str, ...]
-    hidden_argument: str = "inputs_embeds"
+    since: str = "5.0"
+    rotary: str | None = None
     lookups: Mapping[str, str] = field(default_factory=dict)
     behind_embedding: tuple[str, ...] = ()
+    hidden_argument: str = "inputs_embeds"
+    mlp: str = "mlp"
+    attention_dropout: str | None = None
+    transposed: bool = False
     cut_with: Mapping[str, str] = field(default_factory=dict)
     experts: str | None = None
     router: str = "gate"
-    since: str = "5.0"
     checkpoint_prefixes: tuple[str, ...] = ()
     older_endings: Mapping[str, str] = field(default_factory=dict)
     beside: tuple[str, ...] = ()
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The modules of transformers that a rank needs (imported before ranks are forked)."""
+        return f"transformers.models.{self.model_type}.modeling_{self.model_type}",
+
+    @property
+    def dropouts(self) -> tuple[str, ...]:
+        """The fields of its configuration that hold a dropout probability."""
+        return tuple(name for name, entry in self.fields.items() if entry is DROPOUT)
+
+    @property
+    def enters(self) -> tuple[str, ...]:
+        """The modules of a block whose input the projections cut in them share."""
+        return self.attention, self.mlp
+
+    def projections(self, shape: ModelShape, layer: int) -> dict[str, Weight]:
+        """Return the matrices of the projections of a block by the projections' names inside it."""
+        return {weight.name.removesuffix(".weight"): weight for weight in self.block_weights(shape, layer)
+                if weight.cut is not None and weight.name.endswith(".weight")}
 
     def layer_weights(self, shape: ModelShape, layer: int) -> tuple[Weight, ...]:
         """Return the parameters of a block under their Hugging Face names."""
@@ -134,8 +167,7 @@ class Family:
     @property
     def block_modules(self) -> tuple[str, ...]:
         """The modules of a block that tensor parallelism cuts, each as a whole."""
-        inside = (*self.projections, *([self.experts] if self.experts is not None else []))
-        return tuple(dict.fromkeys(map(self.block_module, inside)))
+        return tuple(map(self.block_module, self.enters))
 
     def block_module(self, inner: str) -> str:
         """Return the module of a block that something inside it is cut with."""
@@ -163,11 +195,6 @@ class Family:
     def is_behind_embedding(self, name: str) -> bool:
         """Return True for a weight with which the sum of the embeddings is computed on, so that its backward needs it."""
         return name.startswith(tuple(f"{path}." for path in self.behind_embedding))
-
-    def is_row_bias(self, name: str) -> bool:
-        """Return True if a weight is the bias of a projection whose inputs are cut."""
-        module, _, leaf = name.rpartition(".")
-        return leaf == "bias" and any(how == "row" and module.endswith(f".{inner}") for inner, how in self.projections.items())
 
     def without_layer(self, name: str) -> tuple[str, int | None]:
         """Return a name with ``{}`` in place of its layer's number, and that number; None for a name outside the blocks."""

@@ -29,6 +29,9 @@ class ConfigField:
     in_job: bool = True
 
 
+Fields = dict[str, ConfigField]
+
+
 def only(*values: Any, rule: str = "is not supported yet", remedy: str = "leave it out") -> ConfigField:
     """Return a field that the engine supports only with these values."""
     return ConfigField(lambda value: value in values, rule, remedy)
@@ -45,7 +48,9 @@ def is_number(value: Any) -> bool:
 
 # Checked by their readers: the family's reader of sizes, transformers' own validation, or the check of the weights.
 READ = ConfigField()
-PROBABILITY = number("a number from 0 to less than 1", lambda value: 0 <= value < 1)
+OLDER = ConfigField(in_job=False)
+DROPOUT = number("a number from 0 to less than 1", lambda value: 0 <= value < 1)
+POSITIVE = number("a number above 0", lambda value: value > 0)
 EPSILON = number("a number of at least 0", lambda value: value >= 0)
 
 # The activations of transformers that have no parameters.
@@ -77,12 +82,10 @@ LEFT_OVER = frozenset((
 ))
 ATTENTION = only(None, "sdpa", rule="would have no effect: the engine chooses how attention is computed", remedy="leave it out")
 
-COMMON: Mapping[str, ConfigField] = {
+COMMON: Fields = {
     **dict.fromkeys(CARRIED, READ),
-    **dict.fromkeys(LEFT_OVER, ConfigField(in_job=False)),
-    "model_type": READ,
-    "tie_word_embeddings": READ,
-    "quantization_config": ConfigField(in_job=False),
+    **dict.fromkeys(LEFT_OVER | {"quantization_config"}, OLDER),
+    **dict.fromkeys(("model_type", "tie_word_embeddings"), READ),
     "attn_implementation": ATTENTION,
     "_attn_implementation": ATTENTION,
     "is_causal": only(True, remedy="leave it out, or set it to true: a token sees only the earlier ones"),
@@ -92,6 +95,13 @@ COMMON: Mapping[str, ConfigField] = {
     "tie_encoder_decoder": only(False),
     "pruned_heads": only(None, {}),
 }
+SIZES: Fields = dict.fromkeys(("hidden_size", "num_attention_heads", "num_hidden_layers", "intermediate_size", "vocab_size",
+                               "max_position_embeddings", "initializer_range"), READ)
+
+
+def without(fields: Fields, *names: str) -> Fields:
+    """Return a table without some fields."""
+    return {name: field for name, field in fields.items() if name not in names}
 
 
 def check_fields(config: Mapping[str, Any], table: Mapping[str, ConfigField], model_type: str, checkpoint: str | None) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import shown
-from hpc_mp.layout.models.fields import READ, ConfigField, is_number, number, only
+from hpc_mp.layout.models.fields import POSITIVE, READ, ConfigField, Fields, is_number, number, only
 
 # kind -> required settings
 NEEDED: Mapping[str, tuple[str, ...]] = {
@@ -22,16 +22,19 @@ NEEDED: Mapping[str, tuple[str, ...]] = {
 }
 WITH_HEAD_DIM = ("dynamic", "yarn", "longrope")  # computed from head_dim as stated, even if a family has null for it
 LISTS = ("short_factor", "long_factor")  # a number for each pair of a head's elements
-NUMBERS = ("attention_factor", "beta_fast", "beta_slow", "factor", "high_freq_factor", "low_freq_factor", "mscale",
-           "mscale_all_dim", "original_max_position_embeddings", "rope_theta")
-POSITIVE = ("factor", "original_max_position_embeddings", "rope_theta")  # and never null
-OTHERS = ("rope_type", "type", "truncate", "partial_rotary_factor")
-
-ROTARY_FIELDS: Mapping[str, ConfigField] = {
+PART = only(None, 1.0, remedy="leave it out: positions rotate whole heads")
+ABOVE_ZERO = ConfigField(lambda value: is_number(value) and value > 0, POSITIVE.rule, POSITIVE.remedy)  # and not null
+SETTINGS: Fields = {
+    **dict.fromkeys(("attention_factor", "beta_fast", "beta_slow", "high_freq_factor", "low_freq_factor", "mscale",
+                     "mscale_all_dim"), number("a number", lambda value: True)),
+    **dict.fromkeys(("factor", "original_max_position_embeddings", "rope_theta"), ABOVE_ZERO),
+    **dict.fromkeys(("rope_type", "type", "truncate"), READ),
+}
+ROTARY_FIELDS: Fields = {
     "rope_parameters": READ,
     "rope_scaling": READ,  # the same setting in older releases, with rope_theta beside it
-    "rope_theta": number("a number above 0", lambda value: value > 0),
-    "partial_rotary_factor": only(None, 1.0, remedy="leave it out: positions rotate whole heads"),
+    "rope_theta": POSITIVE,
+    "partial_rotary_factor": PART,
 }
 
 
@@ -45,21 +48,24 @@ def check_rotary(config: Mapping[str, Any], head_dim: int, derived: bool = True,
     if head_dim % 2:
         raise HpcMpError(f"the model's heads of {head_dim} elements", "cannot be rotated in pairs of elements",
                          "choose sizes that make it an even number")
+    factors = ConfigField(lambda value: value is None or (
+        isinstance(value, list | tuple) and len(value) == head_dim // 2 and all(map(is_number, value))),
+        f"must be a list of {head_dim // 2} numbers, half the size of a head", "use the list of the model's own config.json")
+    fields = SETTINGS | dict.fromkeys(LISTS, factors) | {"partial_rotary_factor": READ if part else PART}
     for field in ("rope_parameters", "rope_scaling"):
-        settings = config.get(field)
-        if settings is not None:
-            _check(f"the model's {field}", settings, head_dim, part)
-            kind = settings.get("rope_type", settings.get("type"))
+        if (settings := config.get(field)) is not None:
+            kind = _check(f"the model's {field}", settings, fields)
             if kind in WITH_HEAD_DIM and not derived and config.get("head_dim") is None:
                 raise HpcMpError("the model's head_dim", f"is required for rope_type = {shown(kind)}",
                                  f"set head_dim = {head_dim}")
 
 
-def _check(where: str, settings: Any, head_dim: int, part: bool) -> None:
+def _check(where: str, settings: Any, fields: Fields) -> str:
+    """Check one table of settings, and return its kind."""
     if not isinstance(settings, Mapping):
         raise HpcMpError(f"{where} = {shown(settings)}", "must be a table",
                          'write for example { rope_type = "linear", factor = 2.0 }')
-    kind = settings.get("rope_type", settings.get("type", "default"))
+    kind: str = settings.get("rope_type", settings.get("type", "default"))
     if kind not in NEEDED:
         raise HpcMpError(f"{where}: rope_type = {shown(kind)}", "is not a supported kind of rotary positions",
                          f"choose one of {', '.join(NEEDED)}")
@@ -67,16 +73,9 @@ def _check(where: str, settings: Any, head_dim: int, part: bool) -> None:
         if settings.get(key) is None:
             raise HpcMpError(f"{where}: {key}", f"is required for rope_type = {shown(kind)}", "add it")
     for key, value in settings.items():
-        if key not in (*LISTS, *NUMBERS, *OTHERS):
+        if key not in fields:
             raise HpcMpError(f"{where}: {key} = {shown(value)}", "is not a supported setting of rotary positions", "leave it out")
-        if key in LISTS and value is not None and not (
-                isinstance(value, list | tuple) and len(value) == head_dim // 2 and all(map(is_number, value))):
-            raise HpcMpError(f"{where}: {key}", f"must be a list of {head_dim // 2} numbers, half the size of a head",
-                             "use the list of the model's own config.json")
-        positive = key in POSITIVE
-        if key in NUMBERS and (value is not None or positive) and not (is_number(value) and (value > 0 or not positive)):
-            raise HpcMpError(f"{where}: {key} = {shown(value)}", f"must be a number{' above 0' if positive else ''}",
-                             "change that value")
-    if not part and settings.get("partial_rotary_factor") not in (None, 1.0):
-        raise HpcMpError(f"{where}: partial_rotary_factor = {shown(settings['partial_rotary_factor'])}", "is not supported yet",
-                         "leave it out: positions rotate whole heads")
+        if not fields[key].holds(value):
+            raise HpcMpError(f"{where}: {key}" + ("" if key in LISTS else f" = {shown(value)}"), fields[key].rule,
+                             fields[key].remedy)
+    return kind

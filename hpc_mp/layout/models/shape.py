@@ -3,8 +3,9 @@
 import json
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from hpc_mp.base.errors import HpcMpError
@@ -12,7 +13,7 @@ from hpc_mp.base.text import shown
 
 T = TypeVar("T")
 Config = dict[str, Any]  # the fields of a Hugging Face configuration
-MOST_LAYERS = 2**16
+MOST, MOST_LAYERS = 2**31 - 1, 2**16
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class ModelShape:
     attention_bias: bool
     mlp_bias: bool
     gated_mlp: bool
-    initializer_range: float
+    initializer_range: float = 0.02
     experts: int = 0
     experts_per_token: int = 0
     expert_intermediate: int = 0
@@ -101,7 +102,7 @@ class ConfigReader:
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config = config
 
-    def count(self, *names: str, default: int, limit: int = 2**31 - 1) -> int:
+    def count(self, *names: str, default: int, limit: int = MOST) -> int:
         """Return a whole number from 1 to ``limit``."""
         return self._read(names, default, f"must be a whole number from 1 to {limit}",
                           lambda value: isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= limit)
@@ -120,14 +121,6 @@ class ConfigReader:
             isinstance(value, int) and not isinstance(value, bool) and -rows <= value < rows))
         return None if value is None else value % rows
 
-    @staticmethod
-    def quotient(whole: str, size: int, part: str, parts: int) -> int:
-        """Return ``size / parts``, which must be whole; ``whole`` and ``part`` are the names of the sizes."""
-        if size % parts:
-            raise HpcMpError(f"the model's {whole}({size}) / {part}({parts})", "must be a whole number",
-                             f"choose {whole} as a multiple of {part}")
-        return size // parts
-
     def _read(self, names: tuple[str, ...], default: T, rule: str, holds: Callable[[Any], bool]) -> T:
         values = {name: self.config[name] for name in names if self.config.get(name) is not None}
         for name, value in values.items():
@@ -140,7 +133,53 @@ class ConfigReader:
         return next(iter(values.values()), default)
 
 
-def chunk_sizes(size: int, parts: int) -> tuple[int, ...]:
-    """Return the sizes of ``torch.chunk``: ceil(size / parts) each while some is left; the last parts may be smaller or empty."""
+def quotient(whole: str, size: int, part: str, parts: int) -> int:
+    """Return ``size / parts``, which must be whole; ``whole`` and ``part`` are the names of the sizes. Raises HpcMpError."""
+    if size % parts:
+        raise HpcMpError(f"the model's {whole}({size}) / {part}({parts})", "must be a whole number",
+                         f"choose {whole} as a multiple of {part}")
+    return size // parts
+
+
+def read_sizes(config: Mapping[str, Any], default: ModelShape, names: Mapping[str, str] = MappingProxyType({})) -> ModelShape:
+    """Read the sizes that every family has.
+
+    Args:
+        default: of the family's configuration class; kv_heads 0: all heads, head_dim 0: hidden / heads, intermediate 0:
+            4 × hidden.
+        names: the usual name of a field -> the family's own, as in transformers' ``attribute_map``; both are read.
+
+    Raises:
+        HpcMpError: as ``ConfigReader``, or heads do not divide the hidden size.
+    """
+    def count(name: str, default: int, limit: int = MOST) -> int:
+        return c.count(*dict.fromkeys((names.get(name, name), name)), default=default, limit=limit)
+
+    c, heads_name = ConfigReader(config), names.get("num_attention_heads", "num_attention_heads")
+    hidden, heads = count("hidden_size", default.hidden), count("num_attention_heads", default.heads)
+    if not default.head_dim and config.get("head_dim") is None:
+        quotient(names.get("hidden_size", "hidden_size"), hidden, heads_name, heads)
+    kv_heads = count("num_key_value_heads", heads if "num_key_value_heads" in config else default.kv_heads or heads)
+    quotient(heads_name, heads, "num_key_value_heads", kv_heads)
+    return replace(
+        default, layers=count("num_hidden_layers", default.layers, MOST_LAYERS), hidden=hidden, heads=heads, kv_heads=kv_heads,
+        head_dim=count("head_dim", default.head_dim or hidden // heads),
+        intermediate=count("intermediate_size", default.intermediate or 4 * hidden),
+        vocabulary=count("vocab_size", default.vocabulary), positions=count("max_position_embeddings", default.positions),
+        tied=c.flag("tie_word_embeddings", default.tied), attention_bias=c.flag("attention_bias", default.attention_bias),
+        mlp_bias=c.flag("mlp_bias", default.mlp_bias),
+        initializer_range=c.number("initializer_range", default.initializer_range),
+    )
+
+
+def chunk(size: int, parts: int, part: int) -> slice:
+    """Return the elements of a part as ``torch.chunk`` cuts: ceil(size / parts) each while some are left; the last parts may be
+    smaller or empty."""
     step = -(-size // parts)
-    return tuple(max(0, min(step, size - part * step)) for part in range(parts))
+    return slice(min(size, part * step), min(size, (part + 1) * step))
+
+
+def chunk_sizes(size: int, parts: int) -> tuple[int, ...]:
+    """Return the sizes of all parts of ``chunk``."""
+    chunks = (chunk(size, parts, part) for part in range(parts))
+    return tuple(elements.stop - elements.start for elements in chunks)

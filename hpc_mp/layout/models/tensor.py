@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from hpc_mp.layout.models.family import Family, Weight
-from hpc_mp.layout.models.shape import ModelShape, chunk_sizes
+from hpc_mp.layout.models.shape import ModelShape, chunk
 
 ALL = ("*",)
 NOT_CHOSEN = "not among parallel.tensor_modules"
@@ -63,9 +63,7 @@ def cut_part(weight: Weight, tensor: TensorCut, cuts: bool) -> TensorPart:
         return TensorPart(tuple(box), False, tensor.size, tensor.rank, weight.partial and cuts)
     parts = min(tensor.size, weight.most_parts or tensor.size)
     copies = tensor.size // parts
-    sizes = chunk_sizes(weight.shape[weight.cut], parts)
-    start = sum(sizes[:tensor.rank // copies])
-    box[weight.cut] = slice(start, start + sizes[tensor.rank // copies])
+    box[weight.cut] = chunk(weight.shape[weight.cut], parts, tensor.rank // copies)
     return TensorPart(tuple(box), True, copies, tensor.rank % copies, copies > 1)
 
 
@@ -105,7 +103,7 @@ def _reason(family: Family, shape: ModelShape, weight: Weight, tensor: TensorCut
         return f"{weight.most_parts} key-value heads, each on {part.copies} ranks" if part.copies > 1 else None
     if module is not None and not tensor.cuts(module):
         return NOT_CHOSEN
-    if family.is_row_bias(weight.name):
+    if weight.row:
         return ROW_BIAS
     if weight.partial:
         return "a norm of heads" if len(weight.shape) == 1 else "a router, which every rank computes in full"

@@ -61,17 +61,15 @@ def embedding_scale(embedding: nn.Module) -> float:
 def _tensor(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
     """Put column and row projections in place of linear ones; sum gradients of shared inputs."""
     family = model.family
-    names = {weight.name for layer in stage.span.layers for weight in family.layer_weights(model.shape, layer)}
-    for block in stage.blocks:
-        for inner, how in family.projections.items():
+    for layer, block in zip(stage.span.layers, stage.blocks, strict=True):
+        names = {weight.name for weight in family.layer_weights(model.shape, layer)}
+        for inner, weight in family.projections(model.shape, layer).items():
             path = f"{block}.{inner}"
-            if f"{path}.weight" not in names:
-                continue
             bias = f"{path}.bias" if f"{path}.bias" in names else None
-            projection = Projection(f"{path}.weight", bias, family.transposed, how == "row", _tensor_of(stage, path))
+            projection = Projection(f"{path}.weight", bias, family.transposed, weight.row, _tensor_of(stage, path))
             stage.set_submodule(path, projection)
             behind_attention = family.block_module(inner) == family.block_module(family.attention)
-            if how == "row" and behind_attention and projection.tensor.size == 1:
+            if weight.row and behind_attention and projection.tensor.size == 1:
                 _change_before(projection, partial(stage.tensor.share, dim=1))  # attention has all tokens
         for inner in family.enters:
             path = f"{block}.{inner}"

@@ -6,24 +6,24 @@ from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.models.families import gpt2
-from hpc_mp.layout.models.family import Weight
-from hpc_mp.layout.models.fields import READ, ConfigField
-from hpc_mp.layout.models.shape import ConfigReader, ModelShape
+from hpc_mp.layout.models.family import Weight, column, norm, row
+from hpc_mp.layout.models.fields import OLDER, READ, ConfigField
+from hpc_mp.layout.models.shape import ConfigReader, ModelShape, read_sizes
 
-FIELDS: Mapping[str, ConfigField] = {
+FIELDS = {
     **gpt2.SHARED,
     "rotary_dim": READ,
     # Fields that the first checkpoints of this family also contain; transformers does the first two always.
     **dict.fromkeys(("rotary", "scale_attn_weights"),
                     ConfigField(lambda value: value is True, "is not supported yet", "leave it out", in_job=False)),
-    **dict.fromkeys(gpt2.SUMMARY, ConfigField(in_job=False)),
+    **dict.fromkeys(gpt2.SUMMARY, OLDER),
 }
+DEFAULT = replace(gpt2.DEFAULT, model_type="gptj", layers=28, hidden=4096, heads=16, vocabulary=50400, positions=2048,
+                  tied=False, attention_bias=False)  # of transformers' GPTJConfig (the 6 B model)
 
 
 def read(config: Mapping[str, Any]) -> ModelShape:
-    """Read the shape. Defaults: transformers' GPTJConfig (the 6 B model)."""
-    shape = gpt2.read_gpt(config, "gptj", hidden=4096, heads=16, layers=28, vocabulary=50400, positions=2048, tied=False,
-                          attention_bias=False)
+    shape = read_sizes(config, DEFAULT, gpt2.NAMES)
     rotary = 0 if config.get("rotary_dim", 64) is None else ConfigReader(config).count("rotary_dim", default=64)
     if rotary % 2 or not 0 < rotary <= shape.head_dim:
         raise HpcMpError(f"the model's rotary_dim({rotary or 'null'})",
@@ -35,14 +35,11 @@ def read(config: Mapping[str, Any]) -> ModelShape:
 def block_weights(s: ModelShape, _: int) -> tuple[Weight, ...]:
     h, f = s.hidden, s.intermediate
     return (
-        Weight("ln_1.weight", (h,), init="ones"),
-        Weight("ln_1.bias", (h,), init="zeros"),
-        *(Weight(f"attn.{name}.weight", (h, h), cut=0) for name in ("q_proj", "k_proj", "v_proj")),
-        Weight("attn.out_proj.weight", (h, h), cut=1),
-        Weight("mlp.fc_in.weight", (f, h), cut=0),
-        Weight("mlp.fc_in.bias", (f,), cut=0, init="zeros"),
-        Weight("mlp.fc_out.weight", (h, f), cut=1),
-        Weight("mlp.fc_out.bias", (h,), init="zeros"),
+        *norm("ln_1", h, bias=True),
+        *(weight for name in "qkv" for weight in column(f"attn.{name}_proj", h, h)),
+        *row("attn.out_proj", h, h),
+        *column("mlp.fc_in", f, h, bias=True),
+        *row("mlp.fc_out", h, f, bias=True),
     )
 
 
@@ -50,23 +47,15 @@ FAMILY = replace(
     gpt2.FAMILY,
     model_type="gptj",
     architecture="GPTJForCausalLM",
-    modules=("transformers.models.gptj.modeling_gptj",),
+    since="5.24",
     fields=FIELDS,
     read=read,
     lookups={},
     rotary="transformer.rotary_emb",
     attention_dropout=None,
-    projections={
-        "attn.q_proj": "column", "attn.k_proj": "column", "attn.v_proj": "column", "attn.out_proj": "row",
-        "mlp.fc_in": "column", "mlp.fc_out": "row",
-    },
     transposed=False,
-    since="5.24",
     block_weights=block_weights,
-    embedding_weights=lambda s: (Weight("transformer.wte.weight", (s.vocabulary, s.hidden), cut=0),),
-    head_weights=lambda s: (
-        Weight("lm_head.weight", (s.vocabulary, s.hidden), cut=0),
-        Weight("lm_head.bias", (s.vocabulary,), cut=0, init="zeros"),
-    ),
+    embedding_weights=lambda s: column("transformer.wte", s.vocabulary, s.hidden),
+    head_weights=lambda s: column("lm_head", s.vocabulary, s.hidden, bias=True),
     checkpoint_prefixes=(),
 )

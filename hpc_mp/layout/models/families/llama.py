@@ -3,86 +3,61 @@
 from collections.abc import Mapping
 from typing import Any
 
-from hpc_mp.layout.models.family import Family, Weight
-from hpc_mp.layout.models.fields import ACTIVATION, COMMON, EPSILON, PROBABILITY, READ, ConfigField
+from hpc_mp.layout.models.family import Family, Weight, column, norm, row
+from hpc_mp.layout.models.fields import ACTIVATION, COMMON, DROPOUT, EPSILON, READ, SIZES, Fields
 from hpc_mp.layout.models.rotary import ROTARY_FIELDS, check_rotary
-from hpc_mp.layout.models.shape import MOST_LAYERS, ConfigReader, ModelShape
+from hpc_mp.layout.models.shape import ConfigReader, ModelShape, quotient, read_sizes
 
-DROPOUTS = ("attention_dropout",)
-
-FIELDS: Mapping[str, ConfigField] = {
+SHARED: Fields = {  # with families that have its attention and MLP
     **COMMON,
     **ROTARY_FIELDS,
-    **dict.fromkeys(("hidden_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers", "head_dim",
-                     "intermediate_size", "vocab_size", "max_position_embeddings", "initializer_range"), READ),
-    **dict.fromkeys(("attention_bias", "mlp_bias", "pad_token_id"), READ),
-    **dict.fromkeys(DROPOUTS, PROBABILITY),
+    **SIZES,
+    **dict.fromkeys(("num_key_value_heads", "head_dim", "pad_token_id"), READ),
+    "attention_dropout": DROPOUT,
     "hidden_act": ACTIVATION,
     "rms_norm_eps": EPSILON,
-    "pretraining_tp": READ,  # number of pieces in which a product was once computed: the product is the same
 }
+# pretraining_tp: number of pieces in which a product was once computed; the product is the same
+FIELDS = SHARED | dict.fromkeys(("attention_bias", "mlp_bias", "pretraining_tp"), READ)
+DEFAULT = ModelShape(  # of transformers' LlamaConfig (the 7 B model)
+    model_type="llama", layers=32, hidden=4096, heads=32, kv_heads=0, head_dim=0, intermediate=11008, vocabulary=32000,
+    positions=2048, tied=False, attention_bias=False, mlp_bias=False, gated_mlp=True)
 
 
 def read(config: Mapping[str, Any]) -> ModelShape:
-    """Read the shape. Defaults: transformers' LlamaConfig (the 7 B model). It divides the heads even with a ``head_dim``."""
-    shape = read_decoder(config, "llama", intermediate=11008, vocabulary=32000, positions=2048)
-    ConfigReader.quotient("hidden_size", shape.hidden, "num_attention_heads", shape.heads)
+    """Read the shape. The heads divide the hidden size even with a ``head_dim``."""
+    shape = read_decoder(config, DEFAULT)
+    quotient("hidden_size", shape.hidden, "num_attention_heads", shape.heads)
     return shape
 
 
-def read_decoder(config: Mapping[str, Any], model_type: str, *, intermediate: int, vocabulary: int, positions: int,
-                 kv_heads: int | None = None, derived: bool = True) -> ModelShape:
-    """Read the shape of a family with Llama's attention and gated MLP.
-
-    Args:
-        intermediate, vocabulary, positions, kv_heads: defaults of the family's configuration class; ``kv_heads`` None: all heads.
-        derived: see ``check_rotary``.
-    """
-    c = ConfigReader(config)
-    hidden = c.count("hidden_size", default=4096)
-    heads = c.count("num_attention_heads", default=32)
-    if config.get("head_dim") is None:
-        c.quotient("hidden_size", hidden, "num_attention_heads", heads)
-    kv = c.count("num_key_value_heads", default=heads if kv_heads is None or "num_key_value_heads" in config else kv_heads)
-    c.quotient("num_attention_heads", heads, "num_key_value_heads", kv)
-    head_dim, rows = c.count("head_dim", default=hidden // heads), c.count("vocab_size", default=vocabulary)
-    check_rotary(config, head_dim, derived)
-    c.row("pad_token_id", rows)
-    return ModelShape(
-        model_type=model_type, layers=c.count("num_hidden_layers", default=32, limit=MOST_LAYERS), hidden=hidden,
-        heads=heads, kv_heads=kv, head_dim=head_dim,
-        intermediate=c.count("intermediate_size", default=intermediate), vocabulary=rows,
-        positions=c.count("max_position_embeddings", default=positions), tied=c.flag("tie_word_embeddings", False),
-        attention_bias=c.flag("attention_bias", False), mlp_bias=c.flag("mlp_bias", False), gated_mlp=True,
-        initializer_range=c.number("initializer_range", 0.02),
-    )
+def read_decoder(config: Mapping[str, Any], default: ModelShape, derived: bool = True) -> ModelShape:
+    """Read the shape of a family with Llama's attention and gated MLP. ``default``: see ``read_sizes``; ``derived``: see
+    ``check_rotary``."""
+    shape = read_sizes(config, default)
+    check_rotary(config, shape.head_dim, derived)
+    ConfigReader(config).row("pad_token_id", shape.vocabulary)
+    return shape
 
 
 def block_weights(s: ModelShape, _: int) -> tuple[Weight, ...]:
     h, f, q, kv = s.hidden, s.intermediate, s.heads * s.head_dim, s.kv_heads * s.head_dim
-    weights = [Weight("input_layernorm.weight", (h,), init="ones")]
-    for name, out, parts in (("q_proj", q, None), ("k_proj", kv, s.kv_heads), ("v_proj", kv, s.kv_heads)):
-        weights.append(Weight(f"self_attn.{name}.weight", (out, h), cut=0, most_parts=parts))
-        if s.attention_bias:
-            weights.append(Weight(f"self_attn.{name}.bias", (out,), cut=0, init="zeros", most_parts=parts))
-    weights.append(Weight("self_attn.o_proj.weight", (h, q), cut=1))
-    if s.attention_bias:
-        weights.append(Weight("self_attn.o_proj.bias", (h,), init="zeros"))
-    weights.append(Weight("post_attention_layernorm.weight", (h,), init="ones"))
-    for name in ("gate_proj", "up_proj"):
-        weights.append(Weight(f"mlp.{name}.weight", (f, h), cut=0))
-        if s.mlp_bias:
-            weights.append(Weight(f"mlp.{name}.bias", (f,), cut=0, init="zeros"))
-    weights.append(Weight("mlp.down_proj.weight", (h, f), cut=1))
-    if s.mlp_bias:
-        weights.append(Weight("mlp.down_proj.bias", (h,), init="zeros"))
-    return tuple(weights)
+    return (
+        *norm("input_layernorm", h),
+        *column("self_attn.q_proj", q, h, s.attention_bias),
+        *column("self_attn.k_proj", kv, h, s.attention_bias, s.kv_heads),
+        *column("self_attn.v_proj", kv, h, s.attention_bias, s.kv_heads),
+        *row("self_attn.o_proj", h, q, s.attention_bias),
+        *norm("post_attention_layernorm", h),
+        *column("mlp.gate_proj", f, h, s.mlp_bias),
+        *column("mlp.up_proj", f, h, s.mlp_bias),
+        *row("mlp.down_proj", h, f, s.mlp_bias),
+    )
 
 
 FAMILY = Family(
     model_type="llama",
     architecture="LlamaForCausalLM",
-    modules=("transformers.models.llama.modeling_llama",),
     fields=FIELDS,
     read=read,
     embedding="model.embed_tokens",
@@ -91,17 +66,8 @@ FAMILY = Family(
     head="lm_head",
     rotary="model.rotary_emb",
     attention="self_attn",
-    attention_dropout=None,
-    projections={
-        "self_attn.q_proj": "column", "self_attn.k_proj": "column", "self_attn.v_proj": "column",
-        "self_attn.o_proj": "row",
-        "mlp.gate_proj": "column", "mlp.up_proj": "column", "mlp.down_proj": "row",
-    },
-    transposed=False,
-    enters=("self_attn", "mlp"),
     block_weights=block_weights,
-    embedding_weights=lambda s: (Weight("model.embed_tokens.weight", (s.vocabulary, s.hidden), cut=0),),
-    norm_weights=lambda s: (Weight("model.norm.weight", (s.hidden,), init="ones"),),
-    head_weights=lambda s: (Weight("lm_head.weight", (s.vocabulary, s.hidden), cut=0),),
-    dropouts=DROPOUTS,
+    embedding_weights=lambda s: column("model.embed_tokens", s.vocabulary, s.hidden),
+    norm_weights=lambda s: norm("model.norm", s.hidden),
+    head_weights=lambda s: column("lm_head", s.vocabulary, s.hidden),
 )

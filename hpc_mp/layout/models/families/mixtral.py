@@ -10,44 +10,52 @@ from typing import Any
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.models.families import llama
 from hpc_mp.layout.models.family import Weight
-from hpc_mp.layout.models.fields import READ, ConfigField, only
+from hpc_mp.layout.models.fields import READ, Fields, only
 from hpc_mp.layout.models.shape import ConfigReader, ModelShape
 
-STORED = "block_sparse_moe"  # name of the module ``mlp`` in checkpoints
-
-FIELDS: Mapping[str, ConfigField] = {
-    **{key: field for key, field in llama.FIELDS.items() if key not in ("attention_bias", "mlp_bias", "pretraining_tp")},
+SHARED: Fields = {  # with families that have its experts
+    **llama.SHARED,
     **dict.fromkeys(("num_local_experts", "num_experts", "num_experts_per_tok", "sliding_window"), READ),
     "output_router_logits": only(False, remedy="leave it out, or set it to false: train.router_balance and "
                                                        "train.router_z add losses of routers, the same on every layout"),
     "router_aux_loss_coef": READ,  # without effect unless output_router_logits is set
-    "router_jitter_noise": only(0.0, remedy="leave it out, or set it to 0"),
 }
+DEFAULT = replace(llama.DEFAULT, model_type="mixtral", kv_heads=8, intermediate=14336, positions=4096 * 32, experts=8,
+                  experts_per_token=2)  # of transformers' MixtralConfig (the 8 x 7 B model)
 
 
 def read(config: Mapping[str, Any]) -> ModelShape:
-    """Read the shape. Defaults: transformers' MixtralConfig (the 8 x 7 B model)."""
-    shape = llama.read_decoder(config, "mixtral", kv_heads=8, intermediate=14336, vocabulary=32000, positions=4096 * 32,
-                               derived=False)
+    shape = read_experts(config, llama.read_decoder(config, DEFAULT, derived=False), ("num_local_experts", "num_experts"))
+    window = None if config.get("sliding_window") is None else ConfigReader(config).count("sliding_window", default=4096)
+    return replace(shape, expert_intermediate=shape.intermediate, windows=(window,))
+
+
+def read_experts(config: Mapping[str, Any], shape: ModelShape, names: tuple[str, str]) -> ModelShape:
+    """Read how many experts there are, under one of two names, and how many each token uses. ``shape`` has the defaults."""
     c = ConfigReader(config)
-    experts = c.count("num_local_experts", "num_experts", default=8)
-    chosen = c.count("num_experts_per_tok", default=2)
+    experts = c.count(*names, default=shape.experts)
+    chosen = c.count("num_experts_per_tok", default=shape.experts_per_token)
     if chosen > experts:
-        raise HpcMpError(f"the model's num_experts_per_tok({chosen})", f"is more than its num_local_experts({experts})",
+        raise HpcMpError(f"the model's num_experts_per_tok({chosen})", f"is more than its {names[0]}({experts})",
                          "send each token to fewer experts")
-    window = None if config.get("sliding_window") is None else c.count("sliding_window", default=4096)
-    return replace(shape, experts=experts, experts_per_token=chosen, expert_intermediate=shape.intermediate, windows=(window,))
+    return replace(shape, experts=experts, experts_per_token=chosen)
 
 
-def block_weights(s: ModelShape, layer: int) -> tuple[Weight, ...]:
-    h, f, experts = s.hidden, s.expert_intermediate, range(s.experts)
+def with_experts(s: ModelShape, weights: tuple[Weight, ...], module: str, gate: str, up: str, down: str) -> tuple[Weight, ...]:
+    """Return a block's weights with a router and experts in place of its MLP.
+
+    Args:
+        module: the name of ``mlp`` in checkpoints.
+        gate, up, down: names of an expert's three projections in checkpoints.
+    """
+    experts = [f"{module}.experts.{number}" for number in range(s.experts)]
     return (
-        *(weight for weight in llama.block_weights(s, layer) if not weight.name.startswith("mlp.")),
-        Weight("mlp.gate.weight", (s.experts, h), partial=True, stored=(((), f"{STORED}.gate.weight"),)),
-        Weight("mlp.experts.gate_up_proj", (s.experts, 2, f, h), cut=2, experts=True, stored=tuple(
-            ((e, part), f"{STORED}.experts.{e}.{name}.weight") for e in experts for part, name in enumerate(("w1", "w3")))),
-        Weight("mlp.experts.down_proj", (s.experts, h, f), cut=2, experts=True, stored=tuple(
-            ((e,), f"{STORED}.experts.{e}.w2.weight") for e in experts)),
+        *(weight for weight in weights if not weight.name.startswith("mlp.")),
+        Weight("mlp.gate.weight", (s.experts, s.hidden), partial=True, stored=(((), f"{module}.gate.weight"),)),
+        Weight("mlp.experts.gate_up_proj", (s.experts, 2, s.expert_intermediate, s.hidden), cut=2, experts=True, stored=tuple(
+            ((e, part), f"{expert}.{name}.weight") for e, expert in enumerate(experts) for part, name in enumerate((gate, up)))),
+        Weight("mlp.experts.down_proj", (s.experts, s.hidden, s.expert_intermediate), cut=2, experts=True, stored=tuple(
+            ((e,), f"{expert}.{down}.weight") for e, expert in enumerate(experts))),
     )
 
 
@@ -55,11 +63,8 @@ FAMILY = replace(
     llama.FAMILY,
     model_type="mixtral",
     architecture="MixtralForCausalLM",
-    modules=("transformers.models.mixtral.modeling_mixtral",),
-    fields=FIELDS,
+    fields=SHARED | {"router_jitter_noise": only(0.0, remedy="leave it out, or set it to 0")},
     read=read,
-    projections={name: how for name, how in llama.FAMILY.projections.items() if not name.startswith("mlp.")},
-    enters=("self_attn", "mlp"),
     experts="mlp.experts",
-    block_weights=block_weights,
+    block_weights=lambda s, layer: with_experts(s, llama.block_weights(s, layer), "block_sparse_moe", "w1", "w3", "w2"),
 )

@@ -1,8 +1,6 @@
 """Qwen2 and Qwen2.5: Llama's blocks, in which q, k and v have biases and no other projection has one."""
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from hpc_mp.layout.models.families import llama
 from hpc_mp.layout.models.family import Weight
@@ -10,20 +8,16 @@ from hpc_mp.layout.models.fields import READ, ConfigField, only
 from hpc_mp.layout.models.shape import ModelShape
 
 FULL = "every token then sees all earlier ones"
-FIELDS: Mapping[str, ConfigField] = {
-    **{key: field for key, field in llama.FIELDS.items() if key not in ("attention_bias", "mlp_bias", "pretraining_tp")},
+FIELDS = {
+    **llama.SHARED,
     "use_sliding_window": only(False, remedy=f"leave it out, or set it to false: {FULL}"),
     "layer_types": ConfigField(lambda value: value is None or set(value) == {"full_attention"}, "is not supported yet",
-                         f"leave it out, or set full_attention for every layer: {FULL}"),
+                               f"leave it out, or set full_attention for every layer: {FULL}"),
     **dict.fromkeys(("sliding_window", "max_window_layers"), READ),  # without effect unless use_sliding_window is set
     "use_mrope": only(False),
 }
-
-
-def read(config: Mapping[str, Any]) -> ModelShape:
-    """Read the shape. Defaults: transformers' Qwen2Config."""
-    shape = llama.read_decoder(config, "qwen2", kv_heads=32, intermediate=22016, vocabulary=151936, positions=32768)
-    return replace(shape, attention_bias=True)
+DEFAULT = replace(llama.DEFAULT, model_type="qwen2", kv_heads=32, intermediate=22016, vocabulary=151936, positions=32768,
+                  attention_bias=True)  # of transformers' Qwen2Config
 
 
 def block_weights(s: ModelShape, layer: int) -> tuple[Weight, ...]:
@@ -34,8 +28,7 @@ FAMILY = replace(
     llama.FAMILY,
     model_type="qwen2",
     architecture="Qwen2ForCausalLM",
-    modules=("transformers.models.qwen2.modeling_qwen2",),
     fields=FIELDS,
-    read=read,
+    read=lambda config: llama.read_decoder(config, DEFAULT),
     block_weights=block_weights,
 )
