@@ -98,8 +98,7 @@ class Family:
         block_weights: the parameters of a block, given its layer.
         embedding_weights, norm_weights, head_weights: those around the blocks, by full name; the first are of all embeddings and
             of what is behind them.
-        checkpoint_prefixes: prefixes that a checkpoint may leave out (bare GPT-2 checkpoints have no ``transformer.``).
-        older_endings: ends of names -> the same in older checkpoints, which transformers still reads.
+        older_names: pattern of a part of a weight's name -> the same in older checkpoints, which transformers still reads.
         beside: name patterns of a checkpoint's weights that other models of the family use.
     """
 
@@ -127,8 +126,7 @@ class Family:
     cut_with: Mapping[str, str] = field(default_factory=dict)
     experts: str | None = None
     router: str = "gate"
-    checkpoint_prefixes: tuple[str, ...] = ()
-    older_endings: Mapping[str, str] = field(default_factory=dict)
+    older_names: Mapping[str, str] = field(default_factory=dict)
     beside: tuple[str, ...] = ()
 
     @property

@@ -95,13 +95,7 @@ COMMON: Fields = {
     "tie_encoder_decoder": only(False),
     "pruned_heads": only(None, {}),
 }
-SIZES: Fields = dict.fromkeys(("hidden_size", "num_attention_heads", "num_hidden_layers", "intermediate_size", "vocab_size",
-                               "max_position_embeddings", "initializer_range"), READ)
-
-
-def without(fields: Fields, *names: str) -> Fields:
-    """Return a table without some fields."""
-    return {name: field for name, field in fields.items() if name not in names}
+SIZES = ("hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size", "max_position_embeddings", "initializer_range")
 
 
 def check_fields(config: Mapping[str, Any], table: Mapping[str, ConfigField], model_type: str, checkpoint: str | None) -> None:

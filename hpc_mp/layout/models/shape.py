@@ -2,18 +2,25 @@
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import shown
+from hpc_mp.layout.models.fields import is_number
 
-T = TypeVar("T")
 Config = dict[str, Any]  # the fields of a Hugging Face configuration
 MOST, MOST_LAYERS = 2**31 - 1, 2**16
+WRITE = "write for example {name} = {value}, in model.config or in the checkpoint's config.json"
+NAMES = {  # fields of a configuration, and the attributes of ``ModelShape`` that they set
+    "num_hidden_layers": "layers", "hidden_size": "hidden", "num_attention_heads": "heads", "num_key_value_heads": "kv_heads",
+    "head_dim": "head_dim", "intermediate_size": "intermediate", "vocab_size": "vocabulary",
+    "max_position_embeddings": "positions", "type_vocab_size": "token_types",
+    "tie_word_embeddings": "tied", "attention_bias": "attention_bias", "mlp_bias": "mlp_bias",
+    "initializer_range": "initializer_range", "num_local_experts": "experts", "num_experts": "experts",
+    "num_experts_per_tok": "experts_per_token", "moe_intermediate_size": "expert_intermediate"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,45 +99,23 @@ def config_of(directory: Path) -> Config:
     return config
 
 
-class ConfigReader:
-    """A reader of typed values from a config dictionary, under any of their names, with Hugging Face's defaults.
+def checked(name: str, value: Any, default: bool | float, limit: int = MOST) -> Any:
+    """Return a field's value if it is of its default's kind: true or false, a whole number from 1 to ``limit``, or a finite
+    number of at least 0. Raises HpcMpError for another one."""
+    if isinstance(default, bool):
+        rule, holds = "must be true or false", isinstance(value, bool)
+    elif isinstance(default, int):
+        rule, holds = f"must be a whole number from 1 to {limit}", type(value) is int and 1 <= value <= limit
+    else:
+        rule, holds = "must be a finite number of at least 0", is_number(value) and 0 <= value <= sys.float_info.max
+    if not holds:
+        raise HpcMpError(f"the model's {name} = {shown(value)}", rule, WRITE.format(name=name, value=shown(default)))
+    return value
 
-    Raises:
-        HpcMpError: for a value of the wrong type or out of range, or two names with different values.
-    """
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        self.config = config
-
-    def count(self, *names: str, default: int, limit: int = MOST) -> int:
-        """Return a whole number from 1 to ``limit``."""
-        return self._read(names, default, f"must be a whole number from 1 to {limit}",
-                          lambda value: isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= limit)
-
-    def flag(self, name: str, default: bool) -> bool:
-        return self._read((name,), default, "must be true or false", lambda value: isinstance(value, bool))
-
-    def number(self, name: str, default: float) -> float:
-        """Return a finite number of at least 0."""
-        return float(self._read((name,), default, "must be a finite number of at least 0", lambda value: (
-            isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max)))
-
-    def row(self, name: str, rows: int) -> int | None:
-        """Return a row of a table; a negative one counts from the end, as in torch."""
-        value: int | None = self._read((name,), None, f"must be a whole number from {-rows} to {rows - 1}", lambda value: (
-            isinstance(value, int) and not isinstance(value, bool) and -rows <= value < rows))
-        return None if value is None else value % rows
-
-    def _read(self, names: tuple[str, ...], default: T, rule: str, holds: Callable[[Any], bool]) -> T:
-        values = {name: self.config[name] for name in names if self.config.get(name) is not None}
-        for name, value in values.items():
-            if not holds(value):
-                raise HpcMpError(f"the model's {name} = {shown(value)}", rule, "write for example "
-                                 f"{name} = {shown(default)}, in model.config or in the checkpoint's config.json")
-        if len(set(values.values())) > 1:
-            both = " and ".join(f"{name} = {value}" for name, value in values.items())
-            raise HpcMpError(f"the model's {both}", "are two names for one size, with different values", "leave one of them out")
-        return next(iter(values.values()), default)
+def count(config: Mapping[str, Any], name: str, default: int) -> int:
+    """Return a whole number of at least 1; null is the default. Raises HpcMpError."""
+    return default if config.get(name) is None else int(checked(name, config[name], default))
 
 
 def quotient(whole: str, size: int, part: str, parts: int) -> int:
@@ -141,35 +126,51 @@ def quotient(whole: str, size: int, part: str, parts: int) -> int:
     return size // parts
 
 
-def read_sizes(config: Mapping[str, Any], default: ModelShape, names: Mapping[str, str] = MappingProxyType({})) -> ModelShape:
-    """Read the sizes that every family has.
+def check_padding(config: Mapping[str, Any], rows: int) -> None:
+    """Check that the padding is a row of the embedding; a negative one counts from the end, as in torch. Raises HpcMpError."""
+    row = config.get("pad_token_id")
+    if row is not None and not (type(row) is int and -rows <= row < rows):
+        raise HpcMpError(f"the model's pad_token_id = {shown(row)}", f"must be a whole number from {-rows} to {rows - 1}",
+                         WRITE.format(name="pad_token_id", value="null"))
+
+
+def read_sizes(config: Mapping[str, Any], default: ModelShape, own: Mapping[str, str] | None = None) -> ModelShape:
+    """Read the sizes of a model from a configuration whose fields the family knows.
 
     Args:
         default: of the family's configuration class; kv_heads 0: all heads, head_dim 0: hidden / heads, intermediate 0:
             4 × hidden.
-        names: the usual name of a field -> the family's own, as in transformers' ``attribute_map``; both are read.
+        own: the family's own names, beside ``NAMES``, which transformers reads too.
 
     Raises:
-        HpcMpError: as ``ConfigReader``, or heads do not divide the hidden size.
+        HpcMpError: a value of the wrong kind or out of range, two names with different values, or heads that do not divide.
     """
-    def count(name: str, default: int, limit: int = MOST) -> int:
-        return c.count(*dict.fromkeys((names.get(name, name), name)), default=default, limit=limit)
-
-    c, heads_name = ConfigReader(config), names.get("num_attention_heads", "num_attention_heads")
-    hidden, heads = count("hidden_size", default.hidden), count("num_attention_heads", default.heads)
+    names = {**(own or {}), **NAMES}
+    outer = {name: size for name, size in names.items() if size in ("hidden", "heads")}
+    shape = replace(default, **_stated(config, default, outer))
+    hidden, heads = (next(name for name in outer if outer[name] == size) for size in ("hidden", "heads"))
     if not default.head_dim and config.get("head_dim") is None:
-        quotient(names.get("hidden_size", "hidden_size"), hidden, heads_name, heads)
-    kv_heads = count("num_key_value_heads", heads if "num_key_value_heads" in config else default.kv_heads or heads)
-    quotient(heads_name, heads, "num_key_value_heads", kv_heads)
-    return replace(
-        default, layers=count("num_hidden_layers", default.layers, MOST_LAYERS), hidden=hidden, heads=heads, kv_heads=kv_heads,
-        head_dim=count("head_dim", default.head_dim or hidden // heads),
-        intermediate=count("intermediate_size", default.intermediate or 4 * hidden),
-        vocabulary=count("vocab_size", default.vocabulary), positions=count("max_position_embeddings", default.positions),
-        tied=c.flag("tie_word_embeddings", default.tied), attention_bias=c.flag("attention_bias", default.attention_bias),
-        mlp_bias=c.flag("mlp_bias", default.mlp_bias),
-        initializer_range=c.number("initializer_range", default.initializer_range),
-    )
+        quotient(hidden, shape.hidden, heads, shape.heads)
+    shape = replace(
+        shape, kv_heads=shape.heads if "num_key_value_heads" in config else default.kv_heads or shape.heads,
+        head_dim=default.head_dim or shape.hidden // shape.heads, intermediate=default.intermediate or 4 * shape.hidden)
+    shape = replace(shape, **_stated(config, shape, names))
+    quotient(heads, shape.heads, "num_key_value_heads", shape.kv_heads)
+    return shape
+
+
+def _stated(config: Mapping[str, Any], default: ModelShape, names: Mapping[str, str]) -> dict[str, Any]:
+    """Return the attributes that a configuration sets."""
+    values: dict[str, dict[str, Any]] = {}
+    for name, size in names.items():
+        if config.get(name) is not None:
+            value = checked(name, config[name], getattr(default, size), MOST_LAYERS if size == "layers" else MOST)
+            values.setdefault(size, {})[name] = value
+    for same in values.values():
+        if len(set(same.values())) > 1:
+            both = " and ".join(f"{name} = {value}" for name, value in same.items())
+            raise HpcMpError(f"the model's {both}", "are two names for one size, with different values", "leave one of them out")
+    return {size: next(iter(same.values())) for size, same in values.items()}
 
 
 def chunk(size: int, parts: int, part: int) -> slice:

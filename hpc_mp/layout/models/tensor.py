@@ -4,9 +4,10 @@ Modules are cut as a whole: the embedding, the head, and of every block its atte
 section 3). Key-value heads are never split: if there are fewer of them than ranks, neighbouring ranks hold the same head.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import groupby
 
 from hpc_mp.layout.models.family import Family, Weight
 from hpc_mp.layout.models.shape import ModelShape, chunk
@@ -67,7 +68,7 @@ def cut_part(weight: Weight, tensor: TensorCut, cuts: bool) -> TensorPart:
     return TensorPart(tuple(box), True, copies, tensor.rank % copies, copies > 1)
 
 
-def matches(name: str, patterns: Sequence[str]) -> bool:
+def matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
@@ -84,14 +85,12 @@ def kv_copies(shape: ModelShape, tensor: int) -> int:
 
 def left_whole(family: Family, shape: ModelShape, tensor: TensorCut) -> str:
     """Return a short description of what several tensor ranks share, grouped by the reason; empty if there is nothing."""
-    groups: dict[str, dict[str, list[int | None]]] = {}  # reason -> name, with a gap for the layer -> layers
+    groups: dict[str, dict[str, dict[int | None, None]]] = {}  # reason -> name, with a gap for the layer -> layers, in order
     for weight in family.all_weights(shape) if tensor.size > 1 else ():
-        reason = _reason(family, shape, weight, tensor)
-        if reason is not None:
+        if reason := _reason(family, shape, weight, tensor):
             module = family.module_of(shape, weight.name) if reason == NOT_CHOSEN else None
             name, layer = family.without_layer(module or (weight.name if reason == ROW_BIAS else weight.name.rpartition(".")[0]))
-            layers = groups.setdefault(reason, {}).setdefault(name, [])
-            layers += [layer] if layer not in layers else []
+            groups.setdefault(reason, {}).setdefault(name, {})[layer] = None
     return "; ".join(f"{reason}: {', '.join(name.format(_ranges(layers, shape.layers)) for name, layers in names.items())}"
                      for reason, names in groups.items())
 
@@ -113,14 +112,9 @@ def _reason(family: Family, shape: ModelShape, weight: Weight, tensor: TensorCut
     return f"looked up by {looked_up}, not by tokens" if looked_up else "a layer that every rank computes in full"
 
 
-def _ranges(layers: Sequence[int | None], all_layers: int) -> str:
-    """Return ``*`` for all layers, else their numbers such as ``0,3-5``."""
-    if len(layers) == all_layers:
-        return "*"
-    runs: list[list[int]] = []
-    for layer in layers:
-        if layer is not None and runs and layer == runs[-1][-1] + 1:
-            runs[-1].append(layer)
-        elif layer is not None:
-            runs.append([layer])
-    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+def _ranges(layers: Iterable[int | None], all_layers: int) -> str:
+    """Return ``*`` for all layers, else their numbers such as ``0,3-5``; ``layers`` in ascending order."""
+    numbers = [layer for layer in layers if layer is not None]
+    runs = [[layer for _, layer in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
+    return "*" if len(numbers) == all_layers else ",".join(
+        f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)

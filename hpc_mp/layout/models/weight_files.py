@@ -84,8 +84,7 @@ def check_weights(directory: Path, config: Mapping[str, Any], family: Family, sh
     parts = {weight.name: stored_parts(weight, held, family) for weight in weights}
     for weight, at, name in ((expected, *part) for expected in weights for part in parts[expected.name]):
         if name not in held:
-            raise HpcMpError(value, f"holds no weight named {name}",
-                             "use the checkpoint of a language model of this family")
+            raise HpcMpError(value, f"holds no weight named {name}", "use the checkpoint of a language model of this family")
         dimensions = weight.shape[len(at):]
         if held[name].shape != dimensions and (at or held[name].shape != weight.fused_shape):
             raise HpcMpError(f"{held[name].file}: {name}",
@@ -95,10 +94,9 @@ def check_weights(directory: Path, config: Mapping[str, Any], family: Family, sh
             raise HpcMpError(f"{held[name].file}: {name}",
                              f"is stored as {held[name].dtype}, which is not a plain floating-point format",
                              "use the checkpoint before it was quantized")
-    head = f"{family.head}.weight"
     used = {name for places in parts.values() for _, name in places}
     extra = sorted(name for name in held.keys() - used if not BUFFERS.search(name) and not matches(name, family.beside))
-    if shape.tied and head in extra:
+    if shape.tied and (head := f"{family.head}.weight") in extra:
         (_, embedding), = parts[f"{family.embedding}.weight"]
         if not _same(held[head], held[embedding]):
             raise HpcMpError(f"{held[head].file}: {head}",
@@ -111,17 +109,15 @@ def check_weights(directory: Path, config: Mapping[str, Any], family: Family, sh
 
 
 def find(name: str, held: Container[str], family: Family) -> str | None:
-    """Return a weight's name in a checkpoint, which may omit the family's prefix or have older names; None if it is missing."""
-    names = [name, *(name.removeprefix(prefix) for prefix in family.checkpoint_prefixes)]
-    names += [name.removesuffix(new) + old for new, old in family.older_endings.items() if name.endswith(new)]
+    """Return a weight's name in a checkpoint, which may have an older one; None if it is missing."""
+    names = [name, *(re.sub(pattern, older, name) for pattern, older in family.older_names.items())]
     return next((candidate for candidate in names if candidate in held), None)
 
 
 def stored_parts(weight: Weight, held: Container[str], family: Family) -> tuple[StoredPart, ...]:
     """Return a weight's parts in a checkpoint: under its own name, else as its family's checkpoints split it. A name that is
     not held is a missing weight."""
-    own = ((), weight.name)
-    parts = (own,) if find(weight.name, held, family) or not weight.stored else weight.stored
+    parts = weight.stored if weight.stored and not find(weight.name, held, family) else (((), weight.name),)
     return tuple((at, find(name, held, family) or name) for at, name in parts)
 
 
@@ -154,9 +150,8 @@ def _incomplete(path: Path, why: str) -> HpcMpError:
 
 
 def _same(one: StoredWeight, other: StoredWeight) -> bool:
-    if (one.dtype, one.shape) != (other.dtype, other.shape):
-        return False
-    return all(a == b for a, b in zip(_content(one), _content(other), strict=True))
+    return (one.dtype, one.shape) == (other.dtype, other.shape) and all(
+        a == b for a, b in zip(_content(one), _content(other), strict=True))
 
 
 def _content(weight: StoredWeight) -> Iterator[bytes]:

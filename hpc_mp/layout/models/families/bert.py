@@ -2,18 +2,16 @@
 and a dense layer before the head, which is tied to the embedding and has a bias."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from hpc_mp.layout.models.family import POSITIONS, Family, Weight, column, norm, row
 from hpc_mp.layout.models.fields import ACTIVATION, COMMON, DROPOUT, EPSILON, OLDER, READ, SIZES, ConfigField, only
-from hpc_mp.layout.models.shape import ConfigReader, ModelShape, read_sizes
+from hpc_mp.layout.models.shape import ModelShape, check_padding, read_sizes
 
 EMBEDDINGS, HEAD = "bert.embeddings", "cls.predictions"
 FIELDS = {
     **COMMON,
-    **SIZES,
-    **dict.fromkeys(("type_vocab_size", "pad_token_id"), READ),
+    **dict.fromkeys((*SIZES, "intermediate_size", "type_vocab_size", "pad_token_id"), READ),
     **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), DROPOUT),
     "hidden_act": ACTIVATION,
     "layer_norm_eps": EPSILON,
@@ -29,13 +27,13 @@ FIELDS = {
 }
 DEFAULT = ModelShape(  # of transformers' BertConfig (the 110 M model)
     model_type="bert", layers=12, hidden=768, heads=12, kv_heads=0, head_dim=0, intermediate=3072, vocabulary=30522,
-    positions=512, tied=True, attention_bias=True, mlp_bias=True, gated_mlp=False, bidirectional=True)
+    positions=512, tied=True, attention_bias=True, mlp_bias=True, gated_mlp=False, bidirectional=True, token_types=2)
 
 
 def read(config: Mapping[str, Any]) -> ModelShape:
-    shape, c = read_sizes(config, DEFAULT), ConfigReader(config)
-    c.row("pad_token_id", shape.vocabulary)
-    return replace(shape, token_types=c.count("type_vocab_size", default=2))
+    shape = read_sizes(config, DEFAULT)
+    check_padding(config, shape.vocabulary)
+    return shape
 
 
 def block_weights(s: ModelShape, _: int) -> tuple[Weight, ...]:
@@ -51,22 +49,13 @@ def block_weights(s: ModelShape, _: int) -> tuple[Weight, ...]:
 
 
 FAMILY = Family(
-    model_type="bert",
-    architecture="BertForMaskedLM",
-    since="5.24",
-    fields=FIELDS,
-    read=read,
-    embedding=f"{EMBEDDINGS}.word_embeddings",
+    model_type="bert", architecture="BertForMaskedLM", since="5.24",
+    fields=FIELDS, read=read,
+    embedding=f"{EMBEDDINGS}.word_embeddings", blocks="bert.encoder.layer", norm=f"{HEAD}.transform", head=f"{HEAD}.decoder",
     lookups={f"{EMBEDDINGS}.position_embeddings": POSITIONS, f"{EMBEDDINGS}.token_type_embeddings": "token_types"},
     behind_embedding=(f"{EMBEDDINGS}.LayerNorm", f"{EMBEDDINGS}.dropout"),
-    blocks="bert.encoder.layer",
     hidden_argument="hidden_states",
-    norm=f"{HEAD}.transform",
-    head=f"{HEAD}.decoder",
-    attention="attention.self",
-    mlp="intermediate",
-    attention_dropout="dropout",
-    cut_with={"output": "intermediate"},
+    attention="attention.self", attention_dropout="dropout", mlp="intermediate", cut_with={"output": "intermediate"},
     block_weights=block_weights,
     embedding_weights=lambda s: (
         *column(f"{EMBEDDINGS}.word_embeddings", s.vocabulary, s.hidden),
@@ -83,6 +72,6 @@ FAMILY = Family(
         *column(f"{HEAD}.decoder", s.vocabulary, s.hidden),
         Weight(f"{HEAD}.bias", (s.vocabulary,), cut=0, init="zeros"),
     ),
-    older_endings={"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"},
+    older_names={r"LayerNorm\.weight$": "LayerNorm.gamma", r"LayerNorm\.bias$": "LayerNorm.beta"},
     beside=("bert.pooler.*", "cls.seq_relationship.*", f"{HEAD}.decoder.bias", "bert.embeddings.position_ids"),
 )

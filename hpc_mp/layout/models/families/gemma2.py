@@ -8,7 +8,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.models.families import llama
 from hpc_mp.layout.models.family import Weight, norm
 from hpc_mp.layout.models.fields import ACTIVATION, OLDER, POSITIVE, READ, number, only
-from hpc_mp.layout.models.shape import ConfigReader, ModelShape
+from hpc_mp.layout.models.shape import ModelShape, count
 
 CAP = number("a number above 0, or null for none", lambda value: value > 0)
 KINDS = ("sliding_attention", "full_attention")
@@ -32,7 +32,7 @@ def read(config: Mapping[str, Any]) -> ModelShape:
     if not isinstance(kinds, list) or len(kinds) != shape.layers or not set(kinds) <= set(KINDS):
         raise HpcMpError("the model's layer_types", f"must be one of {' and '.join(KINDS)} for each of {shape.layers} layers",
                          "leave it out: they alternate")
-    window = ConfigReader(config).count("sliding_window", default=4096)
+    window = count(config, "sliding_window", 4096)
     return replace(shape, windows=tuple(window if kind == KINDS[0] else None for kind in kinds))
 
 
@@ -45,11 +45,8 @@ def block_weights(s: ModelShape, layer: int) -> tuple[Weight, ...]:
 
 FAMILY = replace(
     llama.FAMILY,
-    model_type="gemma2",
-    architecture="Gemma2ForCausalLM",
-    since="5.24",
-    fields=FIELDS,
-    read=read,
+    model_type="gemma2", architecture="Gemma2ForCausalLM", since="5.24",
+    fields=FIELDS, read=read,
     block_weights=block_weights,
     norm_weights=lambda s: norm("model.norm", s.hidden, init="zeros"),
 )

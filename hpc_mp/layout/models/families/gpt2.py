@@ -1,17 +1,13 @@
 """GPT-2: learned positions, Conv1D projections stored (in, out), q, k and v fused, head tied to the embedding."""
 
 from hpc_mp.layout.models.family import POSITIONS, Family, Weight, column, norm
-from hpc_mp.layout.models.fields import ACTIVATION, COMMON, DROPOUT, EPSILON, READ, SIZES, Fields, only, without
+from hpc_mp.layout.models.fields import ACTIVATION, COMMON, DROPOUT, EPSILON, READ, SIZES, Fields, only
 from hpc_mp.layout.models.shape import ModelShape, read_sizes
 
-NAMES = {  # the usual names of sizes, and GPT-2's; the first are read too, but for that of the inner size
-    "hidden_size": "n_embd", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer",
-    "max_position_embeddings": "n_positions", "intermediate_size": "n_inner",
-}
+OWN = {"n_layer": "layers", "n_embd": "hidden", "n_head": "heads", "n_positions": "positions", "n_inner": "intermediate"}
 SHARED: Fields = {  # with GPT-J
     **COMMON,
-    **without(SIZES, "intermediate_size"),
-    **dict.fromkeys(NAMES.values(), READ),
+    **dict.fromkeys((*OWN, *SIZES), READ),
     **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), DROPOUT),
     "pad_token_id": READ,  # not part of the embedding, unlike in Llama
     "activation_function": ACTIVATION,
@@ -47,19 +43,12 @@ def block_weights(s: ModelShape, _: int) -> tuple[Weight, ...]:
 
 
 FAMILY = Family(
-    model_type="gpt2",
-    architecture="GPT2LMHeadModel",
-    fields=FIELDS,
-    read=lambda config: read_sizes(config, DEFAULT, NAMES),
-    embedding="transformer.wte",
-    blocks="transformer.h",
-    norm="transformer.ln_f",
-    head="lm_head",
+    model_type="gpt2", architecture="GPT2LMHeadModel",
+    fields=FIELDS, read=lambda config: read_sizes(config, DEFAULT, OWN),
+    embedding="transformer.wte", blocks="transformer.h", norm="transformer.ln_f", head="lm_head",
     lookups={"transformer.wpe": POSITIONS},
     behind_embedding=("transformer.drop",),
-    attention="attn",
-    attention_dropout="attn_dropout",
-    transposed=True,
+    attention="attn", attention_dropout="attn_dropout", transposed=True,
     block_weights=block_weights,
     embedding_weights=lambda s: (
         *column("transformer.wte", s.vocabulary, s.hidden),
@@ -67,5 +56,5 @@ FAMILY = Family(
     ),
     norm_weights=lambda s: norm("transformer.ln_f", s.hidden, bias=True),
     head_weights=lambda s: column("lm_head", s.vocabulary, s.hidden),
-    checkpoint_prefixes=("transformer.",),
+    older_names={r"^transformer\.": ""},  # bare checkpoints
 )

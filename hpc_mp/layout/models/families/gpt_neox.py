@@ -12,10 +12,9 @@ from hpc_mp.layout.models.shape import ModelShape, read_sizes
 FIELDS = {
     **COMMON,
     **ROTARY_FIELDS,
-    **SIZES,
     "partial_rotary_factor": number("a number above 0, at most 1", lambda value: 0 < value <= 1),
     **dict.fromkeys(("rotary_pct", "rotary_emb_base"), READ),  # the names of older releases
-    **dict.fromkeys(("use_parallel_residual", "attention_bias"), READ),
+    **dict.fromkeys((*SIZES, "intermediate_size", "use_parallel_residual", "attention_bias"), READ),
     **dict.fromkeys(("hidden_dropout", "attention_dropout"), DROPOUT),
     "classifier_dropout": READ,  # of the classification model
     "pad_token_id": READ,  # not part of the embedding
@@ -52,18 +51,10 @@ def block_weights(s: ModelShape, _: int) -> tuple[Weight, ...]:
 
 
 FAMILY = Family(
-    model_type="gpt_neox",
-    architecture="GPTNeoXForCausalLM",
-    since="5.24",
-    fields=FIELDS,
-    read=read,
-    embedding="gpt_neox.embed_in",
-    blocks="gpt_neox.layers",
-    norm="gpt_neox.final_layer_norm",
-    head="lm_head",
-    rotary="gpt_neox.rotary_emb",
-    behind_embedding=("gpt_neox.emb_dropout",),
-    attention="attention",
+    model_type="gpt_neox", architecture="GPTNeoXForCausalLM", since="5.24",
+    fields=FIELDS, read=read,
+    embedding="gpt_neox.embed_in", blocks="gpt_neox.layers", norm="gpt_neox.final_layer_norm", head="lm_head",
+    behind_embedding=("gpt_neox.emb_dropout",), rotary="gpt_neox.rotary_emb", attention="attention",
     block_weights=block_weights,
     embedding_weights=lambda s: column("gpt_neox.embed_in", s.vocabulary, s.hidden),
     norm_weights=lambda s: norm("gpt_neox.final_layer_norm", s.hidden, bias=True),

@@ -8,7 +8,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.models.families import gpt2
 from hpc_mp.layout.models.family import Weight, column, norm, row
 from hpc_mp.layout.models.fields import OLDER, READ, ConfigField
-from hpc_mp.layout.models.shape import ConfigReader, ModelShape, read_sizes
+from hpc_mp.layout.models.shape import ModelShape, count, read_sizes
 
 FIELDS = {
     **gpt2.SHARED,
@@ -23,8 +23,8 @@ DEFAULT = replace(gpt2.DEFAULT, model_type="gptj", layers=28, hidden=4096, heads
 
 
 def read(config: Mapping[str, Any]) -> ModelShape:
-    shape = read_sizes(config, DEFAULT, gpt2.NAMES)
-    rotary = 0 if config.get("rotary_dim", 64) is None else ConfigReader(config).count("rotary_dim", default=64)
+    shape = read_sizes(config, DEFAULT, gpt2.OWN)
+    rotary = 0 if config.get("rotary_dim", 64) is None else count(config, "rotary_dim", 64)
     if rotary % 2 or not 0 < rotary <= shape.head_dim:
         raise HpcMpError(f"the model's rotary_dim({rotary or 'null'})",
                          f"must be even and from 2 to the size of a head, n_embd / n_head = {shape.head_dim}",
@@ -45,17 +45,12 @@ def block_weights(s: ModelShape, _: int) -> tuple[Weight, ...]:
 
 FAMILY = replace(
     gpt2.FAMILY,
-    model_type="gptj",
-    architecture="GPTJForCausalLM",
-    since="5.24",
-    fields=FIELDS,
-    read=read,
-    lookups={},
-    rotary="transformer.rotary_emb",
-    attention_dropout=None,
-    transposed=False,
+    model_type="gptj", architecture="GPTJForCausalLM", since="5.24",
+    fields=FIELDS, read=read,
+    lookups={}, rotary="transformer.rotary_emb",
+    attention_dropout=None, transposed=False,
     block_weights=block_weights,
     embedding_weights=lambda s: column("transformer.wte", s.vocabulary, s.hidden),
     head_weights=lambda s: column("lm_head", s.vocabulary, s.hidden, bias=True),
-    checkpoint_prefixes=(),
+    older_names={},
 )

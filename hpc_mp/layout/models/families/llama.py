@@ -6,13 +6,12 @@ from typing import Any
 from hpc_mp.layout.models.family import Family, Weight, column, norm, row
 from hpc_mp.layout.models.fields import ACTIVATION, COMMON, DROPOUT, EPSILON, READ, SIZES, Fields
 from hpc_mp.layout.models.rotary import ROTARY_FIELDS, check_rotary
-from hpc_mp.layout.models.shape import ConfigReader, ModelShape, quotient, read_sizes
+from hpc_mp.layout.models.shape import ModelShape, check_padding, quotient, read_sizes
 
 SHARED: Fields = {  # with families that have its attention and MLP
     **COMMON,
     **ROTARY_FIELDS,
-    **SIZES,
-    **dict.fromkeys(("num_key_value_heads", "head_dim", "pad_token_id"), READ),
+    **dict.fromkeys((*SIZES, "intermediate_size", "num_key_value_heads", "head_dim", "pad_token_id"), READ),
     "attention_dropout": DROPOUT,
     "hidden_act": ACTIVATION,
     "rms_norm_eps": EPSILON,
@@ -36,7 +35,7 @@ def read_decoder(config: Mapping[str, Any], default: ModelShape, derived: bool =
     ``check_rotary``."""
     shape = read_sizes(config, default)
     check_rotary(config, shape.head_dim, derived)
-    ConfigReader(config).row("pad_token_id", shape.vocabulary)
+    check_padding(config, shape.vocabulary)
     return shape
 
 
@@ -56,16 +55,10 @@ def block_weights(s: ModelShape, _: int) -> tuple[Weight, ...]:
 
 
 FAMILY = Family(
-    model_type="llama",
-    architecture="LlamaForCausalLM",
-    fields=FIELDS,
-    read=read,
-    embedding="model.embed_tokens",
-    blocks="model.layers",
-    norm="model.norm",
-    head="lm_head",
-    rotary="model.rotary_emb",
-    attention="self_attn",
+    model_type="llama", architecture="LlamaForCausalLM",
+    fields=FIELDS, read=read,
+    embedding="model.embed_tokens", blocks="model.layers", norm="model.norm", head="lm_head",
+    rotary="model.rotary_emb", attention="self_attn",
     block_weights=block_weights,
     embedding_weights=lambda s: column("model.embed_tokens", s.vocabulary, s.hidden),
     norm_weights=lambda s: norm("model.norm", s.hidden),

@@ -11,7 +11,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.models.families import llama
 from hpc_mp.layout.models.family import Weight
 from hpc_mp.layout.models.fields import READ, Fields, only
-from hpc_mp.layout.models.shape import ConfigReader, ModelShape
+from hpc_mp.layout.models.shape import ModelShape, count
 
 SHARED: Fields = {  # with families that have its experts
     **llama.SHARED,
@@ -25,20 +25,17 @@ DEFAULT = replace(llama.DEFAULT, model_type="mixtral", kv_heads=8, intermediate=
 
 
 def read(config: Mapping[str, Any]) -> ModelShape:
-    shape = read_experts(config, llama.read_decoder(config, DEFAULT, derived=False), ("num_local_experts", "num_experts"))
-    window = None if config.get("sliding_window") is None else ConfigReader(config).count("sliding_window", default=4096)
+    shape = llama.read_decoder(config, DEFAULT, derived=False)
+    check_experts(shape, "num_local_experts")
+    window = None if config.get("sliding_window") is None else count(config, "sliding_window", 4096)
     return replace(shape, expert_intermediate=shape.intermediate, windows=(window,))
 
 
-def read_experts(config: Mapping[str, Any], shape: ModelShape, names: tuple[str, str]) -> ModelShape:
-    """Read how many experts there are, under one of two names, and how many each token uses. ``shape`` has the defaults."""
-    c = ConfigReader(config)
-    experts = c.count(*names, default=shape.experts)
-    chosen = c.count("num_experts_per_tok", default=shape.experts_per_token)
-    if chosen > experts:
-        raise HpcMpError(f"the model's num_experts_per_tok({chosen})", f"is more than its {names[0]}({experts})",
-                         "send each token to fewer experts")
-    return replace(shape, experts=experts, experts_per_token=chosen)
+def check_experts(shape: ModelShape, name: str) -> None:
+    """Raise HpcMpError if a token uses more experts than there are. ``name``: of their number."""
+    if shape.experts_per_token > shape.experts:
+        raise HpcMpError(f"the model's num_experts_per_tok({shape.experts_per_token})",
+                         f"is more than its {name}({shape.experts})", "send each token to fewer experts")
 
 
 def with_experts(s: ModelShape, weights: tuple[Weight, ...], module: str, gate: str, up: str, down: str) -> tuple[Weight, ...]:
@@ -61,8 +58,7 @@ def with_experts(s: ModelShape, weights: tuple[Weight, ...], module: str, gate: 
 
 FAMILY = replace(
     llama.FAMILY,
-    model_type="mixtral",
-    architecture="MixtralForCausalLM",
+    model_type="mixtral", architecture="MixtralForCausalLM",
     fields=SHARED | {"router_jitter_noise": only(0.0, remedy="leave it out, or set it to 0")},
     read=read,
     experts="mlp.experts",

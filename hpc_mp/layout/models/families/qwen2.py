@@ -26,9 +26,7 @@ def block_weights(s: ModelShape, layer: int) -> tuple[Weight, ...]:
 
 FAMILY = replace(
     llama.FAMILY,
-    model_type="qwen2",
-    architecture="Qwen2ForCausalLM",
-    fields=FIELDS,
-    read=lambda config: llama.read_decoder(config, DEFAULT),
+    model_type="qwen2", architecture="Qwen2ForCausalLM",
+    fields=FIELDS, read=lambda config: llama.read_decoder(config, DEFAULT),
     block_weights=block_weights,
 )
