@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise, product
 from math import prod
+from operator import mul
 from typing import Literal
 
 from hpc_mp.layout.layout import Layout
@@ -39,17 +40,31 @@ class StageSpan:
 
 def stage_spans(layers: Sequence[int]) -> tuple[StageSpan, ...]:
     """Return the stages of a model, from their numbers of layers."""
-    ends = list(accumulate(layers, initial=0))
     return tuple(StageSpan(range(begin, end), stage == 0, stage == len(layers) - 1)
-                 for stage, (begin, end) in enumerate(pairwise(ends)))
+                 for stage, (begin, end) in enumerate(pairwise(accumulate(layers, initial=0))))
 
 
 Sharers = Literal["tensor", "kv"]
 """The ranks over which a gradient is a sum: all tensor ranks, or those of them with the same key-value heads."""
 
 
+class Rectangle:
+    """What has a ``box`` of a weight."""
+
+    __slots__ = ()
+    box: Box
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(part.stop - part.start for part in self.box)
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+
 @dataclass(frozen=True, slots=True)
-class ParameterSlot:
+class ParameterSlot(Rectangle):
     """A weight in a unit.
 
     Attributes:
@@ -71,30 +86,14 @@ class ParameterSlot:
     shares: Sharers | None = None
     counts: bool = True
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(part.stop - part.start for part in self.box)
-
-    @property
-    def size(self) -> int:
-        return prod(self.shape)
-
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(Rectangle):
     """A rectangle of a weight in a part of a unit. ``begin`` is its first element in the part."""
 
     slot: ParameterSlot
     box: Box
     begin: int
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(part.stop - part.start for part in self.box)
-
-    @property
-    def size(self) -> int:
-        return prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,13 +158,11 @@ class FlatLayout:
         low, high = shard * self.part, (shard + 1) * self.part
         for slot in self.slots:
             begin, end = max(low, slot.begin), min(high, slot.begin + slot.size)
-            if begin < end:
-                at = begin - low
-                for box in boxes(slot.shape, begin - slot.begin, end - slot.begin):
-                    piece = Piece(slot, tuple(slice(whole.start + part.start, whole.start + part.stop)
-                                              for whole, part in zip(slot.box, box, strict=True)), at)
-                    yield piece
-                    at += piece.size
+            for box in boxes(slot.shape, begin - slot.begin, end - slot.begin) if begin < end else ():
+                piece = Piece(slot, tuple(slice(whole.start + part.start, whole.start + part.stop)
+                                          for whole, part in zip(slot.box, box, strict=True)), begin - low)
+                yield piece
+                begin += piece.size
 
 
 def blocks_together(recompute: str) -> int | None:
@@ -177,13 +174,12 @@ def blocks_together(recompute: str) -> int | None:
 
 def unit_weights(family: Family, shape: ModelShape, span: StageSpan, expert: ExpertCut = ALL_EXPERTS) -> dict[str, list[Weight]]:
     """Return the weights of every unit of a stage, under their Hugging Face names."""
-    tied = f"{family.embedding}.weight"
     units: dict[str, list[Weight]] = {}
-    outer = family.embedding_weights(shape)
-    if shape.tied and (span.first or span.last):
-        units[TIED] = [weight for weight in outer if weight.name == tied]
+    tied = [weight for weight in family.embedding_weights(shape) if shape.tied and weight.name == f"{family.embedding}.weight"]
+    if span.first or span.last:
+        units[TIED] = tied
     if span.first:
-        units[EMBEDDING] = [weight for weight in outer if not (shape.tied and weight.name == tied)]
+        units[EMBEDDING] = [weight for weight in family.embedding_weights(shape) if weight not in tied]
     for layer in span.layers:
         block, weights = f"{family.blocks}.{layer}", family.layer_weights(shape, layer)
         units[block] = [weight for weight in weights if expert.size == 1 or not weight.experts]
@@ -214,27 +210,24 @@ def flat_units(layout: Layout, weights: Mapping[str, Sequence[Weight]], part: Ca
         part: a weight's part on this tensor rank.
         ties: of the units with which several modules compute.
     """
-    units = {}
-    for unit, group in weights.items():
-        tie = ties.get(unit)
-        slots = tuple(_slots(layout, group, part, expert, copied=tie is not None and not tie.counts))
-        units[unit] = FlatLayout(unit, slots, expert.shards if unit.endswith(EXPERTS) else layout.shard_degree, tie)
-    return units
+    return {unit: FlatLayout(unit, tuple(_slots(layout, [(weight, part(weight)) for weight in group], expert, ties.get(unit))),
+                             expert.shards if unit.endswith(EXPERTS) else layout.shard_degree, ties.get(unit))
+            for unit, group in weights.items()}
 
 
-def _slots(layout: Layout, weights: Iterable[Weight], part_on_rank: Callable[[Weight], TensorPart], expert: ExpertCut,
-           copied: bool) -> Iterator[ParameterSlot]:
+def _slots(layout: Layout, parts: Iterable[tuple[Weight, TensorPart]], expert: ExpertCut, tie: Tie | None,
+           ) -> Iterator[ParameterSlot]:
     """Yield the slots of a unit. Matrices come before vectors, which mostly have no weight decay, so that the optimizer updates
     long stretches. Within both, the parts that several tensor ranks share are adjacent, so that their gradients are summed in few
-    messages. ``copied``: another stage's copy of these weights counts."""
-    parts = [(weight, part_on_rank(weight)) for weight in weights]
+    messages."""
     begin = 0
     for weight, part in sorted(parts, key=lambda pair: (len(pair[0].shape) < 2, pair[0].cut is None, pair[1].copies)):
         box = (expert.part(weight.shape[0]), *part.box[1:]) if weight.experts else part.box
         shares: Sharers | None = "kv" if part.partial and part.cut else None
         if not part.cut and layout.degrees.tensor > 1 and (part.partial or layout.sequence_parallel):
             shares = "tensor"
-        slot = ParameterSlot(weight, box, begin, part.cut, part.copies, part.replica, shares, part.replica == 0 and not copied)
+        slot = ParameterSlot(weight, box, begin, part.cut, part.copies, part.replica, shares,
+                             counts=part.replica == 0 and (tie is None or tie.counts))
         begin += slot.size
         yield slot
 
@@ -242,49 +235,33 @@ def _slots(layout: Layout, weights: Iterable[Weight], part_on_rank: Callable[[We
 def boxes(shape: tuple[int, ...], begin: int, end: int) -> Iterator[Box]:
     """Yield the rectangles that cover the elements ``begin`` to ``end`` of a row-major array, in order: at most two for each
     dimension but the last, and one more."""
-    if len(shape) < 2:
-        yield (slice(begin, end),) if shape else ()
+    if not shape:
+        yield ()
         return
-    row = prod(shape[1:])
-    top, within = divmod(begin, row)
-    if within:
-        stop = min(end, (top + 1) * row)
-        for rest in boxes(shape[1:], within, stop - top * row):
-            yield slice(top, top + 1), *rest
-        begin, top = stop, top + 1
-    if rows := (end - begin) // row:
-        yield slice(top, top + rows), *(slice(0, size) for size in shape[1:])
-        begin, top = begin + rows * row, top + rows
-    if begin < end:
-        for rest in boxes(shape[1:], 0, end - begin):
-            yield slice(top, top + 1), *rest
+    strides = [prod(shape[dimension + 1:]) for dimension in range(len(shape))]
+    while begin < end:
+        axis, stride = next((axis, stride) for axis, stride in enumerate(strides) if not begin % stride and begin + stride <= end)
+        *outer, first = (begin // strides[dimension] % shape[dimension] for dimension in range(axis + 1))
+        count = min(shape[axis] - first, (end - begin) // stride)
+        yield (*(slice(at, at + 1) for at in outer), slice(first, first + count), *(slice(0, size) for size in shape[axis + 1:]))
+        begin += count * stride
 
 
 def stretches(sizes: tuple[int, ...], box: Box) -> Iterator[tuple[int, int]]:
     """Yield (first element, elements) of the contiguous stretches of a rectangle in a row-major array, in order."""
-    whole = len(sizes)  # dimensions from this one on are complete, so that their elements are contiguous
-    while whole and (box[whole - 1].start, box[whole - 1].stop) == (0, sizes[whole - 1]):
-        whole -= 1
-    strides = [prod(sizes[dimension + 1:]) for dimension in range(len(sizes))]
-    if whole == 0:
-        yield 0, prod(sizes)
+    if not sizes:
+        yield 0, 1
         return
-    last = box[whole - 1]
-    length = (last.stop - last.start) * strides[whole - 1]
-    for at in product(*(range(part.start, part.stop) for part in box[:whole - 1])):
-        yield sum(i * stride for i, stride in zip((*at, last.start), strides[:whole], strict=True)), length
+    axis = len(sizes) - 1  # dimensions behind it are complete, so that their elements are contiguous
+    while axis and (box[axis].start, box[axis].stop) == (0, sizes[axis]):
+        axis -= 1
+    strides = [prod(sizes[dimension + 1:]) for dimension in range(axis + 1)]
+    for at in product(*(range(part.start, part.stop) for part in box[:axis])):
+        yield sum(map(mul, (*at, box[axis].start), strides)), (box[axis].stop - box[axis].start) * strides[axis]
 
 
 def pieces(shape: tuple[int, ...], limit: int) -> Iterator[Box]:
     """Yield rectangles that make up a tensor, in the order of its elements, each of at most ``limit`` elements."""
-    row = prod(shape[1:])
-    if not shape:
-        yield ()
-    elif row > limit:
-        for at in range(shape[0]):
-            for inner in pieces(shape[1:], limit):
-                yield slice(at, at + 1), *inner
-    elif row:
-        rows = limit // row
-        for begin in range(0, shape[0], rows):
-            yield slice(begin, min(begin + rows, shape[0])), *(slice(0, size) for size in shape[1:])
+    rows = max(stride for stride in accumulate(reversed(shape), mul, initial=1) if stride <= limit)  # as many as fit, whole
+    for begin in range(0, prod(shape), limit // rows * rows):
+        yield from boxes(shape, begin, min(begin + limit // rows * rows, prod(shape)))
