@@ -1,7 +1,6 @@
 """The check that a model can be divided as a layout requires. Messages name the keys of the job file."""
 
 import math
-from fnmatch import fnmatchcase
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import shown
@@ -34,12 +33,11 @@ def _check_stages(layout: Layout, shape: ModelShape, requested: str | tuple[int,
                          f"is more stages than the model's {shape.layers} layers, the embedding and the head can fill",
                          f"use at most {most_stages(shape.layers)} stages")
     check_schedule(layout)
-    if not isinstance(requested, str):
-        if sum(requested) != shape.layers:
-            raise HpcMpError(f"parallel.partition = {shown(requested)}",
-                             f"has {sum(requested)} layers, but the model has {shape.layers}",
-                             "change the layers of a stage so that the sum is right")
-    elif requested.startswith(AT):
+    if isinstance(requested, tuple) and sum(requested) != shape.layers:
+        raise HpcMpError(f"parallel.partition = {shown(requested)}",
+                         f"has {sum(requested)} layers, but the model has {shape.layers}",
+                         "change the layers of a stage so that the sum is right")
+    if isinstance(requested, str) and requested.startswith(AT):
         cut_at(requested, shape, stages)
 
 
@@ -64,21 +62,19 @@ def _check_tensor(layout: Layout, family: Family, shape: ModelShape) -> None:
     if tensor == 1:
         return
     modules = tensor_modules(family, shape)
-    idle = [pattern for pattern in patterns if not any(fnmatchcase(module, pattern) for module in modules)]
+    idle = [pattern for pattern in patterns if not any(matches(module, [pattern]) for module in modules)]
     if idle or not patterns:
         names = dict.fromkeys(family.without_layer(name)[0].format("*") for name in modules)
         raise HpcMpError(f"parallel.tensor_modules = {shown(list(patterns))}", "matches no module that can be cut" + (
             f" with {shown(idle[0])}" if idle else ""), f"the modules are {', '.join(names)}")
     if any(matches(family.attention_of(layer), patterns) for layer in range(shape.layers)):
         _check_heads(shape, tensor)
-    if layout.sequence_parallel:
-        length = layout.sequence // context
-        empty = chunk_sizes(length, tensor).count(0)
-        if empty:
-            divided = f" / parallel.context({context}) = {length}" if context > 1 else ""
-            raise HpcMpError(f"data.sequence_length = {layout.sequence}{divided}",
-                             f"is cut over tensor({tensor}) ranks into pieces of {-(-length // tensor)}, and {empty} of them "
-                             "get no token", "use fewer tensor ranks, or parallel.sequence = false")
+    sizes = chunk_sizes(layout.sequence // context, tensor)
+    if layout.sequence_parallel and (empty := sizes.count(0)):
+        divided = f" / parallel.context({context}) = {sum(sizes)}" if context > 1 else ""
+        raise HpcMpError(f"data.sequence_length = {layout.sequence}{divided}",
+                         f"is cut over tensor({tensor}) ranks into pieces of {sizes[0]}, and {empty} of them get no token",
+                         "use fewer tensor ranks, or parallel.sequence = false")
 
 
 def _check_heads(shape: ModelShape, tensor: int) -> None:

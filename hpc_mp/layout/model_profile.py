@@ -5,7 +5,7 @@ whole device (with neither tensor nor context ranks), and the settings of the jo
 is refused.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,11 @@ class ModelProfile:
     head: UnitProfile
     memory: int | None = None
 
+    @property
+    def spread(self) -> float:
+        """The largest spread of a unit."""
+        return max(unit.spread for unit in (self.embedding, *self.blocks, self.head))
+
 
 def conditions(layout: Layout, shape: ModelShape, documents: str, dropout: float | None) -> dict[str, Any]:
     """Return the settings that measured seconds and bytes depend on, without the number of layers."""
@@ -87,11 +92,9 @@ def read_profile(path: Path, current: Mapping[str, Any]) -> ModelProfile:
     except (ValueError, RecursionError) as error:
         raise HpcMpError(value, f"is not JSON ({error})", REMEDY) from None
     try:
-        embedding, head = _unit(tree["embedding"]), _unit(tree["head"])
-        blocks = tuple(map(_unit, tree["blocks"]))
-        memory = None if tree.get("memory") is None else int(tree["memory"])
-        profile = ModelProfile(str(tree["device"]), int(tree["repetitions"]), dict(tree["measured"]), embedding, blocks,
-                               head, memory)
+        profile = ModelProfile(str(tree["device"]), int(tree["repetitions"]), dict(tree["measured"]), _unit(tree["embedding"]),
+                               tuple(map(_unit, tree["blocks"])), _unit(tree["head"]),
+                               None if tree.get("memory") is None else int(tree["memory"]))
     except (KeyError, TypeError, ValueError) as error:
         raise HpcMpError(value, f"is not what --profile writes ({type(error).__name__}: {error})", REMEDY) from None
     for name in sorted(current.keys() | profile.measured.keys()):
@@ -105,13 +108,3 @@ def _unit(tree: dict[str, Any]) -> UnitProfile:
     if not (0 <= unit.seconds < float("inf") and unit.activations >= 0 and unit.parameters >= 0):
         raise ValueError(f"{unit} is not a measurement")
     return unit
-
-
-def shares(profile: ModelProfile, kinds: Sequence[int], memory_weight: float) -> tuple[float, tuple[float, ...], float]:
-    """Return the weights of embedding, blocks and head: ``memory_weight`` times their share of the model's bytes, plus the rest
-    of 1 times their share of its seconds, as SageMaker's ``memory_weight`` weighs them. ``kinds``: of the blocks."""
-    units = (profile.embedding, *(profile.blocks[kind] for kind in kinds), profile.head)
-    seconds, size = sum(unit.seconds for unit in units) or 1.0, sum(unit.bytes for unit in units) or 1
-    embedding, *blocks, head = (memory_weight * unit.bytes / size + (1 - memory_weight) * unit.seconds / seconds
-                                for unit in units)
-    return embedding, tuple(blocks), head

@@ -16,7 +16,7 @@ first and the last stage may have no layer, if the job file states it or if it b
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import prod
@@ -24,7 +24,7 @@ from math import prod
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import shown
 from hpc_mp.layout.layout import Layout
-from hpc_mp.layout.model_profile import ModelProfile, shares
+from hpc_mp.layout.model_profile import ModelProfile
 from hpc_mp.layout.models import ModelShape, Weight, family_of
 from hpc_mp.layout.schedule import partition
 from hpc_mp.layout.schedule.names import AT
@@ -82,19 +82,24 @@ def layer_costs(shape: ModelShape, sequence_length: int) -> LayerCosts:
 
 
 def _parameters(shape: ModelShape) -> LayerCosts:
+    def count(*weights: Weight) -> float:
+        return float(sum(prod(weight.shape) for weight in weights))
+
     family = family_of(shape.model_type)
-    blocks = tuple(_count(family.block_weights(shape, layer)) for layer in range(shape.layers))
-    return LayerCosts(_count(family.embedding_weights(shape)), blocks,
-                      _count(family.norm_weights(shape)) + _count(family.head_weights(shape)))
-
-
-def _count(weights: Iterable[Weight]) -> float:
-    return float(sum(prod(weight.shape) for weight in weights))
+    return LayerCosts(count(*family.embedding_weights(shape)),
+                      tuple(count(*family.block_weights(shape, layer)) for layer in range(shape.layers)),
+                      count(*family.norm_weights(shape), *family.head_weights(shape)))
 
 
 def _profile(shape: ModelShape, partition: Partition) -> LayerCosts:
-    assert partition.profile is not None
-    return LayerCosts(*shares(partition.profile, shape.kinds, partition.memory_weight))
+    """Return ``memory_weight`` times a unit's share of the model's bytes, plus the rest of 1 times its share of the model's
+    seconds, as SageMaker's ``memory_weight`` weighs them."""
+    profile, weight = partition.profile, partition.memory_weight
+    assert profile is not None
+    units = (profile.embedding, *(profile.blocks[kind] for kind in shape.kinds), profile.head)
+    seconds, size = sum(unit.seconds for unit in units) or 1.0, sum(unit.bytes for unit in units) or 1
+    embedding, *blocks, head = (weight * unit.bytes / size + (1 - weight) * unit.seconds / seconds for unit in units)
+    return LayerCosts(embedding, tuple(blocks), head)
 
 
 # name of the balanced quantity, and its measure
@@ -122,20 +127,14 @@ def cut_stages(layout: Layout, shape: ModelShape, requested: Partition) -> Stage
     layers = partition(costs.blocks, stages, costs.embedding, costs.head)
     if stages == 1:
         return StageCut(layers, "one stage has all layers")
+    spread = requested.profile.spread if requested.profile else 0.0  # it limits the accuracy of the stated balance
     return StageCut(layers, f"the most even cut in {what}: {_balance(costs, layers)} of the mean"
-                    + (_noise(requested.profile) if requested.profile else ""))
-
-
-def _noise(profile: ModelProfile) -> str:
-    """Return the spread of the measured seconds, which limits the accuracy of the stated balance."""
-    spread = max(unit.spread for unit in (profile.embedding, *profile.blocks, profile.head))
-    return f"; the seconds of a unit vary by {100 * spread:.0f} %" if spread else ""
+                    + (f"; the seconds of a unit vary by {100 * spread:.0f} %" if spread else ""))
 
 
 def _balance(costs: LayerCosts, layers: Sequence[int]) -> str:
     """Return the costs of the stages relative to their mean."""
-    ends = accumulate(layers, initial=0)
-    totals = [sum(costs.blocks[begin:end]) for begin, end in pairwise(ends)]
+    totals = [sum(costs.blocks[begin:end]) for begin, end in pairwise(accumulate(layers, initial=0))]
     totals[0] += costs.embedding
     totals[-1] += costs.head
     mean = sum(totals) / len(totals) or 1.0

@@ -16,8 +16,8 @@ __all__ = [
     "kv_copies", "left_whole",
 ]
 
-TABLES: list[Family] = [import_module(f"{families.__name__}.{module.name}").FAMILY for module in iter_modules(families.__path__)]
-FAMILIES: dict[str, Family] = {family.model_type: family for family in TABLES}
+MODULES = [import_module(f"{families.__name__}.{file.name}") for file in iter_modules(families.__path__)]
+FAMILIES: dict[str, Family] = {module.FAMILY.model_type: module.FAMILY for module in MODULES}
 
 # Families that resemble a supported family only by name.
 OTHERS = frozenset({"mistral", "ministral", "qwen2_moe", "qwen2_vl", "gpt_neo", "gpt_oss", "mllama", "codellama"})

@@ -48,10 +48,6 @@ class Weight:
         before = self.cut - 1
         return *self.shape[:before], self.shape[before] * self.shape[self.cut], *self.shape[self.cut + 1:]
 
-    def within(self, prefix: str) -> "Weight":
-        """Return this weight of a block as a weight of the model."""
-        return replace(self, name=f"{prefix}.{self.name}", stored=tuple((at, f"{prefix}.{name}") for at, name in self.stored))
-
 
 def norm(name: str, size: int, *, bias: bool = False, init: Init = "ones") -> tuple[Weight, ...]:
     """Return the weights of a norm."""
@@ -151,7 +147,10 @@ class Family:
 
     def layer_weights(self, shape: ModelShape, layer: int) -> tuple[Weight, ...]:
         """Return the parameters of a block under their Hugging Face names."""
-        return tuple(weight.within(f"{self.blocks}.{layer}") for weight in self.block_weights(shape, layer))
+        path = f"{self.blocks}.{layer}"
+        return tuple(replace(weight, name=f"{path}.{weight.name}",
+                             stored=tuple((at, f"{path}.{name}") for at, name in weight.stored))
+                     for weight in self.block_weights(shape, layer))
 
     def own_head_weights(self, shape: ModelShape) -> tuple[Weight, ...]:
         """Return the parameters of the head without those of the embedding."""

@@ -118,12 +118,11 @@ def count(config: Mapping[str, Any], name: str, default: int) -> int:
     return default if config.get(name) is None else int(checked(name, config[name], default))
 
 
-def quotient(whole: str, size: int, part: str, parts: int) -> int:
-    """Return ``size / parts``, which must be whole; ``whole`` and ``part`` are the names of the sizes. Raises HpcMpError."""
+def check_multiple(whole: str, size: int, part: str, parts: int) -> None:
+    """Raise HpcMpError if ``parts`` does not divide ``size``; ``whole`` and ``part`` are their names."""
     if size % parts:
         raise HpcMpError(f"the model's {whole}({size}) / {part}({parts})", "must be a whole number",
                          f"choose {whole} as a multiple of {part}")
-    return size // parts
 
 
 def check_padding(config: Mapping[str, Any], rows: int) -> None:
@@ -150,12 +149,12 @@ def read_sizes(config: Mapping[str, Any], default: ModelShape, own: Mapping[str,
     shape = replace(default, **_stated(config, default, outer))
     hidden, heads = (next(name for name in outer if outer[name] == size) for size in ("hidden", "heads"))
     if not default.head_dim and config.get("head_dim") is None:
-        quotient(hidden, shape.hidden, heads, shape.heads)
+        check_multiple(hidden, shape.hidden, heads, shape.heads)
     shape = replace(
         shape, kv_heads=shape.heads if "num_key_value_heads" in config else default.kv_heads or shape.heads,
         head_dim=default.head_dim or shape.hidden // shape.heads, intermediate=default.intermediate or 4 * shape.hidden)
     shape = replace(shape, **_stated(config, shape, names))
-    quotient(heads, shape.heads, "num_key_value_heads", shape.kv_heads)
+    check_multiple(heads, shape.heads, "num_key_value_heads", shape.kv_heads)
     return shape
 
 

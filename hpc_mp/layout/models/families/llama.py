@@ -6,7 +6,7 @@ from typing import Any
 from hpc_mp.layout.models.family import Family, Weight, column, norm, row
 from hpc_mp.layout.models.fields import ACTIVATION, COMMON, DROPOUT, EPSILON, READ, SIZES, Fields
 from hpc_mp.layout.models.rotary import ROTARY_FIELDS, check_rotary
-from hpc_mp.layout.models.shape import ModelShape, check_padding, quotient, read_sizes
+from hpc_mp.layout.models.shape import ModelShape, check_multiple, check_padding, read_sizes
 
 SHARED: Fields = {  # with families that have its attention and MLP
     **COMMON,
@@ -26,7 +26,7 @@ DEFAULT = ModelShape(  # of transformers' LlamaConfig (the 7 B model)
 def read(config: Mapping[str, Any]) -> ModelShape:
     """Read the shape. The heads divide the hidden size even with a ``head_dim``."""
     shape = read_decoder(config, DEFAULT)
-    quotient("hidden_size", shape.hidden, "num_attention_heads", shape.heads)
+    check_multiple("hidden_size", shape.hidden, "num_attention_heads", shape.heads)
     return shape
 
 
