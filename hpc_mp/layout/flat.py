@@ -49,7 +49,7 @@ Sharers = Literal["tensor", "kv"]
 
 
 class Rectangle:
-    """What has a ``box`` of a weight."""
+    """A part of a weight: the rectangle ``box`` of the whole tensor."""
 
     __slots__ = ()
     box: Box
