@@ -110,7 +110,7 @@ def checked(name: str, value: Any, default: bool | float, limit: int = MOST) -> 
         rule, holds = "must be a finite number of at least 0", is_number(value) and 0 <= value <= sys.float_info.max
     if not holds:
         raise HpcMpError(f"the model's {name} = {shown(value)}", rule, WRITE.format(name=name, value=shown(default)))
-    return value
+    return float(value) if isinstance(default, float) else value
 
 
 def count(config: Mapping[str, Any], name: str, default: int) -> int:
