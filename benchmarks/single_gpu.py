@@ -169,7 +169,7 @@ def ours(case: Case, device: Any, compiled: bool) -> Step:
     from hpc_mp.train.model.transformers_modules import hugging_face_config
     from hpc_mp.train.parallel.dropout import Moment
     from hpc_mp.train.parallel.groups import build, everyone
-    from hpc_mp.train.pipeline.stage import Batch, Microbatches
+    from hpc_mp.train.pipeline.stage import Microbatches
     from hpc_mp.train.step.engine import Engine
     from hpc_mp.train.step.settings import EngineSettings
 
@@ -192,13 +192,10 @@ def ours(case: Case, device: Any, compiled: bool) -> Step:
     tokens = tokens_of(case, device)
 
     def step(number: int) -> object:
-        def batch(stage: int, microbatch: int) -> Batch:
-            drawn = tokens(number, microbatch)
-            return Batch(drawn[:, :-1], drawn[:, 1:])
-
-        samples = range(case.samples)
-        labels = case.microbatches * case.samples * case.sequence
-        return engine.step(number, Microbatches(batch, lambda microbatch: Moment(number, tuple(samples)), labels))
+        drawn = [tokens(number, microbatch) for microbatch in range(case.microbatches)]
+        batches = {(0, microbatch): {"ids": ids[:, :-1], "labels": ids[:, 1:]} for microbatch, ids in enumerate(drawn)}
+        moments = [Moment(number, tuple(range(case.samples)))] * case.microbatches
+        return engine.step(number, Microbatches(batches, moments, case.microbatches * case.samples * case.sequence))
 
     return step
 

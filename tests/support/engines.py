@@ -160,13 +160,13 @@ def quiet(done: int, total: int) -> None:
 def _step(spec: JobSpec, engine: Engine, samples: Samples, step: int, traced: bool) -> StepResult:
     own = positions(step * spec.train.global_batch, global_batch=spec.train.global_batch, data_degree=spec.data_degree,
                     data_rank=engine.groups.data_rank, microbatches=spec.microbatches)
-    return engine.step(step, share(spec, samples, own, step, engine.device, sum(map(samples.label_count, own))), trace=traced)
+    return engine.step(step, share(spec, samples, own, step, sum(map(samples.label_count, own)), engine), trace=traced)
 
 
 def _evaluate(spec: JobSpec, engine: Engine, rows: HeldOut, step: int) -> tuple[float, int]:
     passes = evaluation.passes(len(rows), microbatch=spec.microbatch_size, microbatches=spec.microbatches,
                                data_degree=spec.data_degree, data_rank=engine.groups.data_rank)
-    parts = [engine.evaluate(share(spec, rows, own, step, engine.device, 0)) for own in passes]
+    parts = [engine.evaluate(share(spec, rows, own, step, 0, engine)) for own in passes]
     labels = sum(part.labels for part in parts)
     return sum(part.loss for part in parts) / labels, labels
 

@@ -170,8 +170,11 @@ def share(layout: Layout, replica: int, step: int, batch: Mapping[str, Tensor]) 
     def rows(microbatch: int) -> range:
         return mine[microbatch * layout.samples:(microbatch + 1) * layout.samples]
 
-    return Microbatches(lambda _, microbatch: {name: tensor[rows(microbatch)] for name, tensor in batch.items()},
-                        lambda microbatch: Moment(step, tuple(rows(microbatch))), int((batch["labels"][mine] != -100).sum()))
+    numbers = range(layout.microbatches)
+    batches = {(stage, number): {name: tensor[rows(number)] for name, tensor in batch.items()}
+               for number in numbers for stage in range(layout.stages)}
+    return Microbatches(batches, [Moment(step, tuple(rows(number))) for number in numbers],
+                        int((batch["labels"][mine] != -100).sum()))
 
 
 Report = tuple[list[float], list[float], list[tuple[str, Any, Any]]]  # losses, norms, and parts of parameters

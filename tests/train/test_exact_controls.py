@@ -61,8 +61,8 @@ kept_gathered = wrapped(data_axis.Unit, "release", lambda release: lambda self: 
 forgotten_sums = wrapped(gradients.UnitGradient, "announce", lambda announce: lambda self: (
     self.held.zero_(), announce(self))[1])
 # Each microbatch's own mean, averaged, as many trainers did until 2024: of the global batch, all labels that there are.
-mean_of_means = wrapped(engine, "label_count", lambda count: lambda own, mine, device: lambda: torch.full(
-    (), 24.0 * 24, dtype=torch.float64, device=device))
+mean_of_means = wrapped(engine, "label_count", lambda count: lambda own, mine, device: count(
+    24 * 24, replace(mine, context=groups.Axis(), shard=groups.Axis(), replicate=groups.Axis()), device))
 shifted_positions = wrapped(groups.Groups, "data_rank", lambda slot: property(lambda self: 0, lambda self, value: None))
 # Each rank of a ring leaves the last part out.
 forgotten_block = wrapped(ring_attention, "_blocks", lambda blocks: lambda ring, turn, tokens: (

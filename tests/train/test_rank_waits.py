@@ -77,7 +77,7 @@ def test_who_stands_still_writes_and_takes_it_back(tmp_path: Path) -> None:
             dist.all_reduce(torch.ones(1))
 
             def taken_back() -> bool:
-                waits.at(1, 0)  # it moves again
+                waits.at(1)  # it moves again
                 return not run.standing.found(1)
 
             until(taken_back)

@@ -7,7 +7,7 @@ that libraries hold for themselves (a CUDA context, workspaces, NCCL's buffers) 
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -128,7 +128,7 @@ def stepped(spec: JobSpec, shape: ModelShape, layout: Layout, groups: Groups, sc
         performers |= {kind: partial(_noted, recorder, perform) for kind, perform in performers.items()}
         recorder.at("begin", "the beginning of the step")
         recorder.peaks.clear()
-        result = engine.step(0, _share(layout, spec.data.documents), partial(_over, recorder))
+        result = engine.step(0, _share(layout, spec.data.documents, engine.data.stages), partial(_over, recorder))
     return engine, DryStep(
         tuple(UnitElements(name, unit.layout.padded, unit.layout.part) for name, unit in units.items()), state, rest,
         recorder.peaks, tuple(recorder.sent()), result.most_held)
@@ -144,19 +144,19 @@ def _stepped_without_disk(spec: JobSpec, shape: ModelShape, layout: Layout, grou
     return engine, replace(step, state=replace(step.state, host=step.state.host - disk_bytes, disk=disk_bytes))
 
 
-def _share(layout: Layout, documents: str) -> Microbatches:
+def _share(layout: Layout, documents: str, stages: Iterable[int]) -> Microbatches:
     """Return a replica's share of a step: only token 0, and samples of one document."""
     size, last = (layout.samples, layout.sequence), layout.stages - 1
     separate = documents == "separate"
 
-    def batch(stage: int, microbatch: int) -> Batch:
+    def tensors(stage: int) -> Batch:
         needed = {"ids": stage == 0, "labels": stage == last, "begins": separate}
         return {name: torch.zeros(size, dtype=torch.int64) for name, needs in needed.items() if needs}
 
-    def moment(microbatch: int) -> Moment:
-        return Moment(0, tuple(range(microbatch * layout.samples, (microbatch + 1) * layout.samples)))
-
-    return Microbatches(batch, moment, layout.microbatches * layout.samples * layout.sequence)
+    count, samples = layout.microbatches, layout.samples
+    return Microbatches({(stage, number): tensors(stage) for stage in stages for number in range(count)},
+                        [Moment(0, tuple(range(begin, begin + samples))) for begin in range(0, count * samples, samples)],
+                        count * samples * layout.sequence)
 
 
 def _noted(recorder: Recorder, perform: Any, step: Any, action: Action) -> None:

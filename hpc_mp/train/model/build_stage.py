@@ -1,24 +1,22 @@
 """The construction of a stage: changes of Hugging Face's modules, one after another."""
 
-import inspect
-from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hpc_mp.layout.flat import StageSpan
 from hpc_mp.train.model.attention_table import attention_function
 from hpc_mp.train.model.logits import LogitsObjective
 from hpc_mp.train.model.rotary_tables import RotaryTables
 from hpc_mp.train.model.transformers_modules import TransformersModules
-from hpc_mp.train.model.transformers_stage import TransformersStage
+from hpc_mp.train.model.transformers_stage import NoPositions, TransformersStage
 from hpc_mp.train.model.vocabulary import NextToken, VocabularyEmbedding
 from hpc_mp.train.parallel.capacity import Intake
 from hpc_mp.train.parallel.dropout import HashDropout
 from hpc_mp.train.parallel.experts import Experts
-from hpc_mp.train.parallel.projection import Projection, TensorAxis
+from hpc_mp.train.parallel.projection import Projection, TensorAxis, change_input
 from hpc_mp.train.parallel.surroundings import Surroundings
 
 
@@ -70,23 +68,13 @@ def _tensor(stage: TransformersStage, model: TransformersModules, whole: nn.Modu
             stage.set_submodule(path, projection)
             behind_attention = family.block_module(inner) == family.block_module(family.attention)
             if weight.row and behind_attention and projection.tensor.size == 1:
-                _change_before(projection, partial(stage.tensor.share, dim=1))  # attention has all tokens
+                change_input(projection, partial(stage.tensor.share, dim=1))  # attention has all tokens
         for inner in family.enters:
             path = f"{block}.{inner}"
             if _tensor_of(stage, path).size > 1:
-                _change_before(stage.get_submodule(path), stage.tensor.enter)
+                change_input(stage.get_submodule(path), stage.tensor.enter)
             elif inner == family.attention:
-                _change_before(stage.get_submodule(path), stage.tensor.all_tokens)
-
-
-def _change_before(module: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
-    """Make a module compute with changed hidden states."""
-    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if args:
-            return (change(args[0]), *args[1:]), kwargs
-        return args, {**kwargs, "hidden_states": change(kwargs["hidden_states"])}
-
-    module.register_forward_pre_hook(hook, with_kwargs=True)
+                change_input(stage.get_submodule(path), stage.tensor.all_tokens)
 
 
 def _experts(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
@@ -172,15 +160,10 @@ def _compilation(stage: TransformersStage, model: TransformersModules, whole: nn
 
 
 def _driver(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
-    """Run the model's own forward, in which layers of other stages return their input."""
+    """Let the model's own forward drive. Modules that the stage calls itself do nothing there."""
     family = model.family
-    calls: list[Callable[..., Tensor]] = [_passed] * model.shape.layers
-    for number, paths in enumerate(stage.groups):
-        for path in paths:
-            names = [*inspect.signature(type(stage.get_submodule(path)).forward).parameters][2:]
-            calls[int(path.rpartition(".")[2])] = partial(stage.called, number, path, names)
-    replaced: dict[str, nn.Module] = {path: _Nothing() for path in family.lookups}
-    replaced |= {path: nn.Identity() for path in (*family.behind_embedding, family.norm)}  # the stage calls them itself
+    replaced: dict[str, nn.Module] = {path: NoPositions() for path in family.lookups}
+    replaced |= {path: nn.Identity() for path in (*family.behind_embedding, family.norm)}
     if family.rotary is not None:
         with stage.precision.computing():
             rotary = type(whole.get_submodule(family.rotary))(model.config)
@@ -191,22 +174,5 @@ def _driver(stage: TransformersStage, model: TransformersModules, whole: nn.Modu
     base = whole.get_submodule(path)
     base.config = model.config
     base._modules.pop(name)
-    vars(base)[name] = calls
-
-    def drive(hidden: Tensor, positions: Tensor) -> Tensor:
-        arguments = {family.hidden_argument: hidden, "position_ids": positions, "use_cache": False}
-        return cast(Tensor, base(**arguments).last_hidden_state)
-
-    stage.driver = drive
-
-
-def _passed(hidden: Tensor, *_: Any, **__: Any) -> Tensor:
-    """Return hidden states unchanged, in place of a layer of another stage."""
-    return hidden
-
-
-class _Nothing(nn.Module):
-    """Replacement of learned positions, which the stage itself has added: a scalar zero."""
-
-    def forward(self, positions: Tensor) -> Tensor:
-        return torch.zeros((), device=positions.device)
+    vars(base)[name] = stage.layer_calls()
+    stage.drive_with(base)

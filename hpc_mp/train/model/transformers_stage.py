@@ -4,7 +4,9 @@ Its blocks are Hugging Face's own modules; their parameters are views of flat pa
 tree has Hugging Face's names, so that the names of ``named_parameters`` are those of a checkpoint. ``build_stage`` builds it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -17,11 +19,11 @@ from hpc_mp.layout.models.family import POSITIONS
 from hpc_mp.train.device.spans import profiled
 from hpc_mp.train.model.logits import LogitsObjective
 from hpc_mp.train.model.rotary_tables import RotaryTables
-from hpc_mp.train.model.unit_stage import UnitStage
+from hpc_mp.train.model.unit_stage import Prefetch, UnitStage, unsharded
 from hpc_mp.train.model.vocabulary import NextToken
+from hpc_mp.train.parallel.data_axis import Unit
 from hpc_mp.train.parallel.masks import document_mask, first_seen, restarted
 from hpc_mp.train.parallel.surroundings import Surroundings
-from hpc_mp.train.parallel.unshard import Prefetch, unsharded
 from hpc_mp.train.pipeline.stage import Batch, Boundary
 
 HIDDEN = "hidden"
@@ -36,7 +38,7 @@ class TransformersStage(UnitStage):
 
     Attributes:
         positions: positions in their sample of this context rank's tokens, (tokens,).
-        driver: the model's forward without its head: hidden states and positions -> hidden states; ``build_stage`` sets it.
+        driver: the model's forward without its head: hidden states and positions -> hidden states.
         rotary: the model's rotary tables; None if it has none.
         objective: the loss; only on the last stage.
         masks: window -> mask of the current microbatch that attention adds to scores; None: it needs none.
@@ -57,6 +59,11 @@ class TransformersStage(UnitStage):
         self._kept_masks: dict[int | None, Tensor | None] = {}  # for samples of one document
         self._noted: list[Settings] = []
 
+    def adopt(self, units: Mapping[str, Unit]) -> None:
+        super().adopt(units)
+        self.head_units, self.embedding_units = self.units_of((TIED, HEAD)), self.units_of((TIED, EMBEDDING))
+        self.units_behind = [unit for unit in self.embedding_units if any(map(self.family.is_behind_embedding, unit.parameters))]
+
     def graft(self, path: str, module: nn.Module) -> None:
         """Attach a module at its Hugging Face path."""
         *parents, leaf = path.split(".")
@@ -66,6 +73,23 @@ class TransformersStage(UnitStage):
                 node.add_module(name, nn.Module())
             node = node.get_submodule(name)
         node.add_module(leaf, module)
+
+    def layer_calls(self) -> list[Callable[..., Tensor]]:
+        """Return what the model's forward calls in place of its layers: those of other stages return their input."""
+        calls: list[Callable[..., Tensor]] = [_passed] * self.shape.layers
+        for number, paths in enumerate(self.groups):
+            for path in paths:
+                names = [*inspect.signature(type(self.get_submodule(path)).forward).parameters][2:]
+                calls[int(path.rpartition(".")[2])] = partial(self.called, number, path, names)
+        return calls
+
+    def drive_with(self, base: nn.Module) -> None:
+        """Let the forward of a model without its head drive the stage."""
+        def drive(hidden: Tensor, positions: Tensor) -> Tensor:
+            arguments = {self.family.hidden_argument: hidden, "position_ids": positions, "use_cache": False}
+            return cast(Tensor, base(**arguments).last_hidden_state)
+
+        self.driver = drive
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield the tensors that a stage holds besides activations: parameters, masks, positions and rotary tables."""
@@ -139,9 +163,7 @@ class TransformersStage(UnitStage):
                 hidden = self.get_submodule(path)(hidden)
             return (hidden,)
 
-        units = self.units_of((TIED, EMBEDDING))
-        behind = [unit for unit in units if any(map(self.family.is_behind_embedding, unit.parameters))]
-        for unit in units:
+        for unit in self.embedding_units:
             unit.need()
         hidden: Tensor = self.get_submodule(self.family.embedding)(self.context.own(batch["ids"]))
         for path, name in self.family.lookups.items():
@@ -149,13 +171,25 @@ class TransformersStage(UnitStage):
             if name != POSITIONS:
                 index = self.context.own(batch[name] if name in batch else torch.zeros_like(batch["ids"]))
             hidden = hidden + self.get_submodule(path)(self.tensor.share(index, 1))
-        for unit in units:
-            if unit not in behind:
+        for unit in self.embedding_units:
+            if unit not in self.units_behind:
                 unit.release()  # the backward of a lookup needs no parameter
-        return unsharded(behind, Prefetch(), compute, hidden)[0]
+        return unsharded(self.units_behind, Prefetch(), compute, hidden)[0]
 
     def _finish(self, hidden: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         norm = self.get_submodule(self.family.norm)
-        loss, count = unsharded(self.units_of((TIED, HEAD)), Prefetch(),
+        loss, count = unsharded(self.head_units, Prefetch(),
                                 lambda hidden: self.objective(norm(hidden), batch, self.context.own), hidden)
         return loss, count
+
+
+def _passed(hidden: Tensor, *_: Any, **__: Any) -> Tensor:
+    """Return hidden states unchanged, in place of a layer of another stage."""
+    return hidden
+
+
+class NoPositions(nn.Module):
+    """Replacement of learned positions, which the stage itself has added: a scalar zero."""
+
+    def forward(self, positions: Tensor) -> Tensor:
+        return torch.zeros((), device=positions.device)

@@ -1,17 +1,64 @@
 """A stage whose modules compute with the parameters of units, in groups of layers that are unsharded and recomputed together."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from hpc_mp.layout.flat import StageSpan, blocks_together
 from hpc_mp.train.model.recompute import computed_again
+from hpc_mp.train.parallel.custom_backward import with_backward
 from hpc_mp.train.parallel.data_axis import Unit
 from hpc_mp.train.parallel.projection import Projection, SunkWeight
 from hpc_mp.train.parallel.surroundings import Surroundings
-from hpc_mp.train.parallel.unshard import Prefetch, unsharded
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetch:
+    """Units to prefetch: the next ones of a forward, and of a backward."""
+
+    forward: Sequence[Unit] = ()
+    backward: Sequence[Unit] = ()
+
+
+def unsharded(units: Sequence[Unit], prefetch: Prefetch, compute: Callable[..., tuple[Tensor, ...]],
+              *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Compute with the parameters of units, which are unsharded for the computation and again for its backward."""
+    training = torch.is_grad_enabled() and any(unit.gathers for unit in units)
+    passed = any(tensor.requires_grad for tensor in tensors)  # then a gradient leaves, behind which units can be freed
+    if training and passed:
+        tensors = _marked(partial(_release, units), tensors)
+    _unshard(units, prefetch.forward)
+    results = compute(*tensors)
+    _release(units)
+    return _marked(partial(_unshard, units, prefetch.backward, not passed), results) if training else results
+
+
+def _unshard(units: Sequence[Unit], prefetch: Sequence[Unit], at_end: bool = False) -> None:
+    """Unshard units. ``at_end``: free them at the end of this backward, because no gradient leaves the computation."""
+    for unit in units:
+        unit.need()
+    for unit in prefetch:
+        unit.request()
+    if at_end:
+        torch.autograd.Variable._execution_engine.queue_callback(partial(_release, units))
+
+
+def _release(units: Sequence[Unit]) -> None:
+    for unit in units:
+        unit.release()
+
+
+def _marked(before: Callable[[], None], tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Return the same tensors; their backward begins with a call of ``before``."""
+    def backward(*gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        before()
+        return gradients
+
+    return with_backward(lambda *tensors: tensors, backward, *tensors)
 
 
 class UnitStage(nn.Module):

@@ -39,17 +39,14 @@ class ReplicaRows:
             step: its number; ``before``: samples of all steps before it.
             labels: number of labels that count; None: the forward counts them.
         """
-        def batch(stage: int, microbatch: int) -> Batch:
-            begin = microbatch * self.samples
-            rows = slice(begin, begin + self.samples)
-            tensors = {name: self.batch[name][rows].contiguous() for name in names[stage]}
-            return {name: tensor if tensor.device == device else to_device(tensor, device) for name, tensor in tensors.items()}
-
-        def moment(microbatch: int) -> Moment:
-            begin = before + self.first + microbatch * self.samples
-            return Moment(step, tuple(range(begin, begin + self.samples)))
-
-        return Microbatches(batch, moment, labels)
+        parts = {}
+        for name in {name: None for needed in names.values() for name in needed}:
+            tensor = self.batch[name].contiguous()
+            parts[name] = (tensor if tensor.device == device else to_device(tensor, device)).split(self.samples)
+        rows = range(before + self.first, before + self.first + len(next(iter(self.batch.values()))), self.samples)
+        batches = {(stage, number): {name: parts[name][number] for name in needed}
+                   for stage, needed in names.items() for number in range(len(rows))}
+        return Microbatches(batches, [Moment(step, tuple(range(begin, begin + self.samples))) for begin in rows], labels)
 
     @property
     def shapes(self) -> dict[str, Carried]:

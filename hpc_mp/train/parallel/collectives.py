@@ -44,6 +44,21 @@ def all_reduce(values: Tensor, axis: Axis, op: dist.ReduceOp.RedOpType = dist.Re
         return Running(dist.all_reduce(values, op, group=axis.group, async_op=True))
 
 
+class RunningSum:
+    """A number that is summed over axes, one after another, while something else is computed."""
+
+    def __init__(self, own: float, axes: Sequence[Axis], device: torch.device) -> None:
+        self._total = torch.full((), own, dtype=torch.float64, device=device)
+        self._running, self._left = all_reduce(self._total, axes[0]), list(axes[1:])
+
+    def value(self) -> Tensor:
+        """Return the sum, an fp64 scalar. The current stream waits for it."""
+        self._running.wait()
+        while self._left:
+            all_reduce(self._total, self._left.pop(0)).wait()
+        return self._total
+
+
 def all_gather(whole: Tensor, part: Tensor, axis: Axis) -> Running:
     """Fill ``whole``, (ranks x length,), with the parts of all ranks, (length,). ``part`` may be its own slice of ``whole``."""
     if axis.size == 1:

@@ -82,6 +82,7 @@ class UnitGradient:
     def __init__(self, layout: FlatLayout, groups: Groups, complete: bool, reductions: int, slabs: Slabs) -> None:
         holders = groups.holders(layout.of_experts)
         self.layout, self.kept, self.reductions, self.slabs = layout, complete, reductions, slabs
+        self._tied = layout.tied
         self.shard, self.replicate = holders.shard, holders.replicate
         self.held = torch.zeros(layout.padded if complete else layout.part, dtype=slabs.dtype, device=slabs.device)
         begin = self.shard.rank * layout.part if complete else 0
@@ -100,7 +101,7 @@ class UnitGradient:
 
     def announce(self) -> None:
         """Announce that a REDUCE follows the backward that begins: a reduction may start as soon as the gradient is complete."""
-        if not self.layout.tied and (not self.kept or self._left == 1):
+        if not self._tied and (not self.kept or self._left == 1):
             self._missing = len(self.layout.slots)
 
     def view(self, slot: ParameterSlot) -> Tensor:

@@ -231,3 +231,13 @@ class Projected(torch.autograd.Function):
         if projection.tensor.size == 1 or projection.last:
             projection.tensor.weights.meanwhile()
         return input_gradient, None, None
+
+
+def change_input(module: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
+    """Make a module compute with changed hidden states."""
+    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if args:
+            return (change(args[0]), *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": change(kwargs["hidden_states"])}
+
+    module.register_forward_pre_hook(hook, with_kwargs=True)

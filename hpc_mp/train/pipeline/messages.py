@@ -33,6 +33,8 @@ class Messages:
         self._boundaries, self._device = boundaries, device
         self._message_device = torch.device("cpu") if groups.channels.through_host else device
         self._proofs = arrivals(schedule, groups.pipeline)
+        own, stages = schedule.ranks[groups.pipeline], schedule.stages
+        self._consumed, self._produced = ({action: of(action, stages) for action in own} for of in (consumed, produced))
         self.begin()
 
     def begin(self) -> None:
@@ -43,16 +45,16 @@ class Messages:
 
     def put(self, action: Action, tensors: Boundary) -> None:
         """Hand in the tensors that a computation has made for the neighbouring stage."""
-        self._ready[produced(action, len(self._placement))] = tensors
+        self._ready[self._produced[action]] = tensors
 
     def take(self, action: Action) -> Boundary:
         """Return the tensors that a computation needs from the neighbouring stage, on the device. The current stream waits."""
         self.arrive(action)
-        return self._ready.pop(consumed(action, len(self._placement)))
+        return self._ready.pop(self._consumed[action])
 
     def send(self, action: Action) -> None:
         """Begin to send the message of a SEND."""
-        message = cast(Message, produced(action, len(self._placement)))
+        message = cast(Message, self._produced[action])
         tensors, receiver = self._ready.pop(message), self._placement[message.receiver]
         group = self._channels.groups[self._rank, receiver, message.payload]
         self._sending = {send: sent for send, sent in self._sending.items() if not all(work.is_completed() for work, _ in sent)}
@@ -64,7 +66,7 @@ class Messages:
 
     def receive(self, action: Action) -> None:
         """Post the receive of a RECV."""
-        message = cast(Message, consumed(action, len(self._placement)))
+        message = cast(Message, self._consumed[action])
         sender = self._placement[message.sender]
         group = self._channels.groups[sender, self._rank, message.payload]
         buffers = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device=self._message_device)
@@ -74,7 +76,7 @@ class Messages:
 
     def awaited(self, action: Action) -> Message | None:
         """Return the message that a computation waits for; None if it needs none, or has it already."""
-        message = consumed(action, len(self._placement))
+        message = self._consumed[action]
         return message if message in self._arriving else None
 
     def arrive(self, action: Action) -> None:

@@ -12,6 +12,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from hpc_mp.layout.schedule import Action, Chunk, Residency, Schedule
 from hpc_mp.train.device.spans import profiled
+from hpc_mp.train.parallel.collectives import RunningSum
 from hpc_mp.train.parallel.data_axis import DataAxis
 from hpc_mp.train.parallel.groups import Groups
 from hpc_mp.train.parallel.projection import WeightGradients
@@ -48,7 +49,8 @@ class _Step:
     """State of one optimizer step, or of one evaluation."""
 
     share: Microbatches
-    loss_gradient: Callable[[], Tensor] | None = None
+    scale: Tensor | None = None
+    labels: RunningSum | None = None
     trace: bool = False
     counts: bool = False  # the bytes of activations
     roots: dict[Chunk, dict[str, GradientEdge]] = field(default_factory=dict)  # where a backward begins
@@ -109,17 +111,18 @@ class Pipeline:
             "REDUCE": lambda step, action: self.data.reduce(action.stage),
         }
 
-    def train(self, share: Microbatches, loss_gradient: Callable[[], Tensor], trace: bool = False) -> Passed:
+    def train(self, share: Microbatches, scale: Tensor, labels: RunningSum | None, trace: bool = False) -> Passed:
         """Run all forwards and backwards of a step. Sums over the data axis are under way when it returns.
 
         Args:
-            loss_gradient: returns the gradient of the loss, a scalar: 1 / labels of the global batch, times fp16's scale. Called
-                at backwards of the last stage.
+            scale: of fp16's gradients, a scalar; 1 for other formats.
+            labels: of the global batch that count, by which the gradient of the loss is divided; None: their number is not known
+                yet.
             trace: True if the time of each action is recorded; the host waits for the computing stream around it.
         """
         self.data.begin()
         self.activations.begin()
-        return self._run(_Step(share, loss_gradient, trace, trace or bool(self.residency.away)), self.actions, self.residency)
+        return self._run(_Step(share, scale, labels, trace, trace or bool(self.residency.away)), self.actions, self.residency)
 
     @torch.no_grad()
     def evaluate(self, share: Microbatches) -> Passed:
@@ -174,9 +177,8 @@ class Pipeline:
     def _forward(self, step: _Step, action: Action) -> None:
         stage, m = chunk = action.stage, action.microbatch
         part = self.stages[stage]
-        if step.share.enter is not None:
-            step.share.enter(m)
-        self.clock.set(step.share.moment(m))
+        step.share.begun = m
+        self.clock.set(step.share.moments[m])
         training = torch.is_grad_enabled()
         received = self.messages.take(action) if stage > 0 else {}
         if training:
@@ -185,7 +187,7 @@ class Pipeline:
         activations = ChunkActivations(self.activations, part.tensors()) if step.counts else None
         leaves = chunk in self.residency.away
         with part.precision.computing(), activations.saved(leaves) if activations is not None else nullcontext():
-            result = part(received, step.share.batch(stage, m))
+            result = part(received, step.share.batches[chunk])
         if activations is not None and leaves:
             step.away[chunk] = activations
         if stage == self.last:
@@ -221,13 +223,14 @@ class Pipeline:
 
     def _differentiate(self, step: _Step, action: Action) -> None:
         stage, m = chunk = action.stage, action.microbatch
-        self.clock.set(step.share.moment(m))
+        self.clock.set(step.share.moments[m])
         if chunk in step.away:
             step.away.pop(chunk).need()
         roots = step.roots.pop(chunk)
         if stage == self.last:
-            assert step.loss is not None and step.loss_gradient is not None, "a backward without a forward, or in an evaluation"
-            received = {"loss": step.loss_gradient().to(step.loss.dtype)}
+            assert step.loss is not None and step.scale is not None, "a backward without a forward, or in an evaluation"
+            gradient = step.scale if step.labels is None else step.scale / step.labels.value().clamp(min=1.0)
+            received = {"loss": gradient.to(step.loss.dtype)}
         else:
             received = self.messages.take(action)
         with self.stages[stage].precision.computing():

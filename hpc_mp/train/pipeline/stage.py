@@ -5,7 +5,7 @@ part of a batch. It returns named tensors for the next stage; the last stage ret
 data axis owns the parameters of a stage, in units.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hpc_mp.layout.flat import FlatLayout, StageSpan
 from hpc_mp.layout.layout import Layout
+from hpc_mp.layout.schedule import Chunk
 from hpc_mp.train.device.precision import Precision
 from hpc_mp.train.parallel.data_axis import Unit
 from hpc_mp.train.parallel.dropout import Moment
@@ -34,21 +35,21 @@ class Carried:
     differentiable: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Microbatches:
-    """A replica's share of a step.
+    """A replica's share of a step, on a rank with some of its stages.
 
     Attributes:
-        batch: (stage, microbatch) -> the tensors that the stage needs of it, on the device.
-        moment: microbatch -> the step and the global positions of its samples.
+        batches: the tensors that each stage of the rank needs of each microbatch, on the device.
+        moments: the step and the global positions of the samples, of each microbatch.
         labels: number of labels in this share that count in the loss; None: the forward counts them.
-        enter: called with the number of a microbatch before each of its forwards; None: not called.
+        begun: the microbatch whose forward was the last to begin; -1: none has begun.
     """
 
-    batch: Callable[[int, int], Batch]
-    moment: Callable[[int], Moment]
+    batches: Mapping[Chunk, Batch]
+    moments: Sequence[Moment]
     labels: int | None
-    enter: Callable[[int], None] | None = None
+    begun: int = -1
 
 
 class Stage(Protocol):

@@ -82,7 +82,9 @@ class Evaluator:
         return None
 
     def _own(self, step: int, mine: Sequence[range]) -> Microbatches:
-        return share(self.spec, self.held_out, mine, step, self.device, 0, lambda part: self.context.waits.at(step, part))
+        work = share(self.spec, self.held_out, mine, step, 0, self.engine)
+        self.context.waits.at(step, work)
+        return work
 
     def _notes(self) -> tuple[float]:
         self.watchdog.now("evaluation")

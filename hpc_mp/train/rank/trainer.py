@@ -29,7 +29,7 @@ from hpc_mp.train.data import Samples, positions
 from hpc_mp.train.device.readback import to_device
 from hpc_mp.train.parallel.dropout import Moment
 from hpc_mp.train.parallel.groups import Groups, Tree
-from hpc_mp.train.pipeline.stage import Batch, Microbatches
+from hpc_mp.train.pipeline.stage import Microbatches
 from hpc_mp.train.rank import facts
 from hpc_mp.train.rank.failures import PeerGone, Unwritable
 from hpc_mp.train.rank.fencing import Fence
@@ -231,8 +231,9 @@ class Trainer:
         self.waits.at(step + 1)
         mine = positions(first, global_batch=self.spec.train.global_batch, data_degree=self.spec.data_degree,
                          data_rank=self.groups.data_rank, microbatches=self.spec.microbatches)
-        work = share(self.spec, self.samples, mine, step, self.device, sum(map(self.samples.label_count, mine)),
-                     lambda part: self.waits.at(step + 1, part))
+        labels = sum(map(self.samples.label_count, mine))
+        work = share(self.spec, self.samples, mine, step, labels, self.engine)
+        self.waits.at(step + 1, work)
 
         def notes() -> tuple[float, float]:
             self._between_steps()
@@ -279,28 +280,23 @@ class SampleSource(Protocol):
     def begins(self, positions: range, /) -> NDArray[np.int64] | None: ...
 
 
-def share(spec: JobSpec, source: SampleSource, mine: Sequence[range], step: int, device: torch.device, labels: int,
-          begun: Callable[[int], None] | None = None) -> Microbatches:
-    """Return a replica's samples of a step. Ids and labels are read only for the end stages.
+def share(spec: JobSpec, source: SampleSource, mine: Sequence[range], step: int, labels: int, engine: Engine) -> Microbatches:
+    """Return a replica's samples of a step for the stages of a rank. Ids and labels are read only for the end stages.
 
     Args:
         mine: the positions of each microbatch.
         labels: the number of labels that count.
-        begun: called with each microbatch that begins; None: nothing is.
     """
-    stages = spec.stages
-
-    def batch(stage: int, microbatch: int) -> Batch:
-        begins = source.begins(mine[microbatch])
-        documents = None if begins is None else to_device(torch.from_numpy(begins), device)
-        needed = {} if documents is None else {"begins": documents}
-        ends = {name for name, end in {"ids": 0, "labels": stages - 1}.items() if stage == end}
-        if ends:
-            pair = zip(("ids", "labels"), source.batch(mine[microbatch]), strict=True)
-            needed |= {name: to_device(torch.from_numpy(array), device) for name, array in pair if name in ends}
-        return needed
-
-    return Microbatches(batch, lambda microbatch: Moment(step, tuple(mine[microbatch])), labels, begun)
+    ends, batches = {"ids": 0, "labels": spec.stages - 1}, {}
+    for microbatch, samples in enumerate(mine):
+        begins = source.begins(samples)
+        needed = {} if begins is None else {"begins": to_device(torch.from_numpy(begins), engine.device)}
+        read = {*ends.values()} & engine.data.stages.keys()
+        arrays = dict(zip(ends, source.batch(samples), strict=True)) if read else {}
+        for stage in engine.data.stages:
+            batches[stage, microbatch] = needed | {name: to_device(torch.from_numpy(array), engine.device)
+                                                   for name, array in arrays.items() if ends[name] == stage}
+    return Microbatches(batches, [Moment(step, tuple(samples)) for samples in mine], labels)
 
 
 def evaluation_is_due(spec: JobSpec, step: int) -> bool:

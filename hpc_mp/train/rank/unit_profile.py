@@ -30,7 +30,7 @@ from hpc_mp.train.parallel import groups
 from hpc_mp.train.parallel.dropout import Moment
 from hpc_mp.train.parallel.surroundings import Surroundings
 from hpc_mp.train.pipeline.pipeline import Pipeline, Span
-from hpc_mp.train.pipeline.stage import Batch, Microbatches
+from hpc_mp.train.pipeline.stage import Microbatches
 from hpc_mp.train.rank.assemble import model_of, settings_of
 from hpc_mp.train.rank.devices import choose_device, device_memory, device_name
 from hpc_mp.train.rank.rendezvous import process_group
@@ -108,16 +108,12 @@ def _microbatch(spec: JobSpec, shape: ModelShape, last: int, device: torch.devic
     size = spec.microbatch_size, spec.data.sequence_length
     tokens = torch.randint(shape.vocabulary, size, generator=torch.Generator().manual_seed(0)).to(device)
 
-    begins = torch.zeros(size, dtype=torch.int64, device=device) if spec.data.documents == "separate" else None
-
-    def batch(stage: int, microbatch: int) -> Batch:
-        needed = {"ids": stage == 0, "labels": stage == last}
-        return {name: tokens for name, needs in needed.items() if needs} | ({} if begins is None else {"begins": begins})
-
-    def moment(microbatch: int) -> Moment:
-        return Moment(0, tuple(range(spec.microbatch_size)))
-
-    return Microbatches(batch, moment, tokens.numel())
+    separate = spec.data.documents == "separate"
+    documents = {"begins": torch.zeros(size, dtype=torch.int64, device=device)} if separate else {}
+    needed = {"ids": 0, "labels": last}
+    batches = {(stage, 0): {name: tokens for name, end in needed.items() if end == stage} | documents
+               for stage in range(last + 1)}
+    return Microbatches(batches, [Moment(0, tuple(range(spec.microbatch_size)))], tokens.numel())
 
 
 def _noted(pipeline: Pipeline, activation_bytes: list[int], perform: Any, step: Any, action: Action) -> None:

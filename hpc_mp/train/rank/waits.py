@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.standings import Standing, Wait, write_standing
+from hpc_mp.train.pipeline.stage import Microbatches
 from hpc_mp.train.rank.stall_clock import StallAwareClock
 
 # torch's names of operations of all ranks of a group, and of messages between two of them.
@@ -52,7 +53,8 @@ class Waits:
         wait: the message; None while the rank does not wait. ``since``: unix time in seconds of the last movement, or of
             the end of a later pause of the process.
         passed: number of messages that the rank has reached, by channel.
-        moves: a counter that grows with every message and microbatch.
+        moves: a counter that grows with every message.
+        work: the microbatches of the current step; None outside of a step.
     """
 
     def __init__(self, rank: int) -> None:
@@ -61,19 +63,25 @@ class Waits:
         self.passed: Counter[str] = Counter()
         self.moves = 0
         self.since = time.time()
-        self.step, self.microbatch = 0, -1
+        self.step = 0
+        self.work: Microbatches | None = None
         self.pace = 0.0
         self._began = 0.0
         self._groups: WeakKeyDictionary[Any, tuple[str, tuple[int, ...], tuple[int, ...]]] = WeakKeyDictionary()
         self._messages: WeakKeyDictionary[Any, Wait] = WeakKeyDictionary()
 
-    def at(self, step: int, microbatch: int = -1) -> None:
-        """Note that the rank has reached a step (from 1) or one of its microbatches (from 0)."""
+    @property
+    def microbatch(self) -> int:
+        """The microbatch that the rank has reached, from 0; -1: none."""
+        return -1 if self.work is None else self.work.begun
+
+    def at(self, step: int, work: Microbatches | None = None) -> None:
+        """Note that the rank has reached a step (from 1)."""
         if step != self.step:
             now = time.monotonic()
             self.pace = now - self._began if self.step else 0.0
             self._began = now
-        self.step, self.microbatch = step, microbatch
+        self.step, self.work = step, work
         self.moves += 1
 
     def together(self, what: str, ranks: Sequence[int], action: Callable[[], Result]) -> Result:
@@ -197,15 +205,15 @@ def noted(waits: Waits, run: RunDirectory, attempt: int, step_timeout: float) ->
 def _note(waits: Waits, run: RunDirectory, attempt: int, period: float, done: threading.Event) -> None:
     """Keep the rank's standing written while it does not move. A pause of the process is not a wait for others."""
     clock = StallAwareClock(POLL_S)
-    moves, moved, written = -1, clock.now(), -math.inf
+    moves, moved, written = (-1, -1), clock.now(), -math.inf
     ended = False
     while not ended:
         ended = done.wait(POLL_S)
         now = clock.now()
         if clock.paused:  # meanwhile the others waited for this rank
             waits.since = time.time()
-        if waits.moves != moves:
-            moves, moved = waits.moves, now
+        if (waits.moves, waits.microbatch) != moves:
+            moves, moved = (waits.moves, waits.microbatch), now
             if written > -math.inf:
                 with suppress(OSError):
                     run.standing(attempt, waits.rank).unlink(missing_ok=True)

@@ -13,7 +13,7 @@ Its use by a rank::
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from hpc_mp.layout.layout import Layout
 from hpc_mp.train.device.readback import Instant, Readback
 from hpc_mp.train.device.spans import profiled
 from hpc_mp.train.optimizer.optimizer import Held, Optimizer
-from hpc_mp.train.parallel.collectives import all_reduce, known_to_all
+from hpc_mp.train.parallel.collectives import RunningSum, known_to_all
 from hpc_mp.train.parallel.data_axis import DataAxis
 from hpc_mp.train.parallel.fill import Source, fill
 from hpc_mp.train.parallel.groups import Groups
@@ -119,22 +119,18 @@ class Engine:
         passes = passes or self.passes
         began, scale = Instant.here(self.device), self.scale[0]
         labels = None if share.labels is None else label_count(share.labels, self.groups, self.device)
-
-        def gradient() -> Tensor:  # of the mean over labels, or of their sum if their number is not known yet
-            return scale if labels is None else scale / labels().clamp(min=1.0)
-
         with profiled("forward_backward"):
             passes.router_loss.begin(scale)
             passes.capacity.begin()
-            passed = passes.pipeline.train(share, gradient, trace)
+            passed = passes.pipeline.train(share, scale, labels, trace)
         with profiled("reduce_gradients"):
             self.data.finish()
         with profiled("agree"):
             noted = notes()
             shares = Shares(self.optimizer.squared_norm(), *self._counted(passed), passes.router_loss.total,
                             *passes.capacity.total)
-            numbers, divisor = agree(shares, noted, None if labels is None else labels(), self.scale, self.settings.loss_scale,
-                                     self.groups.world)
+            counted = None if labels is None else labels.value()
+            numbers, divisor = agree(shares, noted, counted, self.scale, self.settings.loss_scale, self.groups.world)
             loss, norm, *_ = numbers
         with profiled("update"):
             self.optimizer.step(self.settings.learning_rate(number), norm, divisor)
@@ -159,19 +155,9 @@ class Engine:
         return Evaluated(total, labels, tuple(everyone[:, 2:].amax(0).tolist()))
 
 
-def label_count(own: int, groups: Groups, device: torch.device) -> Callable[[], Tensor]:
-    """Begin to sum the labels of a step's global batch that count in the loss. Return a function that returns their number, fp64.
+def label_count(own: int, groups: Groups, device: torch.device) -> RunningSum:
+    """Begin to sum the labels of a step's global batch that count in the loss, while the first microbatch is computed.
 
-    Every replica counts its own labels; the first rank of each context group counts for all of it. The numbers are summed while
-    the first microbatch is computed.
+    Every replica counts its own labels; the first rank of each context group counts for all of it.
     """
-    count = torch.full((), own if groups.context.rank == 0 else 0, dtype=torch.float64, device=device)
-    sharded = all_reduce(count, groups.shard)
-
-    @cache
-    def total() -> Tensor:
-        sharded.wait()
-        all_reduce(count, groups.replicate).wait()
-        return count
-
-    return total
+    return RunningSum(own if groups.context.rank == 0 else 0, (groups.shard, groups.replicate), device)
