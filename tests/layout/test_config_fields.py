@@ -101,6 +101,26 @@ def test_scaled_positions_are_taken_where_transformers_computes_them(model_type:
         from_job(config)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_scaled_positions_of_a_part_of_each_head_are_taken(kind: str) -> None:
+    """Half of a GPT-NeoX's heads of 16 elements turns, so that lists of 4 numbers belong to its pairs."""
+    settings = KINDS[kind] | {"rope_type": kind, "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    config = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1, "intermediate_size": 96, "vocab_size": 64,
+              "rope_parameters": settings}
+    with torch.device("meta"):
+        AutoModelForCausalLM.from_config(AutoConfig.for_model("gpt_neox", **config))
+    from_job(config | {"model_type": "gpt_neox"})
+    if kind == "longrope":
+        with pytest.raises(HpcMpError, match="must be a list of 8 numbers"):
+            from_job(config | {"model_type": "gpt_neox", "rope_parameters": settings | {"partial_rotary_factor": 1.0}})
+
+
+@pytest.mark.parametrize("model_type", ["gemma2", "qwen3_moe", "mixtral"])
+def test_no_number_of_key_value_heads_is_refused_where_transformers_refuses_it(model_type: str) -> None:
+    with pytest.raises(HpcMpError, match="num_key_value_heads = null: must be a whole number"):
+        from_job(LLAMA | {"model_type": model_type, "num_key_value_heads": None})
+
+
 @pytest.mark.parametrize("key", ["n_ctx", "_name_or_path", "quantization_config", "temperature", "attribute_map", "_auto_class"])
 def test_names_of_older_releases_and_internals_are_no_keys_of_a_job(key: str, tmp_path: Path) -> None:
     with pytest.raises(HpcMpError, match=rf"model\.config\.{key}: is not a key of a llama configuration") as refused:

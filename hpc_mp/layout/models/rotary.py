@@ -21,7 +21,7 @@ NEEDED: Mapping[str, tuple[str, ...]] = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
 }
 WITH_HEAD_DIM = ("dynamic", "yarn", "longrope")  # computed from head_dim as stated, even if a family has null for it
-LISTS = ("short_factor", "long_factor")  # a number for each pair of a head's elements
+LISTS = ("short_factor", "long_factor")  # a number for each pair of rotated elements
 PART = only(None, 1.0, remedy="leave it out: positions rotate whole heads")
 ABOVE_ZERO = ConfigField(lambda value: is_number(value) and value > 0, POSITIVE.rule, POSITIVE.remedy)  # and not null
 SETTINGS: Fields = {
@@ -42,6 +42,7 @@ def check_rotary(config: Mapping[str, Any], head_dim: int, derived: bool = True,
     """Check that transformers can compute the settings of rotary positions. Raises HpcMpError.
 
     Args:
+        head_dim: number of rotated elements of a head.
         derived: True if the family's configuration class computes a missing ``head_dim``.
         part: True if the family may rotate a part of each head.
     """
@@ -50,7 +51,8 @@ def check_rotary(config: Mapping[str, Any], head_dim: int, derived: bool = True,
                          "choose sizes that make it an even number")
     factors = ConfigField(lambda value: value is None or (
         isinstance(value, list | tuple) and len(value) == head_dim // 2 and all(map(is_number, value))),
-        f"must be a list of {head_dim // 2} numbers, half the size of a head", "use the list of the model's own config.json")
+        f"must be a list of {head_dim // 2} numbers, one for each pair of rotated elements",
+        "use the list of the model's own config.json")
     fields = SETTINGS | dict.fromkeys(LISTS, factors) | {"partial_rotary_factor": READ if part else PART}
     for field in ("rope_parameters", "rope_scaling"):
         if (settings := config.get(field)) is not None:

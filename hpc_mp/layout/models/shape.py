@@ -150,8 +150,10 @@ def read_sizes(config: Mapping[str, Any], default: ModelShape, own: Mapping[str,
     hidden, heads = (next(name for name in outer if outer[name] == size) for size in ("hidden", "heads"))
     if not default.head_dim and config.get("head_dim") is None:
         check_multiple(hidden, shape.hidden, heads, shape.heads)
+    if default.kv_heads and "num_key_value_heads" in config:  # only families without a default read null, as all heads
+        checked("num_key_value_heads", config["num_key_value_heads"], default.kv_heads)
     shape = replace(
-        shape, kv_heads=shape.heads if "num_key_value_heads" in config else default.kv_heads or shape.heads,
+        shape, kv_heads=default.kv_heads or shape.heads,
         head_dim=default.head_dim or shape.hidden // shape.heads, intermediate=default.intermediate or 4 * shape.hidden)
     shape = replace(shape, **_stated(config, shape, names))
     check_multiple(heads, shape.heads, "num_key_value_heads", shape.kv_heads)

@@ -5,14 +5,14 @@ from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.models.family import Family, Weight, column, norm, row
-from hpc_mp.layout.models.fields import ACTIVATION, COMMON, DROPOUT, EPSILON, READ, SIZES, is_number, number
+from hpc_mp.layout.models.fields import ACTIVATION, COMMON, DROPOUT, EPSILON, READ, SIZES, is_number, only
 from hpc_mp.layout.models.rotary import ROTARY_FIELDS, check_rotary
 from hpc_mp.layout.models.shape import ModelShape, read_sizes
 
 FIELDS = {
     **COMMON,
     **ROTARY_FIELDS,
-    "partial_rotary_factor": number("a number above 0, at most 1", lambda value: 0 < value <= 1),
+    "partial_rotary_factor": only(None, rule="has no effect beside the other settings", remedy="write rotary_pct"),
     **dict.fromkeys(("rotary_pct", "rotary_emb_base"), READ),  # the names of older releases
     **dict.fromkeys((*SIZES, "intermediate_size", "use_parallel_residual", "attention_bias"), READ),
     **dict.fromkeys(("hidden_dropout", "attention_dropout"), DROPOUT),
@@ -28,12 +28,12 @@ DEFAULT = ModelShape(  # of transformers' GPTNeoXConfig (the 20 B model)
 
 def read(config: Mapping[str, Any]) -> ModelShape:
     shape = read_sizes(config, DEFAULT)
-    settings = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    check_rotary(config, 2, part=True)  # heads of an odd size are no fault: the rotated part must be even
-    part = settings.get("partial_rotary_factor", config.get("rotary_pct", 0.25))
+    settings = config.get("rope_parameters") or config.get("rope_scaling")
+    part = (settings if isinstance(settings, Mapping) else {}).get("partial_rotary_factor", config.get("rotary_pct", 0.25))
     if not is_number(part) or not 0 < part <= 1 or int(shape.head_dim * part) % 2 or int(shape.head_dim * part) == 0:
         raise HpcMpError(f"the model's partial_rotary_factor({part})",
                          f"must rotate an even number of a head's {shape.head_dim} elements", "write 1.0 to rotate whole heads")
+    check_rotary(config, int(shape.head_dim * part), part=True)
     return shape
 
 
