@@ -25,7 +25,8 @@ from hpc_mp.rundir.rank_env import identity
 from hpc_mp.train.data import HeldOut, Samples, TokenSet, load_tokens, positions, prepare_held_out, prepare_job
 from hpc_mp.train.model import initial
 from hpc_mp.train.parallel import gloo
-from hpc_mp.train.parallel.groups import Tree, build, everyone
+from hpc_mp.train.parallel.communicators import build, everyone
+from hpc_mp.train.parallel.groups import Tree
 from hpc_mp.train.rank import evaluation, facts
 from hpc_mp.train.rank.assemble import assemble, model_of
 from hpc_mp.train.rank.bootstrap import lay_out

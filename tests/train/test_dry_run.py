@@ -33,8 +33,8 @@ from hpc_mp.rundir.rank_env import identity
 from hpc_mp.train.checkpoint import checkpoint
 from hpc_mp.train.checkpoint.shard_file import write_shard
 from hpc_mp.train.dry_run.dry_run import DryRun, DryStep, dry_run, stepped
+from hpc_mp.train.parallel.communicators import build
 from hpc_mp.train.parallel.data_axis import DataAxis
-from hpc_mp.train.parallel.groups import build
 from hpc_mp.train.rank import facts
 from hpc_mp.train.rank.bootstrap import lay_out
 from hpc_mp.train.rank.rendezvous import connect, meet, rendezvous

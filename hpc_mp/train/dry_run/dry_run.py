@@ -27,9 +27,10 @@ from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.rundir.plan import StateBytes
 from hpc_mp.train.dry_run.host import Loading, OpenSockets, Saving, loading, open_sockets, saving
 from hpc_mp.train.dry_run.recorder import Peak, Recorder, SentMessages
+from hpc_mp.train.parallel.communicators import build, everyone
 from hpc_mp.train.parallel.data_axis import DataAxis
 from hpc_mp.train.parallel.dropout import Moment
-from hpc_mp.train.parallel.groups import Groups, build, everyone
+from hpc_mp.train.parallel.groups import Groups
 from hpc_mp.train.pipeline.stage import Batch, Microbatches
 from hpc_mp.train.rank.assemble import assemble
 from hpc_mp.train.rank.rendezvous import process_group

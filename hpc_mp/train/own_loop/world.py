@@ -24,7 +24,8 @@ import torch.distributed as dist
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.placement import Degrees, Placement, place
 from hpc_mp.rundir.rank_env import RankEnv, identity, node_name
-from hpc_mp.train.parallel.groups import Tree, everyone
+from hpc_mp.train.parallel.communicators import everyone
+from hpc_mp.train.parallel.groups import Tree
 from hpc_mp.train.rank import facts, mpi
 from hpc_mp.train.rank.devices import choose_device
 from hpc_mp.train.rank.rendezvous import START_TIMEOUT, Rendezvous, connect, meet, rendezvous

@@ -25,7 +25,8 @@ from hpc_mp.rundir.rank_env import check_place
 from hpc_mp.rundir.records import RankMemory, RankStart, RankTrace, TracedAction
 from hpc_mp.rundir.usage import cut_steps
 from hpc_mp.train.data import HeldOut, Samples
-from hpc_mp.train.parallel.groups import Tree, build, check_coordinates
+from hpc_mp.train.parallel.communicators import build, check_coordinates
+from hpc_mp.train.parallel.groups import Tree
 from hpc_mp.train.rank import bootstrap, facts
 from hpc_mp.train.rank.devices import check_devices, choose_device, device_name
 from hpc_mp.train.rank.evaluation import Evaluator, last_evaluated

@@ -26,8 +26,9 @@ from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.rundir.rank_env import RankEnv, node_name
 from hpc_mp.train.model.transformers_model import TransformersModel
 from hpc_mp.train.model.transformers_stage import TransformersStage
-from hpc_mp.train.parallel import groups
+from hpc_mp.train.parallel.communicators import build, everyone
 from hpc_mp.train.parallel.dropout import Moment
+from hpc_mp.train.parallel.groups import Groups
 from hpc_mp.train.parallel.surroundings import Surroundings
 from hpc_mp.train.pipeline.pipeline import Pipeline, Span
 from hpc_mp.train.pipeline.stage import Microbatches
@@ -69,7 +70,7 @@ def measure(spec: JobSpec, shape: ModelShape, repetitions: int) -> ModelProfile:
     layout = alone(undivided(spec), len(chosen))
     stages = range(layout.stages)
     with process_group(backend, rank=0, world_size=1, store=dist.HashStore()):
-        only = groups.build(place(layout.degrees, "DPT", 1), 1, device, backend, schedule_of(layout), None, groups.everyone())
+        only = build(place(layout.degrees, "DPT", 1), 1, device, backend, schedule_of(layout), None, everyone())
         engine = _engine(spec, shape, chosen, layout, only, device)
         activation_bytes = [0] * layout.stages
         pipeline = engine.passes.pipeline
@@ -92,7 +93,7 @@ def alone(layout: Layout, blocks: int) -> Layout:
                   optimizer_slots=layout.optimizer_slots, expert_capacity=layout.expert_capacity)
 
 
-def _engine(spec: JobSpec, shape: ModelShape, chosen: tuple[int, ...], layout: Layout, only: groups.Groups,
+def _engine(spec: JobSpec, shape: ModelShape, chosen: tuple[int, ...], layout: Layout, only: Groups,
             device: torch.device) -> Engine:
     whole = model_of(spec, shape)
     settings = settings_of(spec, layout, schedule_of(layout))
