@@ -33,7 +33,7 @@ from hpc_mp.train.parallel.surroundings import Surroundings
 from hpc_mp.train.pipeline.pipeline import Pipeline, Span
 from hpc_mp.train.pipeline.stage import Microbatches
 from hpc_mp.train.rank.assemble import model_of, settings_of
-from hpc_mp.train.rank.devices import choose_device, device_memory, device_name
+from hpc_mp.train.rank.devices import device_choice, device_memory, device_name, own_gpu, seat_of, taken
 from hpc_mp.train.rank.rendezvous import process_group
 from hpc_mp.train.step.engine import Engine
 
@@ -65,7 +65,9 @@ class OneOfEachKind(TransformersModel):
 
 def measure(spec: JobSpec, shape: ModelShape, repetitions: int) -> ModelProfile:
     """Measure on the local device that ``job.device`` chooses. Raises HpcMpError if it requires a GPU and none exists."""
-    device, backend = choose_device(spec.job.device, RankEnv(0, 1, 0, node_name(), "no launcher"), 1)
+    alone_here = RankEnv(0, 1, 0, node_name(), "no launcher")
+    gpu = own_gpu(spec.job.device, alone_here)
+    device, backend = taken(gpu, device_choice(spec.job.device, [seat_of(alone_here, gpu)], False))
     chosen = tuple(map(shape.kinds.index, sorted({*shape.kinds})))
     layout = alone(undivided(spec), len(chosen))
     stages = range(layout.stages)
