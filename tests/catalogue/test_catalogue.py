@@ -210,8 +210,9 @@ def leaves(node: ast.AST) -> list[ast.AST]:
 
 
 def test_no_second_table_stands_in_the_code() -> None:
-    found = [f"{file.relative_to(ROOT)}:{line}" for file in sorted((ROOT / "hpc_mp").rglob("*.py"))
-             for line in tables(ast.parse(file.read_text(encoding="utf-8")))]
+    sources = {file: file.read_text(encoding="utf-8") for file in sorted((ROOT / "hpc_mp").rglob("*.py"))}
+    found = [f"{file.relative_to(ROOT)}:{line}" for file, source in sources.items() if NAMES.search(source)
+             for line in tables(ast.parse(source))]
     assert found == []
 
 

@@ -15,6 +15,7 @@ PROGRAMS = ("sacct", "sacctmgr", "salloc", "sattach", "sbatch", "sbcast", "scanc
             "sprio", "squeue", "sreport", "srun", "sshare", "sstat", "strigger")
 ROOM = "cluster/slurm/"
 OTHERS = table(__file__, "slurm_programs.toml", "others")
+NAMED = re.compile("|".join(PROGRAMS))
 COMMAND = re.compile(rf"(?:^|[;&|]|\$\(|\bexec\s)\s*(?:[\w./-]*/)?({'|'.join(PROGRAMS)})(?=\s|$)")
 
 
@@ -32,7 +33,9 @@ def test_only_one_room_names_slurms_programs() -> None:
     for path in sorted(ROOT.rglob("*.py")):
         name = str(path.relative_to(ROOT))
         place = next((place for place in (ROOM, *OTHERS) if name.startswith(place)), "")
-        found[place] += [f"{name}:{line}: {text!r}" for line, text in commands(path.read_text(encoding="utf-8"))]
+        source = path.read_text(encoding="utf-8")
+        if NAMED.search(source):  # all others would take seconds to parse
+            found[place] += [f"{name}:{line}: {text!r}" for line, text in commands(source)]
     assert not found[""], "ask hpc_mp.cluster.slurm instead:\n" + "\n".join(found[""])
     assert all(found[place] for place in (ROOM, *OTHERS)), "an exception without a use"
 

@@ -120,7 +120,7 @@ FAULTS: dict[str, Callable[[Any], None]] = {
     "stopped": sends(signal.SIGSTOP),
     "stopped anywhere": stopped_anywhere,
     "loader": lambda trainer: setattr(type(trainer.samples), "batch", asleep),
-    "forward": in_place_of("hpc_mp.train.pipeline.stage:Stage", "forward", asleep),
+    "forward": in_place_of("hpc_mp.train.model.transformers_stage:TransformersStage", "forward", asleep),
     "saving": in_place_of(CHECKPOINT, "write_shard", asleep),
     "asleep": asleep,
     "native": native,

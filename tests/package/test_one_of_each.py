@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -23,30 +23,33 @@ def nodes_of(source: str) -> tuple[ast.AST, ...]:
     return tuple(ast.walk(ast.parse(source)))
 
 
-def nodes(package: Path, *rooms: str) -> Iterator[tuple[str, ast.AST]]:
-    """Yield every node of the files in the rooms, or in all, with the path of its file."""
+def nodes(package: Path, words: Collection[str], rooms: Collection[str] = (), least: int = 1) -> Iterator[tuple[str, ast.AST]]:
+    """Yield every node of the files in the rooms, or in all, with the path of its file.
+
+    Only files with ``least`` of the words are parsed: the others take seconds and have nothing.
+    """
     for file in sorted(package.rglob("*.py")):
-        path = file.relative_to(package)
-        if not rooms or path.parts[0] in rooms:
-            yield from ((str(path), node) for node in nodes_of(file.read_text(encoding="utf-8")))
+        path, source = file.relative_to(package), file.read_text(encoding="utf-8")
+        if (not rooms or path.parts[0] in rooms) and sum(word in source for word in words) >= least:
+            yield from ((str(path), node) for node in nodes_of(source))
 
 
 def parsers_of_bash(package: Path) -> set[str]:
     """Files that import the grammar of bash."""
-    return {file for file, node in nodes(package) if (isinstance(node, ast.Import) and any(
+    return {file for file, node in nodes(package, ["tree_sitter_bash"]) if (isinstance(node, ast.Import) and any(
         name.name == "tree_sitter_bash" for name in node.names)) or (
         isinstance(node, ast.ImportFrom) and node.module == "tree_sitter_bash")}
 
 
 def splitters(package: Path) -> set[str]:
     """Files of the rooms that read scripts in which ``shlex`` splits a text."""
-    return {file for file, node in nodes(package, *READ_SCRIPTS) if isinstance(node, ast.Attribute)
+    return {file for file, node in nodes(package, ["shlex"], READ_SCRIPTS) if isinstance(node, ast.Attribute)
             and node.attr in ("split", "shlex") and isinstance(node.value, ast.Name) and node.value.id == "shlex"}
 
 
 def tables_of(names: set[str], package: Path) -> set[str]:
     """Files with a literal that has several of the names."""
-    return {file for file, node in nodes(package) if len(names & strings(node)) >= A_TABLE}
+    return {file for file, node in nodes(package, names, least=A_TABLE) if len(names & strings(node)) >= A_TABLE}
 
 
 def strings(node: ast.AST) -> set[str]:
@@ -56,13 +59,13 @@ def strings(node: ast.AST) -> set[str]:
 
 def callers(name: str, package: Path) -> set[str]:
     last = name.rpartition(".")[2]
-    return {file for file, node in nodes(package) if isinstance(node, ast.Call)
+    return {file for file, node in nodes(package, [last]) if isinstance(node, ast.Call)
             and getattr(node.func, "attr", getattr(node.func, "id", None)) == last and ast.unparse(node.func) == name}
 
 
 def unknown_kinds(package: Path) -> set[str]:
     """Kinds that records of failures are made with, and that ``KINDS`` lacks."""
-    calls = (node for _, node in nodes(package) if isinstance(node, ast.Call))
+    calls = (node for _, node in nodes(package, OF_KINDS) if isinstance(node, ast.Call))
     given = (node.args[OF_KINDS[name]] for node in calls if (name := ast.unparse(node.func)) in OF_KINDS
              and len(node.args) > OF_KINDS[name])
     return {kind.value for kind in given if isinstance(kind, ast.Constant)} - KINDS.keys()
@@ -70,7 +73,7 @@ def unknown_kinds(package: Path) -> set[str]:
 
 def with_field(annotation: str, package: Path) -> set[str]:
     """Classes with a field of that type."""
-    return {node.name for _, node in nodes(package) if isinstance(node, ast.ClassDef) and any(
+    return {node.name for _, node in nodes(package, [annotation]) if isinstance(node, ast.ClassDef) and any(
         isinstance(line, ast.AnnAssign) and ast.unparse(line.annotation) == annotation for line in node.body)}
 
 

@@ -6,6 +6,7 @@
 import ast
 import sys
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -17,9 +18,14 @@ VAGUE = frozenset({"found", "each", "said", "known", "given", "seen", "asked", "
 FIELDS = {("environment/profiles.py", "given"), ("planner/fabrics.py", "most"), ("rundir/plan.py", "here")}
 
 
+@lru_cache(maxsize=1)
+def nodes(path: Path) -> list[ast.AST]:
+    return [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+
+
 def docstrings(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the line and the first line of each docstring of a module that opens with another word."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             words = (ast.get_docstring(node) or "").split(maxsplit=1)
             if words and words[0].strip('`",:') in OPENERS:
@@ -28,7 +34,7 @@ def docstrings(path: Path) -> Iterator[tuple[int, str]]:
 
 def identifiers(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the line and the name of each variable and parameter of a module that could name anything."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.arg):
             name = node.arg
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
