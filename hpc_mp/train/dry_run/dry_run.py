@@ -172,11 +172,11 @@ def _over(recorder: Recorder) -> Sequence[float]:
 
 
 def _on_host(engine: Engine) -> Iterator[Tensor]:
-    """Yield the tensors that the rank keeps in host memory between steps."""
+    """Yield the tensors that the rank keeps in host memory, or in a mapped file, between steps."""
     for unit in engine.data.units.values():
         yield from unit.away.arrays if unit.away else ()
     home = engine.optimizer.home
-    for slots in home.arrays().values() if home.nbytes.host else ():
+    for slots in home.arrays().values() if home.nbytes.host or home.nbytes.disk else ():
         yield from slots.values()
 
 
