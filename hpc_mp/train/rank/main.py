@@ -28,7 +28,7 @@ from hpc_mp.train.data import HeldOut, Samples
 from hpc_mp.train.parallel.communicators import build, check_coordinates
 from hpc_mp.train.parallel.groups import Tree
 from hpc_mp.train.rank import bootstrap, facts
-from hpc_mp.train.rank.devices import agree_on_devices, check_devices, device_name
+from hpc_mp.train.rank.devices import NCCL, agree_on_devices, check_devices, device_name
 from hpc_mp.train.rank.evaluation import Evaluator, last_evaluated
 from hpc_mp.train.rank.failures import LAST_FILES, NodeLost, PeerGone, RankContext, cause_known, die, limit_files, record_failure
 from hpc_mp.train.rank.fencing import FencedOut, check_kept
@@ -106,6 +106,7 @@ def _run(job_file: Path, begun: bootstrap.Bootstrap, stop: StopFlag) -> int:
                 with ending_in(MEETING_S):
                     host = begun.waits.together("the connections", range(who.world), lambda: connect(who, store, backend))
                 context = replace(context, host=host)
+                context.waits.devices = backend == NCCL
                 check_place(context.placement, who, bootstrap.known_hosts(context.record))
                 check_coordinates(context.placement, who.rank)
                 nodes = _introduce(context, device_name(device))
