@@ -54,7 +54,7 @@ class Waits:
             the end of a later pause of the process.
         passed: number of messages that the rank has reached, by channel.
         moves: a counter that grows with every message.
-        work: the microbatches of the current step; None outside of a step.
+        work: the microbatches of the newest step; None until its samples have been read.
     """
 
     def __init__(self, rank: int) -> None:
