@@ -175,6 +175,8 @@ class RunDirectory:
         "the name of one rank's host: for a program, and if mpirun starts ranks without Slurm")
     rank_stack = RunFiles("log/stack-{rank:05d}.txt", "the recording of hung ranks, before they are ended",
         "supervisor, launch, you", "the stacks of the processes of one rank of a program, with every Python thread")
+    flight = RunFiles("log/flight-{rank:05d}.json", "one rank that hangs, before it ends", "you",
+        "the last messages of torch's process groups in one rank, and those under way (torch's flight recorder)")
     node_log = RunFiles("log/node-{host}.log", "srun", "logs, supervisor",
         "the output of the ranks of one node of a Slurm job, with the task number before each line")
     kernel_log = RunFiles("log/kernel-{host}.log", "slurm/node-end.sh", "supervisor",

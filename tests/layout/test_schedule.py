@@ -2,6 +2,7 @@
 
 import re
 import time
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -12,11 +13,12 @@ from schedules import NAMES, Request, requests
 from tables import table
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.layout.schedule import Action, Reduce, build, peak_in_flight, simulate, validate
+from hpc_mp.layout.schedule import Action, Reduce, build, peak_in_flight, posted_ahead, simulate, validate
 from hpc_mp.layout.schedule.actions import COMPUTE, compute
 from hpc_mp.layout.schedule.generators import ORDERS
 from hpc_mp.layout.schedule.names import STAGES_PER_RANK
 from hpc_mp.layout.schedule.table import cell
+from hpc_mp.layout.schedule.validate import check_streams, own_stream
 
 REDUCE: tuple[Reduce, ...] = ("last", "each")
 
@@ -133,19 +135,32 @@ def test_zero_bubble_waits_for_gradients_as_1f1b_does() -> None:
 
 
 @given(requests())
-def test_receives_are_posted_one_computation_early(request: Request) -> None:
+def test_sends_follow_and_receives_precede_their_computations(request: Request) -> None:
     consumers = {"RECV_F": ("F",), "RECV_B": ("B", "I"), "SEND_F": ("F",), "SEND_B": ("B", "I")}
     for actions in build(*request).ranks:
         for i, action in enumerate(actions):
             if action.kind not in consumers:
                 continue
             computed = [Action(kind, action.stage, action.microbatch) for kind in consumers[action.kind]]  # type: ignore[arg-type]
-            if action.kind.startswith("SEND"):
-                assert actions[i - 1] in computed
-                continue
-            later = [a for a in actions[i:] if a.kind in COMPUTE]
-            first = not any(a.kind in COMPUTE for a in actions[:i])
-            assert later[1] in computed or (later[0] in computed and first)
+            assert actions[i - 1 if action.kind.startswith("SEND") else i + 1] in computed
+
+
+@given(requests())
+def test_messages_through_the_host_are_posted_one_computation_early(request: Request) -> None:
+    """In both orders nothing but receives moves, and ranks that post so do not block each other."""
+    schedule = build(*request)
+    ahead = replace(schedule, ranks=tuple(tuple(posted_ahead(actions)) for actions in schedule.ranks))
+    check_streams(ahead, own_stream)
+    for actions, posted in zip(schedule.ranks, ahead.ranks, strict=True):
+        order = [action for action in posted if action.kind in COMPUTE]
+        for action in actions:
+            after = [a for a in posted[posted.index(action):] if a.kind in COMPUTE]
+            consumer = {"RECV_F": ("F",), "RECV_B": ("B", "I")}.get(action.kind, ())
+            if consumer:
+                place = next(i for i, a in enumerate(order) if a.kind in consumer and (a.stage, a.microbatch) == (
+                    action.stage, action.microbatch))
+                assert after[0] == order[max(0, place - 1)]
+        assert [a for a in posted if not a.kind.startswith("RECV")] == [a for a in actions if not a.kind.startswith("RECV")]
 
 
 @pytest.mark.parametrize(("name", "reduce", "ranks"), table(__file__, "schedule.toml", "in_full"))

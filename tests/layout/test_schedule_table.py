@@ -55,7 +55,7 @@ ONE = "0F0,,0B0\n"
 def test_a_table_of_ones_own() -> None:
     schedule = from_csv(MINE)
     assert (schedule.placement, schedule.microbatches) == ((0, 1), 2)
-    assert [a.kind for a in schedule.ranks[1]] == ["RECV_F", "RECV_F", "F", "F", "B", "SEND_B", "I", "SEND_B", "W", "REDUCE"]
+    assert [a.kind for a in schedule.ranks[1]] == ["RECV_F", "F", "RECV_F", "F", "B", "SEND_B", "I", "SEND_B", "W", "REDUCE"]
 
 
 WRONG = tomllib.loads(Path(__file__).with_name("wrong_tables.toml").read_text(encoding="utf-8"))["wrong"]

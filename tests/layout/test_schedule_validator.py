@@ -5,12 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from schedules import SMALL, Request, requests, swapped, with_rank
 from tables import table
 
-from hpc_mp.layout.schedule import Action, Kind, Reduce, Schedule, build, simulate, validate
-from hpc_mp.layout.schedule.validate import Channel, check_streams, own_stream
+from hpc_mp.layout.schedule import Action, Kind, Reduce, Schedule, build, posted_ahead, simulate, validate
+from hpc_mp.layout.schedule.actions import COMPUTE, consumed
+from hpc_mp.layout.schedule.validate import Channel, check_hosts, check_streams, own_stream
 
 REDUCE: tuple[Reduce, ...] = ("last", "each")
 
@@ -88,34 +89,79 @@ def test_a_communicator_for_each_direction_and_payload_blocks_nobody(request: Re
     check_streams(build(*request), own_stream)
 
 
-def test_one_stream_for_all_messages_of_a_rank_blocks() -> None:
-    """1F1B on one communicator: rank 0 posts RECV_B ahead of its second SEND_F, rank 1 RECV_F ahead of its first SEND_B."""
+def ahead(schedule: Schedule) -> Schedule:
+    """Every receive one computation early, as messages through the host are posted."""
+    return replace(schedule, ranks=tuple(tuple(posted_ahead(actions)) for actions in schedule.ranks))
+
+
+@pytest.mark.parametrize(("schedule", "halves"), [
+    (build("1f1b", 2, 4), (r"SEND_F\(stage 0, microbatch 1\)", r"SEND_B\(stage 1, microbatch 0\)")),
+    (ahead(build("1f1b", 2, 4)), (r"RECV_B\(stage 0, microbatch 0\)", r"RECV_F\(stage 1, microbatch 1\)"))],
+    ids=["just in time", "ahead"])
+def test_one_stream_for_all_messages_of_a_rank_blocks(schedule: Schedule, halves: tuple[str, str]) -> None:
+    """1F1B on one communicator: rank 0 is at its second output when rank 1 is at its first gradient."""
     both = (r"deadlock: rank 0 at B\(stage 0, microbatch 0\), rank 1 at F\(stage 1, microbatch 1\); "
-            r"under way: rank 0 in RECV_B\(stage 0, microbatch 0\), rank 1 in RECV_F\(stage 1, microbatch 1\)")
+            rf"under way: rank 0 in {halves[0]}, rank 1 in {halves[1]}")
     with pytest.raises(ValueError, match=both):
-        check_streams(build("1f1b", 2, 4), shared_stream)
-
-
-def just_in_time(schedule: Schedule) -> Schedule:
-    """Every receive directly before its consumer instead of one computation early."""
-    def moved(actions: tuple[Action, ...]) -> tuple[Action, ...]:
-        found: list[Action] = []
-        for action in actions:
-            receive = Action(f"RECV_{'F' if action.kind == 'F' else 'B'}", action.stage, action.microbatch)  # type: ignore[arg-type]
-            if action.kind in ("F", "B", "I") and receive in actions:
-                found.append(receive)
-            if not action.kind.startswith("RECV"):
-                found.append(action)
-        return tuple(found)
-
-    return replace(schedule, ranks=tuple(map(moved, schedule.ranks)))
+        check_streams(schedule, shared_stream)
 
 
 def test_one_stream_does_where_no_receive_stands_before_a_send() -> None:
     """The control: GPipe with receives just in time runs on one stream, so the rule does not refuse everything."""
-    schedule = just_in_time(build("gpipe", 3, 4))
-    validate(schedule)
-    check_streams(schedule, shared_stream)
+    check_streams(build("gpipe", 3, 4), shared_stream)
+    with pytest.raises(ValueError, match="deadlock"):
+        check_streams(ahead(build("gpipe", 3, 4)), shared_stream)
+
+
+@pytest.mark.parametrize(("request_", "receive"), [
+    (("gpipe", 2, 2, 1), r"RECV_B\(stage 0, microbatch 0\) of rank 0 .* depends on F\(stage 0, microbatch 1\), 1 actions later"),
+    (("1f1b", 4, 2, 1), r"RECV_B\(stage \d, microbatch \d\) of rank \d"),
+    (("zero_bubble_v", 2, 1, 1), r"RECV_\w\(stage \d, microbatch \d\)")])
+def test_a_host_that_waits_at_a_receive_posted_early_waits_for_ever(request_: Request, receive: str) -> None:
+    check_hosts(build(*request_))
+    with pytest.raises(ValueError, match=receive):
+        check_hosts(ahead(build(*request_)))
+
+
+def blocked(schedule: Schedule) -> int:
+    """Number of receives at which a host that waits alone waits for ever, by execution."""
+    return sum(not runs(schedule, rank, place) for rank, actions in enumerate(schedule.ranks)
+               for place, action in enumerate(actions) if action.kind.startswith("RECV"))
+
+
+def runs(schedule: Schedule, waiting: int, where: int) -> bool:
+    """Execute, while the host of one rank waits at one of its receives; the others stop at computations without their input."""
+    at, posted = [0] * len(schedule.ranks), set[Action]()
+    while True:
+        before = [*at]
+        for rank, actions in enumerate(schedule.ranks):
+            while at[rank] < len(actions):
+                action = actions[at[rank]]
+                message = consumed(action, schedule.stages)
+                halves = {message.send, message.receive} if message and message.travels(schedule.placement) else set()
+                if action.kind in COMPUTE and not halves <= posted:
+                    break
+                if action.kind not in COMPUTE:
+                    posted.add(action)
+                    if (rank, at[rank]) == (waiting, where) and not halves <= posted:
+                        break
+                at[rank] += 1
+        if at == before:
+            return all(place == len(actions) for place, actions in zip(at, schedule.ranks, strict=True))
+
+
+@given(requests())
+@settings(max_examples=20)
+def test_the_proof_of_hosts_is_what_execution_gives(request: Request) -> None:
+    name, pipeline, microbatches, virtual = request
+    small = name, min(pipeline, 4), min(pipeline, 4) if name == "interleaved_1f1b" else min(microbatches, 4), virtual
+    schedule = build(*small)
+    assert blocked(schedule) == 0
+    if blocked(ahead(schedule)):
+        with pytest.raises(ValueError, match="waits for ever"):
+            check_hosts(ahead(schedule))
+    else:
+        check_hosts(ahead(schedule))
 
 
 def test_a_circle_of_messages_on_one_communicator_is_refused() -> None:
@@ -124,7 +170,7 @@ def test_a_circle_of_messages_on_one_communicator_is_refused() -> None:
         return frozenset(channel[:2])
 
     schedule = build("interleaved_1f1b", 2, 4, 2)
-    with pytest.raises(ValueError, match=r"under way: rank 0 in RECV_F\(stage 2"):
+    with pytest.raises(ValueError, match=r"under way: rank 0 in SEND_F\(stage 0, microbatch 1\), rank 1 in SEND_F\(stage 1"):
         check_streams(schedule, one_stream_per_pair)  # type: ignore[arg-type]
     check_streams(schedule, own_stream)
 

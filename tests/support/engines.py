@@ -25,11 +25,13 @@ from hpc_mp.rundir.rank_env import identity
 from hpc_mp.train.data import HeldOut, Samples, TokenSet, load_tokens, positions, prepare_held_out, prepare_job
 from hpc_mp.train.model import initial
 from hpc_mp.train.parallel import gloo
-from hpc_mp.train.parallel.groups import Tree, build, everyone
+from hpc_mp.train.parallel.communicators import build, everyone
+from hpc_mp.train.parallel.groups import Tree
 from hpc_mp.train.rank import evaluation, facts
 from hpc_mp.train.rank.assemble import assemble, model_of
 from hpc_mp.train.rank.bootstrap import lay_out
-from hpc_mp.train.rank.devices import choose_device
+from hpc_mp.train.rank.devices import Seat, device_choice, own_gpu, seat_of, taken
+from hpc_mp.train.rank.proof import SignedKeys
 from hpc_mp.train.rank.rendezvous import DEFAULT, rendezvous
 from hpc_mp.train.rank.trainer import TRACED_STEP, evaluation_is_due, share
 from hpc_mp.train.step.agreement import StepNumbers
@@ -96,8 +98,11 @@ def rank_of(spec: JobSpec, number: int) -> Report:
     who, shape = identity(os.environ), read_shape(spec)
     layout = layout_of(spec, shape)
     schedule = schedule_of(layout)
-    device, backend = choose_device(spec.job.device, who, spec.job.ranks_per_node)
     store = dist.PrefixStore(f"job {number}", _store())
+    gpu, keys = own_gpu(spec.job.device, who), SignedKeys(dist.PrefixStore("seats", store), "")
+    keys.set(f"{who.rank}", seat_of(who, gpu).gpu)
+    seats = [Seat(who.node, keys.get(f"{rank}")) for rank in range(who.world)]
+    device, backend = taken(gpu, device_choice(spec.job.device, seats, True))
     gloo.register()
     dist.init_process_group(DEFAULT[backend], store=store, rank=who.rank, world_size=who.world)
     host = everyone()

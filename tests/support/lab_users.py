@@ -1,6 +1,7 @@
 """Tests that use the Slurm of the lab: they request its fixture, directly or through another fixture."""
 
 import ast
+import re
 from functools import cache
 from pathlib import Path
 
@@ -8,7 +9,10 @@ from pathlib import Path
 @cache
 def lab_users(file: Path) -> frozenset[str]:
     """Return the names of a file's test functions that use the common fixture ``lab``."""
-    functions = [node for node in ast.parse(file.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef)]
+    source = file.read_text(encoding="utf-8")
+    if not re.search(r"\blab\b", source):  # most files: to parse all of them takes seconds in every worker
+        return frozenset()
+    functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
     fixtures = {each.name: _asked_for(each) for each in functions
                 if any("attr='fixture'" in ast.dump(mark) for mark in each.decorator_list)}
     users = set() if "lab" in fixtures else {"lab"}  # a file with its own lab

@@ -29,9 +29,9 @@ from hpc_mp.train.checkpoint import checkpoint
 from hpc_mp.train.model.layer_list import LayerSpec
 from hpc_mp.train.model.listed_stage import ListedModel
 from hpc_mp.train.parallel import gloo
+from hpc_mp.train.parallel.communicators import build, everyone
 from hpc_mp.train.parallel.dropout import DropoutClock, HashDropout, Moment
 from hpc_mp.train.parallel.fill import Source
-from hpc_mp.train.parallel.groups import build, everyone
 from hpc_mp.train.pipeline.stage import Carried, Microbatches, StagedModel
 from hpc_mp.train.rank.assemble import home_of
 from hpc_mp.train.step.engine import Engine
@@ -211,7 +211,7 @@ def on_rank(layout: Layout, model: StagedModel, values: Source, batches: Sequenc
 
 
 def engine_of(layout: Layout, model: StagedModel, ties: list[tuple[int, ...]] | None = None) -> Engine:
-    """Meet the other ranks. ``ties``: as for ``groups.build``."""
+    """Meet the other ranks. ``ties``: as for ``communicators.build``."""
     torch.set_num_threads(1)
     who, schedule, device = identity(os.environ), schedule_of(layout), torch.device("cpu")
     gloo.register()

@@ -5,8 +5,10 @@ import ctypes
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,10 +19,16 @@ from exact import PLAIN, SEVERAL
 from layouts import job, layout
 from ranks import run_ranks
 
+from hpc_mp.job import JobSpec
+from hpc_mp.job.layout import layout_of, read_shape
+from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.rundir.rank_env import identity
-from hpc_mp.train.parallel import gloo, groups
-from hpc_mp.train.parallel.groups import new_group
+from hpc_mp.train.dry_run.dry_run import stepped
+from hpc_mp.train.parallel import communicators, gloo
+from hpc_mp.train.parallel.communicators import new_group
+from hpc_mp.train.rank.bootstrap import lay_out
 from hpc_mp.train.rank.rendezvous import connect, meet, rendezvous
+from hpc_mp.train.rank.waits import Waits
 
 
 def connect_as_nccl(seconds: float = 90.0) -> None:
@@ -45,7 +53,7 @@ def connect_as_nccl(seconds: float = 90.0) -> None:
 
 def connect_in_the_first_step() -> None:
     connect_as_nccl(10.0)
-    groups._say_hello = lambda channels, here, device: None
+    communicators.connect = lambda groups, device: None
 
 
 SETTINGS = ['train.precision="fp32"', "train.steps=1"]
@@ -65,6 +73,76 @@ def test_connecting_in_the_first_step_would_hang(place: Path) -> None:
     spec = job(place, "gpt2", [*SETTINGS, *layout(pipeline=2, schedule="gpipe", microbatches=2)])
     with pytest.raises(RuntimeError, match="rank"):
         run_engine(spec, before=connect_in_the_first_step)
+
+
+EVERYTHING = [*SETTINGS, *layout(pipeline=2, tensor=2, context=2, data=2, zero=3, schedule="1f1b", microbatches=2),
+              "parallel.shard_degree=2"]
+
+
+def _first_messages(spec: JobSpec) -> tuple[list[str], set[str]]:
+    """The groups of this rank in the order of their first messages, and those whose first message came in the first step."""
+    who, waits = identity(os.environ), Waits(0)
+    with waits.listening():
+        host = connect(who, meet(who, rendezvous(None))[0], "gloo")
+        shape = read_shape(spec)
+        cut = layout_of(spec, shape)
+        schedule = schedule_of(cut)
+        made = communicators.build(lay_out(spec), cut.shard_degree, torch.device("cpu"), "gloo", schedule, None, host)
+        all_of_them = {axis.group.group_name for axis in communicators.axes(made) if axis.group is not None}
+        all_of_them |= {group.group_name for group in made.channels.groups.values() if group is not None}
+
+        def spoken() -> list[str]:
+            names = dict.fromkeys(channel.partition(",")[0].removeprefix("group ") for channel in waits.passed)
+            return [name for name in names if name in all_of_them]
+
+        connected = spoken()
+        assert set(connected) == all_of_them
+        stepped(spec, shape, cut, made, schedule)
+        return connected, {*spoken()} - {*connected}
+
+
+@pytest.mark.parametrize(("model", "overrides"), [
+    ("gpt2", EVERYTHING), ("mixtral", [*SETTINGS, *layout(data=4, expert=2, zero=2)])], ids=["all axes", "experts"])
+def test_every_communicator_is_connected_before_the_first_step_in_one_order(place: Path, model: str,
+                                                                            overrides: list[str]) -> None:
+    spec = job(place, model, overrides)
+    orders = run_ranks(spec.ranks, _first_messages, spec)
+    assert all(not late and len(order) == len(set(order)) > 0 for order, late in orders)
+    for one, _ in orders:
+        for other, _ in orders:
+            assert [name for name in one if name in other] == [name for name in other if name in one]
+
+
+@dataclass
+class NcclOptions:
+    """What torch's class has where there is NCCL."""
+
+    is_high_priority_stream: bool = False
+    config: Any = field(default_factory=SimpleNamespace)
+
+
+def test_options_arrive_where_there_is_nccl(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
+    """Messages between stages have few thread blocks, the tensor axis goes first, all others are as NCCL has them."""
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", SimpleNamespace(Options=NcclOptions), raising=False)
+    spec = job(place, "gpt2", EVERYTHING)
+    options: list[tuple[list[int], Any]] = []
+
+    def made(ranks: list[int], **named: Any) -> None:
+        options.append((ranks, named["pg_options"]))
+
+    maker = communicators._Maker("cpu:gloo,cuda:nccl", None, made)
+    monkeypatch.setattr(dist, "get_rank", lambda *group: 0)
+    cut = lay_out(spec)
+    channels = maker.channels(cut.groups["pp"], schedule_of(layout_of(spec, read_shape(spec))))
+    few = len(options)
+    assert channels.groups and all(option.config.max_ctas == communicators.CHANNEL_CTAS for _, option in options)
+    maker.axis(cut.groups["tp"], "tensor")
+    urgent = len(options)
+    maker.axis(cut.groups["dp"], "shard")
+    assert [option.is_high_priority_stream for _, option in options] == [
+        few <= number < urgent for number in range(len(options))]
+    assert not any(vars(option.config) for _, option in options[few:])
 
 
 TASKS = Path("/proc/self/task")

@@ -25,7 +25,7 @@ from hpc_mp.rundir import TOKEN, AttemptRecord, RunDirectory, newest_complete, r
 from hpc_mp.rundir.checkpoints import complete_steps
 from hpc_mp.rundir.rank_env import RankEnv, at_place, check_place
 from hpc_mp.train.checkpoint import checkpoint
-from hpc_mp.train.parallel import groups
+from hpc_mp.train.parallel import communicators
 from hpc_mp.train.rank import assemble, main, signals, token_sets
 from hpc_mp.train.rank.fencing import Fence, FencedOut, fence
 from hpc_mp.train.rank.signals import STOP_FILE, TIME_LIMIT, Pace, StopConditions, StopFlag
@@ -65,10 +65,10 @@ def test_a_rank_at_another_place_than_the_placement_says_fails() -> None:
     for who in (RankEnv(0, 4, 1, "a", "x"), RankEnv(0, 4, 0, "b", "x")):
         with pytest.raises(RuntimeError, match="has local rank"):
             check_place(placement, who, ["a", "b"])
-    groups.check_coordinates(placement, 2)
+    communicators.check_coordinates(placement, 2)
     wrong = dataclasses.replace(placement, ranks=(*placement.ranks[:2], dataclasses.replace(placement.ranks[2], dp=1)))
     with pytest.raises(RuntimeError, match="dp 1 cp 0 tp 0, its order DPT pp 0 dp 2"):
-        groups.check_coordinates(wrong, 2)
+        communicators.check_coordinates(wrong, 2)
 
 
 # --- fences ----------------------------------------------------------------------------------------------------------

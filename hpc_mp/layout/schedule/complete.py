@@ -1,11 +1,10 @@
 """Completion of an order of computations to a whole schedule: messages, then reductions. ``build`` makes the named schedules."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import zip_longest
 from typing import Literal
 
-from hpc_mp.layout.schedule.actions import Action, Schedule, consumed, produced
+from hpc_mp.layout.schedule.actions import COMPUTE, Action, Schedule, consumed, produced
 from hpc_mp.layout.schedule.generators import ORDERS
 from hpc_mp.layout.schedule.names import check_sizes, stages_per_rank
 
@@ -30,28 +29,39 @@ def complete(order: Schedule, reduce: Reduce) -> Schedule:
         tuple(_with_reductions(_with_messages(actions, order.placement), reduce)) for actions in order.ranks))
 
 
-def _with_messages(actions: tuple[Action, ...], placement: tuple[int, ...]) -> list[Action]:
-    """Put a SEND after each computation that makes a message for another rank, and post each RECV one computation early.
+def _with_messages(actions: tuple[Action, ...], placement: tuple[int, ...]) -> Iterator[Action]:
+    """Put a SEND after each computation that makes a message for another rank, and a RECV directly before each that needs one.
 
-    A RECV precedes the computation before its consumer, so that it is in flight while that computation runs. Neighbouring stages
-    on one rank need neither.
+    So a host that has to wait at a posted receive has launched everything before it, and no rank waits for what is still to come
+    (``validate.check_hosts``). A host launches ahead of its GPU: there the receive is posted while earlier computations run.
+    Neighbouring stages on one rank need neither.
     """
-    def receive(action: Action | None) -> Iterator[Action]:
-        message = action and consumed(action, len(placement))
-        if message and message.travels(placement):
-            yield message.receive
-
-    sequence = [*receive(actions[0] if actions else None)]
-    for action, following in zip_longest(actions, actions[1:]):
-        sequence += [*receive(following), action]
-        message = produced(action, len(placement))
-        if message and message.travels(placement):
-            sequence.append(message.send)
-    return sequence
+    for action in actions:
+        needed, result = consumed(action, len(placement)), produced(action, len(placement))
+        if needed and needed.travels(placement):
+            yield needed.receive
+        yield action
+        if result and result.travels(placement):
+            yield result.send
 
 
-def _with_reductions(actions: list[Action], reduce: Reduce) -> Iterator[Action]:
+def posted_ahead(actions: Sequence[Action]) -> list[Action]:
+    """Return a rank's actions with each RECV before the computation that precedes it, so that it is in flight meanwhile.
+
+    For messages through host memory: their host computes what it calls, and bytes flow only when both sides have posted.
+    """
+    ahead: list[Action] = []
+    for action in actions:
+        place = len(ahead)
+        if action.kind.startswith("RECV"):
+            place = next((place for place in reversed(range(len(ahead))) if ahead[place].kind in COMPUTE), 0)
+        ahead.insert(place, action)
+    return ahead
+
+
+def _with_reductions(messages: Iterable[Action], reduce: Reduce) -> Iterator[Action]:
     """Put a REDUCE after ``each`` B and W, or the ``last`` one of every stage: after a SEND_B, for which another rank waits."""
+    actions = list(messages)
     finished = [action for action in actions if action.kind in ("B", "W")]
     synchronising = set(finished if reduce == "each" else {action.stage: action for action in finished}.values())
     waiting: list[Action] = []

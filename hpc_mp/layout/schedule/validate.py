@@ -15,6 +15,10 @@ shared_stream   All messages of a rank are in one stream, in the order of its li
 
 A message is put into its stream when the computations before it in the list have ended. The replicas of the data axis run the
 same lists, and so meet at their reductions in the same order.
+
+On a GPU a posted receive is a kernel that spins. Now and then a rank's host has to wait until its whole device is idle: while a
+module is loaded, at a retry of the allocator, when pinned memory is allocated. ``check_hosts`` proves that then too the message
+comes, because nothing on which it depends stands behind the receive in the rank's list.
 """
 
 from collections import Counter, defaultdict, deque
@@ -39,6 +43,7 @@ def validate(schedule: Schedule) -> None:
     _check_messages(schedule)
     _check_reductions(schedule)
     check_streams(schedule, own_stream)
+    check_hosts(schedule)
 
 
 def peak_in_flight(actions: Sequence[Action]) -> int:
@@ -187,3 +192,31 @@ def check_streams(schedule: Schedule, stream_of: Streams) -> None:
         halves = [f"rank {rank} in {message.send if placement[message.sender] == rank else message.receive}"
                   for rank, message in sorted(waiting, key=lambda half: half[0])]
         raise ValueError(f"deadlock: {', '.join(stuck)}; under way: {', '.join(halves) or 'no message'}")
+
+
+def check_hosts(schedule: Schedule) -> None:
+    """Execute with a host that waits at one of its receives until the message has come, whichever that is.
+
+    Raises ValueError, naming the receive, and what its rank launches behind it although the message depends on it.
+    """
+    placement, stages = schedule.placement, schedule.stages
+    places = [{action: place for place, action in enumerate(actions)} for actions in schedule.ranks]
+    todo = [list(reversed(actions)) for actions in compute(schedule)]
+    latest = [[-1] * len(todo) for _ in todo]  # of each rank: the place in every rank's list up to which its result depends on it
+    needs: dict[Message, list[int]] = {}
+    moved = True
+    while moved:
+        moved = False
+        for rank, actions in enumerate(todo):
+            while actions and ((message := consumed(actions[-1], stages)) is None or message in needs):
+                action = actions.pop()
+                if message is not None:
+                    needed = needs[message]
+                    if message.travels(placement) and needed[rank] > (place := places[rank][message.receive]):
+                        raise ValueError(f"a host that waits at {message.receive} of rank {rank} waits for ever: the message "
+                                         f"depends on {schedule.ranks[rank][needed[rank]]}, {needed[rank] - place} actions later")
+                    latest[rank] = [max(pair) for pair in zip(latest[rank], needed, strict=True)]
+                latest[rank][rank] = places[rank][action]
+                if sent := produced(action, stages):
+                    needs[sent] = [*latest[rank]]
+                moved = True

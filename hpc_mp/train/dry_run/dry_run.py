@@ -27,9 +27,10 @@ from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.rundir.plan import StateBytes
 from hpc_mp.train.dry_run.host import Loading, OpenSockets, Saving, loading, open_sockets, saving
 from hpc_mp.train.dry_run.recorder import Peak, Recorder, SentMessages
+from hpc_mp.train.parallel.communicators import build, everyone
 from hpc_mp.train.parallel.data_axis import DataAxis
 from hpc_mp.train.parallel.dropout import Moment
-from hpc_mp.train.parallel.groups import Groups, build, everyone
+from hpc_mp.train.parallel.groups import Groups
 from hpc_mp.train.pipeline.stage import Batch, Microbatches
 from hpc_mp.train.rank.assemble import assemble
 from hpc_mp.train.rank.rendezvous import process_group
@@ -171,11 +172,11 @@ def _over(recorder: Recorder) -> Sequence[float]:
 
 
 def _on_host(engine: Engine) -> Iterator[Tensor]:
-    """Yield the tensors that the rank keeps in host memory between steps."""
+    """Yield the tensors that the rank keeps in host memory, or in a mapped file, between steps."""
     for unit in engine.data.units.values():
         yield from unit.away.arrays if unit.away else ()
     home = engine.optimizer.home
-    for slots in home.arrays().values() if home.nbytes.host else ():
+    for slots in home.arrays().values() if home.nbytes.host or home.nbytes.disk else ():
         yield from slots.values()
 
 

@@ -121,9 +121,10 @@ class Recorder(TorchDispatchMode):
         self._forget(self.hosts)
 
     def _forget(self, storages: Sequence[torch.UntypedStorage]) -> None:
-        self._uncounted |= frozenset(map(id, storages))
-        for storage in storages:
-            self._freed(id(storage))
+        keys = frozenset(map(id, storages))  # several arrays may lie in one storage
+        self._uncounted |= keys
+        for key in keys:
+            self._freed(key)
 
     def sent(self) -> list[SentMessages]:
         shares = {kind.name: kind.share for kind in MESSAGES.values()}

@@ -20,7 +20,8 @@ from hpc_mp.train.own_loop.keywords import Keywords, in_words_of_a_loop, job_of,
 from hpc_mp.train.own_loop.run import Axes, Run
 from hpc_mp.train.own_loop.subject import Subject, subject_of
 from hpc_mp.train.own_loop.world import World, join, ranks
-from hpc_mp.train.parallel.groups import Groups, Tree, axis_of, build
+from hpc_mp.train.parallel.communicators import axis_of, build
+from hpc_mp.train.parallel.groups import Groups, Tree
 from hpc_mp.train.rank import facts
 from hpc_mp.train.rank.assemble import check_compiler, settings_of
 from hpc_mp.train.step.engine import Engine

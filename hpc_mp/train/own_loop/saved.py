@@ -22,7 +22,7 @@ from hpc_mp.train.checkpoint.shard_file import Damaged, LocalPart
 from hpc_mp.train.own_loop.subject import Subject
 from hpc_mp.train.own_loop.world import World
 from hpc_mp.train.parallel import gloo
-from hpc_mp.train.parallel.groups import new_group
+from hpc_mp.train.parallel.communicators import new_group
 from hpc_mp.train.rank import facts
 from hpc_mp.train.step.engine import Engine
 

@@ -64,7 +64,7 @@ class Subject(Protocol):
         """Facts of the computation that shapes of weights do not show, by name, in JSON types. A checkpoint records them."""
 
     def groups(self, layout: Layout) -> Mapping[str, Any]:
-        """Return what process groups depend on, as ``groups.build`` takes it."""
+        """Return what process groups depend on, as ``communicators.build`` takes it."""
 
     def model(self, job: JobSpec, batch: Mapping[str, Carried]) -> StagedModel:
         """Return the model for microbatches like this one."""

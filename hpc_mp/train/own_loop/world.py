@@ -15,7 +15,7 @@ nothing                              (one rank)
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from datetime import timedelta
 
 import torch
@@ -24,9 +24,10 @@ import torch.distributed as dist
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.placement import Degrees, Placement, place
 from hpc_mp.rundir.rank_env import RankEnv, identity, node_name
-from hpc_mp.train.parallel.groups import Tree, everyone
+from hpc_mp.train.parallel.communicators import everyone
+from hpc_mp.train.parallel.groups import Tree
 from hpc_mp.train.rank import facts, mpi
-from hpc_mp.train.rank.devices import choose_device
+from hpc_mp.train.rank.devices import Seat, agree_on_devices, device_choice, emulated, own_gpu, seat_of, taken
 from hpc_mp.train.rank.rendezvous import START_TIMEOUT, Rendezvous, connect, meet, rendezvous
 
 LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK")  # what torchrun and ``hpc-mp run`` set for every rank
@@ -74,16 +75,18 @@ def join(device: str, environ: Mapping[str, str] = os.environ, timeout: timedelt
     if dist.is_initialized():
         who = replace(who, rank=dist.get_rank(), world=dist.get_world_size())
         host = everyone(timeout)
-        hosts = facts.gather(who.node, host)
-        chosen, backend = choose_device(device, who, hosts.count(who.node))
+        gpu = own_gpu(device, who)
+        seats = [Seat(*fact) for fact in facts.gather(astuple(seat_of(who, gpu)), host)]
+        hosts = [seat.node for seat in seats]
+        mine, backend = taken(gpu, device_choice(device, seats, emulated()))
     else:
         who, where = _meeting(who, environ)
         store, keys = meet(who, where, timeout)
         hosts = [keys.get(f"rank {rank}") for rank in range(who.world)]
-        chosen, backend = choose_device(device, who, hosts.count(who.node))
+        mine, backend = agree_on_devices(device, who, keys)
         host = connect(who, store, backend, backend)  # the user's own messages pass through the default group
     names = list(dict.fromkeys(hosts))
-    return World(who, host, chosen, backend, tuple(map(names.index, hosts)))
+    return World(who, host, mine, backend, tuple(map(names.index, hosts)))
 
 
 def _identity(environ: Mapping[str, str]) -> RankEnv:

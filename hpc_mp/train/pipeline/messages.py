@@ -1,12 +1,14 @@
 """Messages between the stages of a pipeline: a rank sends them, receives them, or hands them to another stage of its own.
 
-A receive is posted where the schedule says, one computation ahead, and its consumer waits for it. A sent tensor is kept until its
+A receive is posted where the schedule says, and its consumer waits for it. On a GPU it is posted in a stream that does not wait
+for the computations launched so far, so that it is in flight while they run. A sent tensor is kept until its
 arrival is known: from the schedule (``layout/schedule/arrivals.py``), from NCCL, which often reports it earlier, or at the latest
 at the end of the step. gloo reports no arrival. Every pair of ranks has a communicator for each direction and payload, so that a
 message waits only for earlier ones of its kind between the same two ranks.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import cast
 
 import torch
@@ -32,6 +34,7 @@ class Messages:
         self._placement, self._channels, self._rank = schedule.placement, groups.channels, groups.pipeline
         self._boundaries, self._device = boundaries, device
         self._message_device = torch.device("cpu") if groups.channels.through_host else device
+        self._stream = torch.cuda.Stream(device) if self._message_device.type == "cuda" else None
         self._proofs = arrivals(schedule, groups.pipeline)
         own, stages = schedule.ranks[groups.pipeline], schedule.stages
         self._consumed, self._produced = ({action: of(action, stages) for action in own} for of in (consumed, produced))
@@ -69,9 +72,10 @@ class Messages:
         message = cast(Message, self._consumed[action])
         sender = self._placement[message.sender]
         group = self._channels.groups[sender, self._rank, message.payload]
-        buffers = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device=self._message_device)
-                   for name, tensor in self._carried(message).items()}
-        works = [dist.irecv(buffer, self._channels.ranks[sender], group=group) for buffer in buffers.values()]
+        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+            buffers = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device=self._message_device)
+                       for name, tensor in self._carried(message).items()}
+            works = [dist.irecv(buffer, self._channels.ranks[sender], group=group) for buffer in buffers.values()]
         self._arriving[message] = cast(list[dist.Work], works), buffers
 
     def awaited(self, action: Action) -> Message | None:
@@ -86,6 +90,8 @@ class Messages:
         works, buffers = self._arriving.pop(message)
         for work in works:
             work.wait()
+        for buffer in buffers.values() if self._stream is not None else ():
+            buffer.record_stream(torch.cuda.current_stream(self._device))  # its memory belongs to the stream of receives
         self._ready[message] = {name: buffer.to(self._device) for name, buffer in buffers.items()}
         self._let_go(self._proofs.get(action, ()))
 

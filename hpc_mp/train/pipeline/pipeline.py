@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from hpc_mp.layout.schedule import Action, Chunk, Residency, Schedule
+from hpc_mp.layout.schedule import Action, Chunk, Residency, Schedule, posted_ahead
 from hpc_mp.train.device.spans import profiled
 from hpc_mp.train.parallel.collectives import RunningSum
 from hpc_mp.train.parallel.data_axis import DataAxis
@@ -99,6 +99,7 @@ class Pipeline:
         self.stages, self.boundaries, self.data, self.residency = stages, boundaries, data, residency
         self.weights, self.clock, self.device = around.tensor.weights, around.clock, data.slabs.device
         self.actions, self.last = schedule.ranks[groups.pipeline], schedule.stages - 1
+        self.posted = posted_ahead if groups.channels.through_host else list
         self.activations = Activations(self.device)
         self.messages = Messages(schedule, groups, boundaries, self.device)
         self._anchor = torch.empty(0, device=self.device, requires_grad=True)
@@ -142,7 +143,7 @@ class Pipeline:
     def _run(self, step: _Step, actions: Sequence[Action], residency: Residency) -> Passed:
         self.messages.begin()
         perform = self._traced if step.trace else self._performed
-        for action in actions:
+        for action in self.posted(actions):
             for chunk in residency.returns.get(action, ()):
                 step.away[chunk].come_back()
             with profiled(f"{action.kind} of stage {action.stage}, microbatch {action.microbatch}"):

@@ -1,6 +1,7 @@
 """Records of rank failures: ``failures/attempt-K-rank-RRRRR.json``, the rank's log, and the first failure in the main log."""
 
 import errno
+import json
 import os
 import resource
 import threading
@@ -21,6 +22,7 @@ from hpc_mp.rundir.failures import RankFailure, coordinates, read_failures, writ
 from hpc_mp.rundir.rank_env import RankEnv
 from hpc_mp.train.parallel.groups import Tree
 from hpc_mp.train.rank.fencing import Fence, RunRemoved
+from hpc_mp.train.rank.flight_recorder import recorded
 from hpc_mp.train.rank.logs import Log
 from hpc_mp.train.rank.waits import Waits
 
@@ -156,6 +158,8 @@ def die(context: RankContext, error: Exception) -> NoReturn:
         limit_files(0)
         with suppress(OSError):  # the cause is recorded anyway
             context.log.own.dump()
+            if isinstance(error, Hung):
+                context.run.flight(context.who.rank).write_text(json.dumps(recorded()), encoding="utf-8")
         record_failure(context, error)
 
     speaker = threading.Thread(target=speak, daemon=True)

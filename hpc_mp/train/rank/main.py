@@ -25,9 +25,10 @@ from hpc_mp.rundir.rank_env import check_place
 from hpc_mp.rundir.records import RankMemory, RankStart, RankTrace, TracedAction
 from hpc_mp.rundir.usage import cut_steps
 from hpc_mp.train.data import HeldOut, Samples
-from hpc_mp.train.parallel.groups import Tree, build, check_coordinates
+from hpc_mp.train.parallel.communicators import build, check_coordinates
+from hpc_mp.train.parallel.groups import Tree
 from hpc_mp.train.rank import bootstrap, facts
-from hpc_mp.train.rank.devices import check_devices, choose_device, device_name
+from hpc_mp.train.rank.devices import NCCL, agree_on_devices, check_devices, device_name
 from hpc_mp.train.rank.evaluation import Evaluator, last_evaluated
 from hpc_mp.train.rank.failures import LAST_FILES, NodeLost, PeerGone, RankContext, cause_known, die, limit_files, record_failure
 from hpc_mp.train.rank.fencing import FencedOut, check_kept
@@ -77,7 +78,6 @@ def _run(job_file: Path, begun: bootstrap.Bootstrap, stop: StopFlag) -> int:
     try:
         torch.set_num_threads(bootstrap.threads())
         spec, shape = bootstrap.read_job(job_file, who)
-        device, backend = choose_device(spec.job.device, who, spec.job.ranks_per_node)
     except HpcMpError as error:
         if begun.run is None or begun.placement is None or who.rank >= len(begun.placement.ranks):
             raise
@@ -88,6 +88,8 @@ def _run(job_file: Path, begun: bootstrap.Bootstrap, stop: StopFlag) -> int:
         with ending_in(MEETING_S), Watchdog(limits(spec.job), partial(_unmet, begun), "come"):
             store, keys = begun.waits.together("the rendezvous", range(who.world), lambda: meet(
                 who, begun.where, timedelta(seconds=time_to_meet(spec.job)) or FILES_TIMEOUT))
+            device, backend = begun.waits.together("the choice of devices", range(who.world), lambda: agree_on_devices(
+                spec.job.device, who, keys))
     except (RuntimeError, OSError, HpcMpError) as error:  # a rank did not come: its node may be lost
         if begun.run is None or begun.placement is None:
             raise
@@ -104,6 +106,7 @@ def _run(job_file: Path, begun: bootstrap.Bootstrap, stop: StopFlag) -> int:
                 with ending_in(MEETING_S):
                     host = begun.waits.together("the connections", range(who.world), lambda: connect(who, store, backend))
                 context = replace(context, host=host)
+                context.waits.devices = backend == NCCL
                 check_place(context.placement, who, bootstrap.known_hosts(context.record))
                 check_coordinates(context.placement, who.rank)
                 nodes = _introduce(context, device_name(device))

@@ -13,7 +13,8 @@ import torch.distributed as dist
 from hpc_mp.rundir import SECRET, AttemptRecord
 from hpc_mp.rundir.rank_env import RankEnv, check_open_files
 from hpc_mp.train.parallel import gloo
-from hpc_mp.train.parallel.groups import Tree, everyone
+from hpc_mp.train.parallel.communicators import everyone
+from hpc_mp.train.parallel.groups import Tree
 from hpc_mp.train.rank.proof import SignedKeys, digest
 
 START_TIMEOUT = timedelta(minutes=10)  # for all ranks to meet, if no job sets a limit

@@ -26,13 +26,14 @@ from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.rundir.rank_env import RankEnv, node_name
 from hpc_mp.train.model.transformers_model import TransformersModel
 from hpc_mp.train.model.transformers_stage import TransformersStage
-from hpc_mp.train.parallel import groups
+from hpc_mp.train.parallel.communicators import build, everyone
 from hpc_mp.train.parallel.dropout import Moment
+from hpc_mp.train.parallel.groups import Groups
 from hpc_mp.train.parallel.surroundings import Surroundings
 from hpc_mp.train.pipeline.pipeline import Pipeline, Span
 from hpc_mp.train.pipeline.stage import Microbatches
 from hpc_mp.train.rank.assemble import model_of, settings_of
-from hpc_mp.train.rank.devices import choose_device, device_memory, device_name
+from hpc_mp.train.rank.devices import device_choice, device_memory, device_name, own_gpu, seat_of, taken
 from hpc_mp.train.rank.rendezvous import process_group
 from hpc_mp.train.step.engine import Engine
 
@@ -64,12 +65,14 @@ class OneOfEachKind(TransformersModel):
 
 def measure(spec: JobSpec, shape: ModelShape, repetitions: int) -> ModelProfile:
     """Measure on the local device that ``job.device`` chooses. Raises HpcMpError if it requires a GPU and none exists."""
-    device, backend = choose_device(spec.job.device, RankEnv(0, 1, 0, node_name(), "no launcher"), 1)
+    alone_here = RankEnv(0, 1, 0, node_name(), "no launcher")
+    gpu = own_gpu(spec.job.device, alone_here)
+    device, backend = taken(gpu, device_choice(spec.job.device, [seat_of(alone_here, gpu)], False))
     chosen = tuple(map(shape.kinds.index, sorted({*shape.kinds})))
     layout = alone(undivided(spec), len(chosen))
     stages = range(layout.stages)
     with process_group(backend, rank=0, world_size=1, store=dist.HashStore()):
-        only = groups.build(place(layout.degrees, "DPT", 1), 1, device, backend, schedule_of(layout), None, groups.everyone())
+        only = build(place(layout.degrees, "DPT", 1), 1, device, backend, schedule_of(layout), None, everyone())
         engine = _engine(spec, shape, chosen, layout, only, device)
         activation_bytes = [0] * layout.stages
         pipeline = engine.passes.pipeline
@@ -92,7 +95,7 @@ def alone(layout: Layout, blocks: int) -> Layout:
                   optimizer_slots=layout.optimizer_slots, expert_capacity=layout.expert_capacity)
 
 
-def _engine(spec: JobSpec, shape: ModelShape, chosen: tuple[int, ...], layout: Layout, only: groups.Groups,
+def _engine(spec: JobSpec, shape: ModelShape, chosen: tuple[int, ...], layout: Layout, only: Groups,
             device: torch.device) -> Engine:
     whole = model_of(spec, shape)
     settings = settings_of(spec, layout, schedule_of(layout))

@@ -2,8 +2,8 @@
 
 All messages pass through the methods of torch's process groups and ``Work.wait``, whether the sender is the engine, the saving of
 a checkpoint or a barrier. While ``listening``, these methods count a message before they pass it on, and note the current wait.
-This costs some microseconds of memory accesses and no file. (NCCL's flight recorder counts too, but it does not exist for gloo
-and does not tell what the host waits for.) A thread writes the note to a file once the rank has not moved for a while.
+This costs some microseconds of memory accesses and no file. A host does not wait for messages on devices: which of them are not
+finished is in torch's flight recorder. A thread writes the note to a file once the rank has not moved for a while.
 """
 
 import functools
@@ -24,6 +24,7 @@ import torch.distributed as dist
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.standings import Standing, Wait, write_standing
 from hpc_mp.train.pipeline.stage import Microbatches
+from hpc_mp.train.rank.flight_recorder import recorded, under_way
 from hpc_mp.train.rank.stall_clock import StallAwareClock
 
 # torch's names of operations of all ranks of a group, and of messages between two of them.
@@ -55,6 +56,7 @@ class Waits:
         passed: number of messages that the rank has reached, by channel.
         moves: a counter that grows with every message.
         work: the microbatches of the newest step; None until its samples have been read.
+        devices: True if messages run on devices, as those of NCCL do, so that the host does not wait for them.
     """
 
     def __init__(self, rank: int) -> None:
@@ -65,6 +67,7 @@ class Waits:
         self.since = time.time()
         self.step = 0
         self.work: Microbatches | None = None
+        self.devices = False
         self.pace = 0.0
         self._began = 0.0
         self._groups: WeakKeyDictionary[Any, tuple[str, tuple[int, ...], tuple[int, ...]]] = WeakKeyDictionary()
@@ -101,8 +104,14 @@ class Waits:
         """Return the rank's standing now, or when ``error`` was raised. ``period``: as in ``Standing``."""
         raised = traceback.extract_tb(error.__traceback__) if error is not None else None
         broken_off: Wait | None = getattr(error, "waited", None)
+        wait = broken_off or self.wait or (self._on_device() if self.devices else None)
         return Standing(self.rank, time.time(), self.since, period, self.step, self.microbatch if self.microbatch >= 0 else None,
-                        place(raised or stack()), broken_off or self.wait, dict(self.passed))
+                        place(raised or stack()), wait, dict(self.passed))
+
+    def _on_device(self) -> Wait | None:
+        """Return the oldest message that the rank's device has not finished."""
+        members = {channel.removeprefix("group "): ranks for channel, ranks, _ in self._groups.values()}
+        return under_way(recorded(), members, self.rank)
 
     @contextmanager
     def listening(self) -> Iterator[None]:
