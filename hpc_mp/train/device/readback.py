@@ -59,6 +59,11 @@ class Readback:
         return self._host.tolist(), self._ended.seconds_since(self._began)
 
 
+def read_now(counts: Tensor) -> list[int]:
+    """Wait for a few counts, (n,), and return them. The host waits for nothing else in a step."""
+    return [int(count) for count in Readback(counts, Instant.here(counts.device)).read()[0]]
+
+
 def to_device(values: Tensor, device: torch.device) -> Tensor:
     """Copy a tensor of the host to the device without blocking the host."""
     return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)

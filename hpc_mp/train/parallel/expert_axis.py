@@ -6,7 +6,6 @@ way. The backward of each direction is the other direction. Rows arrive rank by 
 computes with the rows of all ranks at once.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -15,6 +14,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from hpc_mp.layout.models import ExpertCut
+from hpc_mp.train.device.readback import read_now
 from hpc_mp.train.parallel.collectives import all_to_all
 from hpc_mp.train.parallel.custom_backward import with_backward
 from hpc_mp.train.parallel.groups import Axis
@@ -28,7 +28,7 @@ class Journey:
         sent, come: number of rows for each rank and from each rank.
         order: indexes of the received rows, sorted by expert.
         inverse: place of each received row in this order.
-        counts: number of rows of each expert of this rank.
+        ends: end of the rows of each expert of this rank, (experts,), int32.
     """
 
     axis: Axis
@@ -36,7 +36,7 @@ class Journey:
     come: tuple[int, ...]
     order: Tensor
     inverse: Tensor
-    counts: tuple[int, ...]
+    ends: Tensor
 
     def out(self, rows: Tensor) -> Tensor:
         """Send (rows of this rank's tokens, width); return (rows for this rank's experts, width)."""
@@ -66,19 +66,30 @@ class ExpertAxis:
         self.parts = [part.stop - part.start for part in parts]
         self.own = parts[axis.rank]
 
-    def journey(self, counts: Sequence[int], device: torch.device) -> Journey:
-        """Exchange the numbers of rows, and return the way of the rows. The host waits for the device and for the other ranks.
+    def journey(self, ends: Tensor, rows: int) -> Journey:
+        """Exchange the numbers of rows, and return the way of the rows.
+
+        The host waits for the device and for the other ranks, because it has to tell the all-to-all how many rows each rank gets.
 
         Args:
-            counts: number of this rank's rows for each expert of the block.
+            ends: end of this rank's rows for each expert of the block, (experts,), int32.
+            rows: number of these rows; it may be larger than the last end.
         """
         mine = self.parts[self.axis.rank]
-        received = all_to_all(torch.tensor(counts, device=device), self.axis, self.parts, [mine] * self.size)
-        # Tensors of a dry run have no values: every other rank is assumed to send the same numbers as this one.
-        numbers = [*counts[self.own]] * self.size if isinstance(received, FakeTensor) else received.tolist()
-        expert = torch.arange(mine).repeat(self.size).repeat_interleave(torch.tensor(numbers), output_size=sum(numbers))
+        none = ends.new_zeros(1)
+        received = all_to_all(ends.diff(prepend=none), self.axis, self.parts, [mine] * self.size)
+        by_rank = received.view(self.size, mine)
+        last = torch.stack([ends[stop - 1] for stop in accumulate(self.parts)])
+        numbers = torch.cat((last.diff(prepend=none), by_rank.sum(1)))
+        lengths = self._shares(rows) if isinstance(ends, FakeTensor) else read_now(numbers)
+        sent, come = lengths[:self.size], lengths[self.size:]
+        expert = torch.arange(mine, device=ends.device).repeat(self.size).repeat_interleave(received, output_size=sum(come))
         order = expert.argsort(stable=True)
-        sent = tuple(sum(counts[begin:end]) for begin, end in pairwise(accumulate(self.parts, initial=0)))
-        come = tuple(sum(numbers[rank * mine:(rank + 1) * mine]) for rank in range(self.size))
-        by_expert = tuple(sum(numbers[own::mine]) for own in range(mine))
-        return Journey(self.axis, sent, come, order.to(device), order.argsort().to(device), by_expert)
+        return Journey(self.axis, tuple(sent), tuple(come), order, order.argsort(), by_rank.sum(0).cumsum(0).int())
+
+    def _shares(self, rows: int) -> list[int]:
+        """Return the rows for each rank and from each rank in a dry run: experts get equal shares, and all ranks have as many."""
+        experts = sum(self.parts)
+        shares = [rows // experts + (expert < rows % experts) for expert in range(experts)]
+        stops = [*accumulate(self.parts, initial=0)]
+        return [*(sum(shares[begin:end]) for begin, end in pairwise(stops)), *[sum(shares[self.own])] * self.size]

@@ -7,18 +7,18 @@ output; it is entered before router and experts, and left behind them. The exper
 ``expert_axis``.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from hpc_mp.train.parallel.capacity import Intake
 from hpc_mp.train.parallel.custom_backward import with_backward
 from hpc_mp.train.parallel.expert_axis import ExpertAxis
 from hpc_mp.train.parallel.gradients import Sink
+from hpc_mp.train.parallel.grouped import grouped_product
 from hpc_mp.train.parallel.projection import Projected, SunkWeight, TensorAxis
 
 
@@ -30,14 +30,16 @@ class Dispatch:
 
     Attributes:
         length: number of tokens.
-        order: (rows,), the choice of each row; the rows of an expert are adjacent. A dropped choice has no row.
-        counts: number of rows of each expert.
+        order: (rows,), the choice of each row; the rows of an expert are adjacent, and those of dropped choices are the last.
+        ends: end of each expert's rows, (experts,), int32.
+        drops: True if choices may have been dropped.
     """
 
     length: int
     choices: int
     order: Tensor
-    counts: tuple[int, ...]
+    ends: Tensor
+    drops: bool
 
     def rows(self, tokens: Tensor) -> Tensor:
         """Gather tokens, (tokens, width), into rows, (rows, width)."""
@@ -50,24 +52,24 @@ class Dispatch:
 
     def _choices(self, rows: Tensor) -> Tensor:
         """Scatter rows, (rows, width), to the choices of all tokens, (tokens, choices, width); dropped choices get 0."""
+        if self.drops:
+            taken = torch.arange(len(rows), device=rows.device) < self.ends[-1]
+            rows = torch.where(taken.unsqueeze(1), rows, 0)
         scattered = rows.new_zeros(self.length * self.choices, rows.shape[1]).index_copy_(0, self.order, rows)
         return scattered.unflatten(0, (-1, self.choices))
 
 
 def dispatch(index: Tensor, experts: int, limit: int | None = None) -> Dispatch:
-    """Assign choices to rows. The host waits for the device, because the number of rows follows routing.
+    """Assign choices to rows, on the device.
 
     Args:
         index: numbers of the chosen experts, (tokens, choices); ``experts`` stands for a dropped choice.
         limit: largest number of rows that an expert receives; None: no limit.
     """
-    chosen = index.flatten()
-    if isinstance(chosen, FakeTensor):  # of a dry run without choices: experts get equal shares, up to the limit
-        shares = [len(chosen) // experts + (expert < len(chosen) % experts) for expert in range(experts)]
-        counts = shares if limit is None else [min(share, limit) for share in shares]
-    else:
-        counts = chosen.bincount(minlength=experts + 1)[:experts].tolist()
-    return Dispatch(len(index), index.shape[1], chosen.argsort(stable=True)[:sum(counts)], tuple(counts))
+    chosen, order = index.flatten().sort(stable=True)
+    ends = torch.searchsorted(chosen, torch.arange(experts, device=index.device), right=True, out_int32=True)
+    rows = len(chosen) if limit is None else min(len(chosen), experts * limit)
+    return Dispatch(len(index), index.shape[1], order[:rows], ends, limit is not None)
 
 
 class ExpertProjection(SunkWeight):
@@ -83,34 +85,29 @@ class ExpertProjection(SunkWeight):
         super().__init__(name)
         self.last, self.tensor = last, tensor
 
-    def forward(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
-        return cast(Tensor, Projected.apply(rows, _Products(self.weight, self.sink, counts, self.last, self.tensor), self.weight))
+    def forward(self, rows: Tensor, ends: Tensor) -> Tensor:
+        return cast(Tensor, Projected.apply(rows, _Products(self.weight, self.sink, ends, self.last, self.tensor), self.weight))
 
 
 @dataclass(frozen=True, slots=True)
 class _Products:
-    """The products of all experts in one pass, a projection for ``Projected``. ``counts``: number of rows of each expert."""
+    """The products of all experts in one pass, a projection for ``Projected``. ``ends``: of the experts' rows."""
 
     weight: Tensor
     sink: Sink
-    counts: Sequence[int]
+    ends: Tensor
     last: bool
     tensor: TensorAxis
     row: bool = False
 
     def product(self, rows: Tensor) -> Tensor:
-        return torch.cat([part @ matrix.t() for part, matrix in self._by_expert(rows)])
+        return grouped_product(rows, self.weight.flatten(1, -2).transpose(1, 2), self.ends)
 
     def input_gradient(self, gradient: Tensor) -> Tensor:
-        return torch.cat([part @ matrix for part, matrix in self._by_expert(gradient)])
+        return grouped_product(gradient, self.weight.flatten(1, -2), self.ends)
 
     def add_weight_gradient(self, rows: Tensor, gradient: Tensor) -> None:
-        pairs = zip(gradient.split(self.counts), rows.split(self.counts), strict=True)
-        self.sink.add_products((outer.t(), inner) for outer, inner in pairs)
-
-    def _by_expert(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield each expert's rows, and its matrix, (outputs, inputs)."""
-        return zip(rows.split(self.counts), self.weight.flatten(1, -2), strict=True)
+        self.sink.add_grouped(gradient, rows, self.ends)
 
 
 class Experts(nn.Module):
@@ -140,11 +137,12 @@ class Experts(nn.Module):
         index, weights = self.intake.apply(index, weights, self.count)
         where = dispatch(index, self.count, self.intake.rows)
         if self.ranks.size == 1:
-            return where.tokens(self._computed(where.rows(hidden), where.counts), weights)
-        journey = self.ranks.journey(where.counts, hidden.device)
-        return where.tokens(journey.back(self._computed(journey.out(where.rows(hidden)), journey.counts)), weights)
+            return where.tokens(self._computed(where.rows(hidden), where.ends), weights)
+        journey = self.ranks.journey(where.ends, len(where.order))
+        where = replace(where, order=where.order[:sum(journey.sent)], drops=False)
+        return where.tokens(journey.back(self._computed(journey.out(where.rows(hidden)), journey.ends)), weights)
 
-    def _computed(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
+    def _computed(self, rows: Tensor, ends: Tensor) -> Tensor:
         """Return the outputs of this rank's experts for their rows."""
-        gate, up = self.gate_up(rows, counts).chunk(2, dim=-1)
-        return self.down(self.activation(gate) * up, counts)
+        gate, up = self.gate_up(rows, ends).chunk(2, dim=-1)
+        return self.down(self.activation(gate) * up, ends)

@@ -22,7 +22,7 @@ two slots each, and of a tied weight, which gets several gradients in a backward
 Units that ranks keep whole are reduced once per step, at the last REDUCE of all stages that have them.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -31,6 +31,7 @@ from torch import Tensor
 
 from hpc_mp.layout.flat import FlatLayout, ParameterSlot
 from hpc_mp.train.parallel.collectives import Running, all_reduce, reduce_scatter
+from hpc_mp.train.parallel.grouped import add_grouped_outer
 from hpc_mp.train.parallel.groups import Axis, Groups
 
 MOST_RUNNING = 2  # units whose gradients are in flight at once, if each needs an array of its own
@@ -189,11 +190,9 @@ class Sink:
         if not more:
             self.unit.came()
 
-    def add_products(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Add the product of one pair of matrices to each row of the slot's first dimension."""
-        target = self.unit.view(self.slot)
-        for row, (left, right) in enumerate(pairs):
-            _add_product(target[row], left, right)
+    def add_grouped(self, left: Tensor, right: Tensor, ends: Tensor) -> None:
+        """Add the products of groups of rows, see ``add_grouped_outer``, to the rows of the slot's first dimension."""
+        add_grouped_outer(self.unit.view(self.slot).flatten(1, -2), left, right, ends)
         self.unit.came()
 
     def add_rows(self, index: Tensor, rows: Tensor) -> None:
@@ -212,8 +211,6 @@ class Sink:
 
 def _add_product(target: Tensor, left: Tensor, right: Tensor) -> None:
     """Add a product of two matrices. A GPU adds one of half precision in the masters' format, with one rounding and one pass."""
-    if left.shape[1] == 0:  # an expert without a row
-        return
     whole = target.view(left.shape[0], right.shape[1])
     if left.dtype == target.dtype:
         whole.addmm_(left, right)
