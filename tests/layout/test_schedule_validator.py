@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from tables import table
 
 from hpc_mp.layout.schedule import Action, Kind, Reduce, Schedule, build, posted_ahead, simulate, validate
 from hpc_mp.layout.schedule.actions import COMPUTE, consumed
+from hpc_mp.layout.schedule.names import STAGES_PER_RANK
 from hpc_mp.layout.schedule.validate import Channel, check_hosts, check_streams, own_stream
 
 REDUCE: tuple[Reduce, ...] = ("last", "each")
@@ -121,6 +123,26 @@ def test_a_host_that_waits_at_a_receive_posted_early_waits_for_ever(request_: Re
     check_hosts(build(*request_))
     with pytest.raises(ValueError, match=receive):
         check_hosts(ahead(build(*request_)))
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize(("name", "lists", "stopped"), [
+    ("gpipe", 128, 112), ("1f1b", 128, 28), ("zero_bubble", 128, 28), ("interleaved_1f1b", 126, 18), ("breadth_first", 384, 336),
+    ("zero_bubble_v", 128, 49)])
+def test_no_schedule_stops_where_a_host_waits(name: str, lists: int, stopped: int) -> None:
+    """All with up to 8 pipeline ranks, 16 microbatches and 3 virtual stages, against their lists with early receives."""
+    virtual = (2,) if name == "zero_bubble_v" else range(1, 4) if STAGES_PER_RANK[name] is None else (1,)
+    counts = [0, 0]
+    for request in product((name,), range(1, 9), range(1, 17), virtual):
+        if name != "interleaved_1f1b" or request[2] % request[1] == 0:
+            schedule = build(*request)
+            validate(schedule)
+            counts[0] += 1
+            try:
+                check_hosts(ahead(schedule))
+            except ValueError:
+                counts[1] += 1
+    assert counts == [lists, stopped]
 
 
 def blocked(schedule: Schedule) -> int:

@@ -1,9 +1,9 @@
 """A rank's real engine on torch's meta device, with the branches for GPUs: no GPU is needed, and no memory.
 
-Tensors of the meta device have shapes without values. They take the place of those on a GPU: while ``hpc_mp.train`` is imported, its
-branches for ``cuda`` become branches for ``meta``, and the streams and events of torch.cuda do nothing. A kernel that gets tensors of
-the host and of the device raises, as on a GPU. What makes the host wait is noted: values that it asks for, copies that block, and
-waits for events. As a program: reads cases, one JSON line each, and prints what each of them did.
+Tensors of the meta device have shapes without values. They take the place of those on a GPU: while ``hpc_mp.train`` is imported,
+its branches for ``cuda`` become branches for ``meta``, and the streams and events of torch.cuda do nothing. A kernel that gets
+tensors of the host and of the device raises, as on a GPU. What makes the host wait is noted: values that it asks for, copies that
+block, and waits for events. As a program: reads cases, one JSON line each, and prints what each of them did.
 """
 
 import importlib.abc
@@ -159,7 +159,7 @@ def plant(fault: str) -> None:
     from hpc_mp.train.parallel.collectives import RunningSum
     value = getattr(RunningSum, "whole", RunningSum.value)
     faults: dict[str, Callable[[torch.Tensor], object]] = {
-        "value": lambda total: total.item(), "copy": lambda total: total.to("cpu"), "tolist": lambda total: total.view(1).tolist(),
+        "value": lambda total: total.item(), "copy": lambda total: total.to(CPU), "tolist": lambda total: total.view(1).tolist(),
         "wait": lambda total: torch.cuda.current_stream().synchronize(), "mixed": lambda total: total + torch.ones(2)}
 
     def broken(self: RunningSum) -> torch.Tensor:
