@@ -11,7 +11,8 @@ from ranks import run_ranks
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.rundir.rank_env import identity
-from hpc_mp.train.rank.devices import CPU, NCCL, SHARED, Seat, agree_on_devices, device_choice
+from hpc_mp.train.rank.cuda_environment import prepare
+from hpc_mp.train.rank.devices import CPU, NCCL, SHARED, Seat, agree_on_devices, device_choice, own_gpu
 from hpc_mp.train.rank.rendezvous import meet, rendezvous
 
 OWN = [Seat("n1", "GPU-a"), Seat("n1", "GPU-b"), Seat("n2", "GPU-c"), Seat("n2", "GPU-d")]
@@ -33,6 +34,19 @@ def test_the_choice(requested: str, seats: list[Seat], shares: bool, choice: str
 def test_what_cannot_be_is_refused(requested: str, seats: list[Seat], message: str) -> None:
     with pytest.raises(HpcMpError, match=message):
         device_choice(requested, seats, False)
+
+
+def test_variables_of_cuda_are_set_before_its_first_use_and_none_that_somebody_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CUDA_MODULE_LOADING", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "CUDA_DEVICE_MAX_CONNECTIONS"):
+        monkeypatch.delenv(name, raising=False)
+    before: list[dict[str, str]] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(before.append(dict(os.environ))))
+    assert own_gpu("cpu", identity({})) is None and not before
+    assert own_gpu("auto", identity({})) is None
+    assert (before[0]["CUDA_MODULE_LOADING"], before[0]["CUDA_DEVICE_MAX_CONNECTIONS"]) == ("EAGER", "32")
+    assert before[0]["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    decided = {"CUDA_MODULE_LOADING": "LAZY", "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}
+    assert prepare(decided) == ["CUDA_DEVICE_MAX_CONNECTIONS"] and decided["CUDA_MODULE_LOADING"] == "LAZY"
 
 
 def _agreed(uuids: list[str], visible: int, emulated: bool) -> tuple[str, str, int]:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.rundir.rank_env import RankEnv
+from hpc_mp.train.rank.cuda_environment import prepare
 from hpc_mp.train.rank.proof import SignedKeys
 
 CPU = "cpu"  # a choice beside the back ends of ranks on GPUs
@@ -35,7 +36,10 @@ def emulated() -> bool:
 
 def own_gpu(requested: str, who: RankEnv) -> torch.device | None:
     """Return the GPU that this rank would take; None if it sees or wants none. A launcher may show each rank only its own."""
-    gpus = torch.cuda.device_count() if requested != CPU and torch.cuda.is_available() else 0
+    if requested == CPU:
+        return None
+    prepare(os.environ)  # before the question, which initialises CUDA
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return torch.device("cuda", (who.rank if emulated() else who.local_rank) % gpus) if gpus else None
 
 
