@@ -123,6 +123,9 @@ def _check_offload(spec: JobSpec) -> None:
     if p.offload_directory is not None and "optimizer" not in p.offload:
         raise HpcMpError(f"parallel.offload_directory = {shown(p.offload_directory)}", "has no effect without parallel.offload",
                          'add offload = ["optimizer"], or leave it out')
+    if p.offload_directory is not None and spec.checkpoint.background:
+        raise HpcMpError("checkpoint.background = true", "would copy the optimizer state that parallel.offload_directory keeps "
+                         "on a disk into memory", "leave one of them out")
     if "parameters" in p.offload and p.zero < 3:
         raise HpcMpError(f"parallel.offload = {shown(p.offload)}",
                          f"cannot offload parameters with parallel.zero = {p.zero}: every rank keeps all of them on its device",

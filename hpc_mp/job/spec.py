@@ -218,6 +218,9 @@ class Checkpoint(values.Section):
 
     every: values.NonNegative = 0
     """Steps between two checkpoints; 0 = none in between. A dead node costs the steps since the last checkpoint."""
+    background: bool = False
+    """Train on while a checkpoint is written: ranks wait for a copy of what they write in host memory, which takes as much of
+    that. The last checkpoint is written at once. Example: `true`."""
     keep: values.Count = 2
     """The number of newest checkpoints to keep. The one with the least loss on `evaluate.files` is kept too, among those with an
     evaluation at their step: let `evaluate.every` divide `checkpoint.every`."""

@@ -7,7 +7,7 @@ once and read once, and hashed on the way.
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,21 +65,34 @@ def save(run: RunDirectory, counters: Counters, held: Iterable[Held], groups: Gr
     Then all checkpoints are deleted except the newest ``keep`` and the best one by evaluation.
 
     Raises:
-        SaveFailed: as ``write``.
+        SaveFailed: as ``Writing``.
         FencedOut: on rank 0, if the run has been started again; nothing is published.
     """
+    writing = writing_of(run, counters, groups, fence)
+    writing.prepare()
+    writing.write(parts_to_write(held))
+    return published(writing, run, keep)
+
+
+def writing_of(run: RunDirectory, counters: Counters, groups: Groups, fence: Fence) -> "Writing":
+    """Return the writing of a checkpoint of a run."""
     final = run.checkpoints / checkpoint_name(counters.step)
-    write(final, counters.step, counters_document(counters), held, groups, fence.token, fence.confirm)
+    return Writing(final, counters.step, counters_document(counters), groups, fence.token, fence.confirm)
+
+
+def published(writing: "Writing", run: RunDirectory, keep: int) -> Path:
+    """Publish a checkpoint, and delete the old ones. All ranks call this. Raises as ``save``."""
+    writing.publish()
     if dist.get_rank() == 0:
         prune(run, keep)
-    return final
+    return writing.final
 
 
-def write(final: Path, step: int, counters: Mapping[str, Any], held: Iterable[Held], groups: Groups, token: str = "",
-          confirm: Callable[[], None] = lambda: None) -> None:
-    """Write one checkpoint to the directory ``final``, which it replaces. All ranks call this.
+class Writing:
+    """One checkpoint on its way to the directory ``final``, which it replaces.
 
-    All files are written and made durable under a temporary name, then listed in the completion marker, then renamed.
+    All files are written and made durable under a temporary name, then listed in the completion marker, then renamed. All ranks
+    call ``prepare``, ``write`` and ``publish``, in this order; only ``write`` may run in a thread, because it sends nothing.
 
     Args:
         counters: what ``state.json`` holds.
@@ -87,48 +100,70 @@ def write(final: Path, step: int, counters: Mapping[str, Any], held: Iterable[He
         confirm: called before the rename; it raises FencedOut if nothing may be published.
 
     Raises:
-        SaveFailed: on every rank, if any rank could not write (full disk, exceeded quota, ...).
+        SaveFailed: by ``prepare`` and ``publish``, on every rank, if any rank could not write (full disk, exceeded quota, ...).
     """
-    temporary = final.with_name(f".{final.name}.{token}")
-    first = dist.get_rank() == 0
-    written: list[CheckpointIndex] = []
 
-    def prepare() -> None:
-        if first:
-            shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir(mode=0o700, parents=True)
+    def __init__(self, final: Path, step: int, counters: Mapping[str, Any], groups: Groups, token: str = "",
+                 confirm: Callable[[], None] = lambda: None) -> None:
+        self.final, self.step, self.counters, self.groups, self.confirm = final, step, counters, groups, confirm
+        self.temporary = final.with_name(f".{final.name}.{token}")
+        self._first = dist.get_rank() == 0
+        self._written = CheckpointIndex({}, {})
+        self._failure: Exception | None = None
 
-    def write_parts() -> None:
-        written.append(write_shard(temporary / SHARD.format(number=dist.get_rank() + 1), parts_to_write(held)))
+    def prepare(self) -> None:
+        self._turns((self._make_directory, True))
 
-    def list_stage() -> None:
-        index = _of_stage(written[0], groups)
-        if lists_stage(groups):
-            write_json(temporary / INDEX.format(stage=groups.pipeline), document_of(index))
+    def write(self, parts: Sequence[LocalPart]) -> None:
+        """Write this rank's parts. ``publish`` raises what prevents that."""
+        try:
+            self._written = write_shard(self.temporary / SHARD.format(number=dist.get_rank() + 1), parts)
+        except Exception as error:  # of any kind: the other ranks must learn of it
+            self._failure = error
 
-    def publish() -> None:
-        if first:
-            write_json(temporary / COUNTERS, counters)
-            lists = sorted(temporary.glob("*.json"))
-            write_manifest(temporary, Manifest(step, {path.name: (path.stat().st_size, sha256(path)) for path in lists}))
-            sync(temporary)
-            confirm()
-            shutil.rmtree(final, ignore_errors=True)
-            os.rename(temporary, final)
-            sync(final.parent)
+    def publish(self) -> None:
+        self._turns((self._check, False), (self._list_stage, False), (self._rename, True))
 
-    try:
-        for turn in (prepare, write_parts, list_stage, publish):
-            try:
-                _together(turn, groups.host)
-            except SaveFailed:
-                if turn in (prepare, publish):  # only rank 0 does these: can the other ranks write?
-                    _together(lambda: _probe(final.parent), groups.host)
-                raise
-    except (SaveFailed, FencedOut):
-        if first:
-            shutil.rmtree(temporary, ignore_errors=True)
-        raise
+    def _turns(self, *turns: tuple[Callable[[], None], bool]) -> None:
+        """Take turns together with the other ranks. With a turn: whether rank 0 alone does something in it."""
+        try:
+            for turn, alone in turns:
+                try:
+                    _together(turn, self.groups.host)
+                except SaveFailed:
+                    if alone:  # can the other ranks write?
+                        _together(lambda: _probe(self.final.parent), self.groups.host)
+                    raise
+        except (SaveFailed, FencedOut):
+            if self._first:
+                shutil.rmtree(self.temporary, ignore_errors=True)
+            raise
+
+    def _make_directory(self) -> None:
+        if self._first:
+            shutil.rmtree(self.temporary, ignore_errors=True)
+            self.temporary.mkdir(mode=0o700, parents=True)
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _list_stage(self) -> None:
+        index = _of_stage(self._written, self.groups)
+        if lists_stage(self.groups):
+            write_json(self.temporary / INDEX.format(stage=self.groups.pipeline), document_of(index))
+
+    def _rename(self) -> None:
+        if self._first:
+            write_json(self.temporary / COUNTERS, self.counters)
+            lists = sorted(self.temporary.glob("*.json"))
+            hashes = {path.name: (path.stat().st_size, sha256(path)) for path in lists}
+            write_manifest(self.temporary, Manifest(self.step, hashes))
+            sync(self.temporary)
+            self.confirm()
+            shutil.rmtree(self.final, ignore_errors=True)
+            os.rename(self.temporary, self.final)
+            sync(self.final.parent)
 
 
 def _probe(directory: Path) -> None:

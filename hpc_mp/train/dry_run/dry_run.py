@@ -111,7 +111,7 @@ def dry_run(spec: JobSpec, shape: ModelShape, placement: Placement, rank: int) -
                 placement.ranks[rank], spec.ranks, "cuda" if on_gpu else "cpu", layout.layers,
                 tuple(schedule.stages_of(groups.pipeline)), step, tuple(sorted(axis for _, axis in _axes(groups))),
                 open_sockets(groups, placement, rank, spec.job.heartbeat_timeout), loading(spec, shape, engine, rank),
-                saving(engine, groups, rank, on_gpu), time.perf_counter() - began)
+                saving(engine, groups, rank, on_gpu, spec.checkpoint.background), time.perf_counter() - began)
 
 
 def stepped(spec: JobSpec, shape: ModelShape, layout: Layout, groups: Groups, schedule: Schedule) -> tuple[Engine, DryStep]:
@@ -168,7 +168,7 @@ def _noted(recorder: Recorder, perform: Any, step: Any, action: Action) -> None:
 def _over(recorder: Recorder) -> Sequence[float]:
     """Record the end of the last backward. Return as many notes as the trainer."""
     recorder.at("optimizer", "the optimizer")
-    return 0.0, 0.0
+    return 0.0, 0.0, 0.0
 
 
 def _on_host(engine: Engine) -> Iterator[Tensor]:

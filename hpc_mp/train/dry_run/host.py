@@ -12,6 +12,7 @@ from hpc_mp.layout.models import Family, ModelShape, family_of
 from hpc_mp.layout.models.weight_files import find, weight_files
 from hpc_mp.layout.placement import Placement
 from hpc_mp.rundir.checkpoint_index import BLOCK, INDEX
+from hpc_mp.train.checkpoint.background import snapshot_bytes
 from hpc_mp.train.checkpoint.checkpoint import SHARD, lists_stage, parts_to_write
 from hpc_mp.train.checkpoint.shard_file import PIECE, shard_bytes
 from hpc_mp.train.parallel.data_axis import Unit
@@ -59,7 +60,8 @@ class Loading:
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """Writes of this rank at each checkpoint: its files, its shard's bytes, and on a GPU the bytes copied to the host at once."""
+    """Writes of this rank at each checkpoint: its files, its shard's bytes, and the bytes of them that are copied to the host at
+    once, on a GPU or for a checkpoint in the background."""
 
     files: tuple[str, ...]
     bytes: int
@@ -107,10 +109,11 @@ def _weights(spec: JobSpec, family: Family, units: Iterable[Unit]) -> tuple[str,
     return tuple(sorted({files[name].name for name in names if name is not None}))
 
 
-def saving(engine: Engine, groups: Groups, rank: int, on_gpu: bool) -> Saving:
+def saving(engine: Engine, groups: Groups, rank: int, on_gpu: bool, background: bool) -> Saving:
     parts = parts_to_write(engine.held())
     size = shard_bytes(parts)
     files = [SHARD.format(number=rank + 1)] if size else []
     if lists_stage(groups):
         files.append(INDEX.format(stage=groups.pipeline))
-    return Saving(tuple(files), size, min(PIECE, max((part.values.nbytes for part in parts), default=0)) if on_gpu else 0)
+    piece = min(PIECE, max((part.values.nbytes for part in parts), default=0)) if on_gpu else 0
+    return Saving(tuple(files), size, snapshot_bytes(parts) if background else piece)

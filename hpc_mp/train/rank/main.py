@@ -38,6 +38,7 @@ from hpc_mp.train.rank.logs import cap
 from hpc_mp.train.rank.model_code import import_model_code
 from hpc_mp.train.rank.proof import SignedKeys
 from hpc_mp.train.rank.rendezvous import FILES_TIMEOUT, connect, meet
+from hpc_mp.train.rank.saver import Saver
 from hpc_mp.train.rank.signals import EXIT_STOPPED, REASONS, Pace, StopConditions, StopFlag, Stopped, ending_in
 from hpc_mp.train.rank.token_sets import tokens_of
 from hpc_mp.train.rank.trainer import Trainer, TrainingEnd, agree, write_trace
@@ -209,8 +210,10 @@ def _train(spec: JobSpec, shape: ModelShape, context: RankContext, nodes: Mappin
     evaluate = (lambda step, stop: None) if held_out is None else Evaluator(
         spec, context, engine, HeldOut(held_out, spec.data.sequence_length, spec.data.documents), device, stop, duties, watchdog,
         LineFile(context.run.evaluations), last_evaluated(context)).after
-    trainer = Trainer(spec, context.run, context.attempt, context.fence, engine, groups, samples, device, context.log, stop,
-                      duties, watchdog, pace, context.waits, lambda rank: nodes[context.placement.ranks[rank].node], evaluate)
+    saver = Saver(context, engine, spec.checkpoint.keep, spec.checkpoint.failures, spec.checkpoint.background, watchdog, pace,
+                  lambda rank: nodes[context.placement.ranks[rank].node])
+    trainer = Trainer(spec, context.run, context.attempt, saver, engine, groups, samples, device, context.log, stop,
+                      duties, watchdog, pace, context.waits, evaluate)
 
     def traced(step: int, result: StepResult) -> None:
         memory = RankMemory(**state_bytes(engine.data.units.values(), engine.optimizer), peak=peak_bytes(device),

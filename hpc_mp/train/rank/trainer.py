@@ -5,35 +5,30 @@ the budget of skipped steps and the reasons to stop therefore come one step late
 that is asked to stop does so after the step that follows the one in which ranks agreed; all ranks stop after the same step.
 """
 
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from hpc_mp.diagnosis.texts import kind_of
 from hpc_mp.job import JobSpec
 from hpc_mp.layout.learning_rate import learning_rate
 from hpc_mp.rundir import LineFile, RunDirectory
-from hpc_mp.rundir.failures import RankFailure, write_failure
 from hpc_mp.rundir.origin import Counters
 from hpc_mp.rundir.records import RankTrace, StepMetrics, line_of
-from hpc_mp.train.checkpoint import checkpoint
 from hpc_mp.train.data import Samples, positions
 from hpc_mp.train.device.readback import to_device
 from hpc_mp.train.parallel.dropout import Moment
 from hpc_mp.train.parallel.groups import Groups, Tree
 from hpc_mp.train.pipeline.stage import Microbatches
 from hpc_mp.train.rank import facts
-from hpc_mp.train.rank.failures import PeerGone, Unwritable
-from hpc_mp.train.rank.fencing import Fence
 from hpc_mp.train.rank.logs import Log, StepWords
+from hpc_mp.train.rank.saver import Saver
 from hpc_mp.train.rank.signals import REASONS, Pace, StopFlag
 from hpc_mp.train.rank.waits import Waits
 from hpc_mp.train.rank.watchdog import Watchdog
@@ -103,12 +98,11 @@ class Trainer:
 
     Attributes:
         attempt: number of this start of the run.
-        fence: the fence of the run directory.
+        saver: saves checkpoints.
         duties: other work of this rank between two steps: check for reasons to stop, keep logs short …
         watchdog: notified of this rank's phases.
         pace: updated for those duties.
         waits: notified of the rank's progress.
-        node_of: returns the host of a rank.
         evaluate: called after each step with the reason why the run must stop; returns why an evaluation that is due was not
             made.
     """
@@ -116,7 +110,7 @@ class Trainer:
     spec: JobSpec
     run: RunDirectory
     attempt: int
-    fence: Fence
+    saver: Saver
     engine: Engine
     groups: Groups
     samples: Samples
@@ -127,23 +121,18 @@ class Trainer:
     watchdog: Watchdog
     pace: Pace
     waits: Waits
-    node_of: Callable[[int], str]
     evaluate: Callable[[int, str | None], str | None]
 
     def train(self, begin: Counters, traced: Callable[[int, StepResult], None]) -> TrainingEnd:
         """Train up to ``train.steps``, or to the first step after which the run must stop.
 
         Raises:
-            SaveFailed: the last checkpoint, or ``checkpoint.failures`` in a row, could not be saved.
-            Unwritable, PeerGone: the same, if this rank's node, or another one, could not write and the others could.
-            FencedOut: the run has been started again.
+            SaveFailed, Unwritable, PeerGone, FencedOut: as ``Saver.save``.
         """
         settings, every = self.spec.train, self.spec.checkpoint.every
         metrics = MetricLines(LineFile(self.run.metrics) if dist.get_rank() == 0 else None, self._metrics,
                               StepWords(self.log, begin.step + 1, settings.steps))
         tokens = settings.global_batch * self.spec.data.sequence_length
-        failed: checkpoint.SaveFailed | None = None
-        failures = 0
         ended = TrainingEnd(begin.step, None)
         reached, stop = begin, None
         waiting: deque[Launched] = deque()
@@ -162,18 +151,14 @@ class Trainer:
             missing = self.evaluate(step + 1, stop)
             stop = stop or missing
             if stop or due:
-                failed = self._save(reached)
-                failures = failures + 1 if failed is not None else 0
-                if failed is not None and failures == self.spec.checkpoint.failures:
-                    self._give_up(failed, f"{failures} checkpoints in a row could not be saved: {failed}")
+                self.saver.save(reached, last=bool(stop) or step + 1 == settings.steps)
                 self._between_steps()
                 stop = stop or agree(self.stop, self.groups.host)  # a request made during the save needs no further step
             ended = TrainingEnd(step + 1, stop if step + 1 < settings.steps else missing)
             if stop:
                 break
         metrics.close()
-        if failed is not None:
-            self._give_up(failed, f"the last checkpoint could not be saved: {failed}")
+        self.saver.end()
         return ended
 
     def _read(self, launched: Launched, reached: Counters) -> tuple[Counters, str | None]:
@@ -181,7 +166,9 @@ class Trainer:
         many steps were skipped."""
         settings, numbers = self.spec.train, launched.result.numbers()
         self.pace.step = numbers.seconds
-        reason, _ = numbers.notes
+        reason, _, writing = numbers.notes
+        if not writing:  # no rank is
+            self.saver.publish()
         if not numbers.norm < float("inf"):
             reached = self._skipped(launched, reached, numbers)
         fp16 = settings.precision == "fp16"
@@ -227,7 +214,7 @@ class Trainer:
 
     def _step(self, step: int, first: int, trace: bool) -> StepResult:
         """Launch an optimizer step on the samples from position ``first`` on. Its notes are reduced over all ranks: the reason
-        to stop, and the largest peak memory."""
+        to stop, the largest peak memory, and whether a checkpoint is still being written."""
         self.waits.at(step + 1)
         mine = positions(first, global_batch=self.spec.train.global_batch, data_degree=self.spec.data_degree,
                          data_rank=self.groups.data_rank, microbatches=self.spec.microbatches)
@@ -235,41 +222,11 @@ class Trainer:
         work = share(self.spec, self.samples, mine, step, labels, self.engine)
         self.waits.at(step + 1, work)
 
-        def notes() -> tuple[float, float]:
+        def notes() -> tuple[float, float, float]:
             self._between_steps()
-            return float(self.stop.reason), float(peak_bytes(self.device))
+            return float(self.stop.reason), float(peak_bytes(self.device)), float(self.saver.busy)
 
         return self.engine.step(step, work, notes, trace)
-
-    def _give_up(self, failed: checkpoint.SaveFailed, message: str) -> NoReturn:
-        """End the run because it cannot save checkpoints. A node to blame cannot record that, so a rank of another node does."""
-        rank, ranks = dist.get_rank(), range(dist.get_world_size())
-        space = kind_of(str(failed)) == "space"  # the file system is full; it does not matter which rank noticed it
-        blamed = {self.node_of(failed_rank) for failed_rank in failed.ranks}
-        well = [peer for peer in ranks if self.node_of(peer) not in blamed] if failed.refused else []
-        if space or (not well and rank in failed.ranks):
-            raise checkpoint.SaveFailed(message, failed.ranks)
-        if not well:
-            raise PeerGone(message)
-        if rank == well[0]:
-            for failed_rank in failed.ranks:
-                write_failure(self.run, RankFailure(
-                    failed_rank, self.node_of(failed_rank), "unwritable", message, time.time(), self.attempt))
-        facts.barrier(self.groups.host)
-        raise Unwritable(message) if rank in failed.ranks else PeerGone(message)
-
-    def _save(self, counters: Counters) -> checkpoint.SaveFailed | None:
-        """Save a checkpoint and log the result. A failure is returned, because training continues."""
-        began = time.perf_counter()
-        self.watchdog.now("save")
-        try:
-            path = checkpoint.save(self.run, counters, self.engine.held(), self.groups, self.spec.checkpoint.keep, self.fence)
-        except checkpoint.SaveFailed as error:
-            self.log.say(f"checkpoint of step {counters.step} FAILED: {error}. The earlier checkpoints are unharmed")
-            return error
-        self.pace.save = time.perf_counter() - began
-        self.log.say(f"checkpoint {path.name} saved in {self.pace.save:.2f} s")
-        return None
 
 
 class SampleSource(Protocol):
