@@ -65,8 +65,8 @@ mean_of_means = wrapped(engine, "label_count", lambda count: lambda own, mine, d
     24 * 24, replace(mine, context=groups.Axis(), shard=groups.Axis(), replicate=groups.Axis()), device))
 shifted_positions = wrapped(groups.Groups, "data_rank", lambda slot: property(lambda self: 0, lambda self, value: None))
 # Each rank of a ring leaves the last part out.
-forgotten_block = wrapped(ring_attention, "_blocks", lambda blocks: lambda ring, turn, tokens: (
-    iter(()) if turn == ring.axis.size - 1 else blocks(ring, turn, tokens)))
+forgotten_block = wrapped(ring_attention, "_blocks", lambda blocks: lambda ring, turn, *sizes: (
+    iter(()) if turn == ring.axis.size - 1 else blocks(ring, turn, *sizes)))
 one_way_exchange = wrapped(context, "with_backward", lambda function: lambda forward, _, x: function(
     forward, lambda gradient: gradient, x))
 # Every context rank counts the labels of whole samples.

@@ -13,7 +13,7 @@ from exact import COVER, EXACT, GPT2, HELD_OUT, LAYOUTS, LLAMA, MIXTRAL, TIED, E
 from layouts import VARIANTS, job, layout, run_whole, write_text
 from planting import wrapped
 
-from hpc_mp.train.parallel import context, ring_attention
+from hpc_mp.train.parallel import context, flash, ring_attention
 from hpc_mp.train.parallel.groups import Axis
 
 # Each axis once with a rendezvous, a run directory and a checkpoint; a tied weight at two ends among them.
@@ -79,13 +79,14 @@ def test_sgd_equals_one_process(engine: Engine, reference: Reference, model: str
 
 
 few_queries = wrapped(ring_attention, "QUERIES", lambda queries: 5)  # a chunk has several stretches, the last of them shorter
+plain_products = wrapped(flash, "computes", lambda computes: lambda query: False)
 
 
 @pytest.mark.parametrize("overrides", [
     pytest.param((), id="plain"), pytest.param(("train.dropout=0.2",), id="dropout", marks=pytest.mark.prove)])
-def test_queries_in_several_stretches(place: Path, engine: Engine, overrides: tuple[str, ...]) -> None:
-    one = engine(LLAMA, *overrides)
-    assert run_engine(job(place, LLAMA, [*overrides, *LAYOUTS["cp2 ring"]]), before=few_queries).distance(one) < EXACT
+def test_plain_products_of_queries_in_several_stretches(place: Path, engine: Engine, overrides: tuple[str, ...]) -> None:
+    one, spec = engine(LLAMA, *overrides), job(place, LLAMA, [*overrides, *LAYOUTS["cp2 ring"]])
+    assert run_engine(spec, before=lambda: (few_queries(), plain_products())[0]).distance(one) < EXACT
 
 
 def test_a_checkpoint_goes_on_with_other_context_ranks(place: Path, engine: Engine, launched: exact.Launched) -> None:

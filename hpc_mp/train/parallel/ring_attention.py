@@ -7,7 +7,9 @@ every rank adds its share until they have returned. Scores are recomputed, so th
 Rank c holds the chunks c and 2 C - 1 - c of 2 C. All its queries see the first chunk of a part from an earlier rank; its second
 chunk sees all of a part from a later rank. So each part of another rank costs half of all products, and needs no mask.
 
-Scores are plain products on every device: fused kernels cannot drop weights by the engine's hash, and do not compute in fp64.
+A part is computed by torch's fused kernel, which has no scores in memory (see ``flash``). It cannot drop weights by the engine's
+hash, cap scores, or hide documents and what is outside of a window: then scores are plain products, for ``QUERIES`` queries at a
+time.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hpc_mp.train.parallel import flash
 from hpc_mp.train.parallel.collectives import Running, shift
 from hpc_mp.train.parallel.dropout import HashDropout, keep
 from hpc_mp.train.parallel.groups import Axis
@@ -46,6 +49,10 @@ class AttentionRing:
     keys: Tensor | None
     first: Tensor | None
     cap: float | None
+
+    def fused(self, query: Tensor) -> bool:
+        """Return True if torch's fused kernel computes this."""
+        return self.keys is None and self.first is None and self.cap is None and flash.computes(query)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +92,13 @@ class _RingAttention(torch.autograd.Function):
         wide = torch.promote_types(query.dtype, torch.float32)
         output = torch.zeros(query.shape, dtype=wide, device=query.device)
         total = torch.full(query.shape[:-1], -torch.inf, dtype=wide, device=query.device)  # log of the sum of exponentials
+        fused = ring.fused(query)
         for turn, current in enumerate(_around(pair, ring.axis)):
-            for block in _blocks(ring, turn, query.shape[-2]):
-                key, value = current[..., block.keys, :].unbind()
-                scores = _scores(query[..., block.queries, :], key, block, ring)
-                log_z = scores.logsumexp(-1)
-                weights = _dropped((scores - log_z.unsqueeze(-1)).exp(), _kept(block, ring), ring).to(query.dtype)
-                before, part = total[..., block.queries], output[..., block.queries, :]
-                after = torch.logaddexp(before, log_z)
-                part.mul_((before - after).exp().unsqueeze(-1)).add_(_rows(weights, value) * (log_z - after).exp().unsqueeze(-1))
-                before.copy_(after)
+            for block in _blocks(ring, turn, query.shape[-2], query.shape[-2] if fused else QUERIES):
+                queries, (key, value) = query[..., block.queries, :], current[..., block.keys, :].unbind()
+                part, log_z = (flash.attend(queries, key, value, block.diagonal, ring.scaling) if fused
+                               else _attend(queries, key, value, block, ring))
+                _merge(output[..., block.queries, :], total[..., block.queries], part, log_z)
         result = output.to(query.dtype)
         ctx.save_for_backward(query, pair, result, total)
         ctx.ring = ring
@@ -104,24 +108,20 @@ class _RingAttention(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         query, pair, output, total = ctx.saved_tensors
         ring: AttentionRing = ctx.ring
-        wide = total.dtype
-        share = (gradient.to(wide) * output.to(wide)).sum(-1, keepdim=True)  # subtracted by the backward of the softmax
+        wide, fused = total.dtype, ring.fused(query)
         query_gradient = torch.zeros(query.shape, dtype=wide, device=query.device)
         arrived, travelling = torch.empty(0), Running()
         for turn, current in enumerate(_around(pair, ring.axis)):
             own = torch.zeros(pair.shape, dtype=wide, device=query.device)
-            for block in _blocks(ring, turn, query.shape[-2]):
+            for block in _blocks(ring, turn, query.shape[-2], query.shape[-2] if fused else QUERIES):
+                queries, outer, result = (values[..., block.queries, :] for values in (query, gradient, output))
                 key, value = current[..., block.keys, :].unbind()
-                queries, outer = query[..., block.queries, :], gradient[..., block.queries, :]
-                scores = _scores(queries, key, block, ring)
-                weights = (scores - total[..., block.queries].unsqueeze(-1)).exp()
-                mask = _kept(block, ring)
-                weight_slopes = _dropped(_rows(outer, value.transpose(-1, -2)).to(wide), mask, ring)
-                slopes = through_cap(weights * (weight_slopes - share[..., block.queries, :]), scores, ring.cap)
-                slopes = (slopes * ring.scaling).to(query.dtype)
-                query_gradient[..., block.queries, :] += _rows(slopes, key)
-                own[0, ..., block.keys, :] += _columns(slopes, queries)
-                own[1, ..., block.keys, :] += _columns(_dropped(weights, mask, ring).to(query.dtype), outer)
+                log_z = total[..., block.queries]
+                slopes = (flash.slopes(queries, key, value, outer, result, log_z, block.diagonal, ring.scaling) if fused
+                          else _slopes(queries, key, value, outer, result, log_z, block, ring))
+                query_gradient[..., block.queries, :] += slopes[0]
+                own[0, ..., block.keys, :] += slopes[1]
+                own[1, ..., block.keys, :] += slopes[2]
             travelling.wait()
             if turn > 0:
                 own += arrived
@@ -139,16 +139,48 @@ def _around(pair: Tensor, axis: Axis) -> Iterator[Tensor]:
         pair = coming
 
 
-def _blocks(ring: AttentionRing, turn: int, tokens: int) -> Iterator[_AttentionBlock]:
-    """Yield the blocks of scores of this rank's queries with the keys that it has at a turn."""
+def _blocks(ring: AttentionRing, turn: int, tokens: int, most: int) -> Iterator[_AttentionBlock]:
+    """Yield the blocks of scores, of at most ``most`` of this rank's queries, with the keys that it has at a turn."""
     source = (ring.axis.rank - turn) % ring.axis.size
     mine, theirs = ring.positions(ring.axis.rank), ring.positions(source)
     begin = tokens // 2 if source > ring.axis.rank else 0
     diagonal = source == ring.axis.rank
-    for first in range(begin, tokens, QUERIES):
-        queries = slice(first, min(first + QUERIES, tokens))
+    for first in range(begin, tokens, most):
+        queries = slice(first, min(first + most, tokens))
         keys = slice(0, queries.stop if diagonal else tokens // 2 if source < ring.axis.rank else tokens)
         yield _AttentionBlock(queries, keys, mine[queries], theirs[keys], diagonal)
+
+
+def _merge(output: Tensor, total: Tensor, part: Tensor, log_z: Tensor) -> None:
+    """Merge a block into what its queries have so far. ``total``, ``log_z``: logarithms of the sums of exponentials of both."""
+    after = torch.logaddexp(total, log_z)
+    output.mul_((total - after).exp().unsqueeze(-1)).add_(part * (log_z - after).exp().unsqueeze(-1))
+    total.copy_(after)
+
+
+def _attend(queries: Tensor, key: Tensor, value: Tensor, block: _AttentionBlock, ring: AttentionRing) -> tuple[Tensor, Tensor]:
+    """Return the output of a block by itself, and the logarithm of the sum of exponentials of its scores."""
+    scores = _scores(queries, key, block, ring)
+    log_z = scores.logsumexp(-1)
+    weights = _dropped((scores - log_z.unsqueeze(-1)).exp(), _kept(block, ring), ring)
+    return _rows(weights.to(queries.dtype), value), log_z
+
+
+def _slopes(queries: Tensor, key: Tensor, value: Tensor, outer: Tensor, output: Tensor, log_z: Tensor, block: _AttentionBlock,
+            ring: AttentionRing) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of queries, keys and values of a block.
+
+    Args:
+        outer, output, log_z: of all blocks of these queries: gradient and value of the output, logarithm of the sum.
+    """
+    share = (outer.to(log_z.dtype) * output.to(log_z.dtype)).sum(-1, keepdim=True)  # subtracted by the backward of the softmax
+    scores = _scores(queries, key, block, ring)
+    weights = (scores - log_z.unsqueeze(-1)).exp()
+    mask = _kept(block, ring)
+    weight_slopes = _dropped(_rows(outer, value.transpose(-1, -2)).to(log_z.dtype), mask, ring)
+    slopes = through_cap(weights * (weight_slopes - share), scores, ring.cap)
+    slopes = (slopes * ring.scaling).to(queries.dtype)
+    return _rows(slopes, key), _columns(slopes, queries), _columns(_dropped(weights, mask, ring).to(queries.dtype), outer)
 
 
 def _scores(queries: Tensor, key: Tensor, block: _AttentionBlock, ring: AttentionRing) -> Tensor:

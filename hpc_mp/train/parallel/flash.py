@@ -1,0 +1,102 @@
+"""Blocks of attention by torch's fused kernels, which return the logarithm of the sum of exponentials of each query's scores.
+
+With it the outputs of several blocks of keys can be merged. The backward of a block gets the output and the logarithm of all of
+them, as in ring attention (arXiv:2310.01889): the gradients of the blocks add up. Keys are computed with one group of query heads
+after another, so that no copy of them is made for each query head.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Slopes = tuple[Tensor, Tensor, Tensor]  # of queries, keys and values
+ATEN = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A fused kernel.
+
+    Attributes:
+        formats: that it computes in.
+        widest, multiple: the largest head, and what a head's size is a multiple of.
+        attend: (queries, keys, values, causal, scale) -> output and logarithm of the sum.
+        slopes: (outer gradient, queries, keys, values, output, logarithm, causal, scale) -> gradients.
+    """
+
+    formats: tuple[torch.dtype, ...]
+    widest: int
+    multiple: int
+    attend: Callable[..., tuple[Tensor, Tensor]]
+    slopes: Callable[..., Slopes]
+
+
+def computes(query: Tensor) -> bool:
+    """Return True if there is a kernel for the device, the format and the head size of these queries."""
+    kernel, size = _kernel(query), query.shape[-1]
+    return query.dtype in kernel.formats and size <= kernel.widest and size % kernel.multiple == 0
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """Return the output of a block, (…, groups, rows, head_dim), and the logarithm of the sum of exponentials, (…, groups, rows).
+
+    Args:
+        query: (batch, key-value heads, groups, rows, head_dim).
+        key, value: (batch, key-value heads, columns, head_dim).
+        causal: True if both are the same tokens, and later ones are hidden.
+    """
+    kernel = _kernel(query)
+    parts = [kernel.attend(group, key, value, causal, scale) for group in query.unbind(2)]
+    return torch.stack([output for output, _ in parts], 2), torch.stack([log_z for _, log_z in parts], 2)
+
+
+def slopes(query: Tensor, key: Tensor, value: Tensor, outer: Tensor, output: Tensor, log_z: Tensor, causal: bool,
+           scale: float) -> Slopes:
+    """Return the gradients of a block, given gradient, output and logarithm of all blocks of its queries."""
+    kernel = _kernel(query)
+    groups = zip(*(values.unbind(2) for values in (outer, query, output, log_z)), strict=True)
+    parts = [kernel.slopes(outer, group, key, value, output, log_z, causal, scale) for outer, group, output, log_z in groups]
+    queries, keys, values = zip(*parts, strict=True)
+    return torch.stack(queries, 2), _sum(keys, log_z.dtype), _sum(values, log_z.dtype)
+
+
+def _kernel(query: Tensor) -> Kernel:
+    return ON_GPU if query.is_cuda else ON_CPU
+
+
+def _sum(parts: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
+    total = parts[0].to(dtype)
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+def _attend_on_cpu(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    output, log_z = ATEN._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, causal, scale=scale)
+    return output, log_z
+
+
+def _slopes_on_cpu(outer: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, log_z: Tensor, causal: bool,
+                   scale: float) -> Slopes:
+    gradients: Slopes = ATEN._scaled_dot_product_flash_attention_for_cpu_backward(
+        outer, query, key, value, output, log_z, 0.0, causal, scale=scale)
+    return gradients
+
+
+def _attend_on_gpu(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    output, log_z, *_ = ATEN._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, False, scale=scale)
+    return output, log_z
+
+
+def _slopes_on_gpu(outer: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, log_z: Tensor, causal: bool,
+                   scale: float) -> Slopes:
+    seed = torch.empty(2, dtype=torch.uint64, device=query.device)  # of a dropout that is not used
+    gradients: Slopes = ATEN._scaled_dot_product_flash_attention_backward(
+        outer, query, key, value, output, log_z, None, None, query.shape[2], key.shape[2], 0.0, causal, seed, seed, scale=scale)
+    return gradients
+
+
+ON_CPU = Kernel((torch.float64, torch.float32, torch.bfloat16, torch.float16), 1024, 1, _attend_on_cpu, _slopes_on_cpu)
+ON_GPU = Kernel((torch.bfloat16, torch.float16), 256, 8, _attend_on_gpu, _slopes_on_gpu)  # FlashAttention 2
