@@ -9,7 +9,7 @@ import torch
 from engines import run_engine
 from exact import EXACT, LAYOUTS, ONE_STEP, WRONG, Engine, Reference, cases
 from layouts import MODELS, job, layout, start
-from planting import wrapped
+from planting import before_steps, wrapped
 from ranks import run_ranks, train
 
 from hpc_mp.base.errors import HpcMpError
@@ -104,15 +104,18 @@ def test_compiled_blocks_train_alike(place: Path, engine: Engine, model: str, na
     spec = job(place, model, [*overrides, "train.compile=true"])
     run = start(spec)
 
-    def rank() -> tuple[int, int]:
+    def rank() -> tuple[int, list[int]]:
         from torch._dynamo.utils import counters
 
         compile_ = torch.compile
         torch.compile = lambda given, **how: compile_(given, backend="aot_eager", **how)  # type: ignore[assignment]
-        return train(run.job), counters["stats"]["unique_graphs"]
+        graphs: list[int] = []  # before each step, and at the end
+        before_steps(lambda step: graphs.append(counters["stats"]["unique_graphs"]))()
+        return train(run.job), [*graphs, counters["stats"]["unique_graphs"]]
 
-    found = run_ranks(spec.ranks, rank, timeout=250.0)
-    assert all(code == 0 and 3 <= graphs <= 40 for code, graphs in found), (found, run.main_log.read_text())
+    results = run_ranks(spec.ranks, rank, timeout=250.0)
+    assert all(code == 0 and 3 <= graphs[-1] <= 40 for code, graphs in results), (results, run.main_log.read_text())
+    assert all(graphs[2] == graphs[-1] and len(graphs) == 4 for _, graphs in results), "none is made after the second step"
     lines = read_lines(run.metrics)
     assert max(abs(line["loss"] - loss) for line, loss in zip(lines, eager.losses, strict=True)) < 1e-5
     assert max(abs(line["grad_norm"] / norm - 1) for line, norm in zip(lines, eager.norms, strict=True)) < 1e-4

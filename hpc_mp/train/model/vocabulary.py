@@ -15,7 +15,8 @@ from hpc_mp.train.parallel.soft_cap import capped, through_cap
 from hpc_mp.train.pipeline.stage import Batch
 
 IGNORED = -100  # Hugging Face's label for tokens that do not count in the loss
-CHUNK = 1 << 27  # logits that are there at once: 0.25 GB of bf16, and enough rows for a product to fill a GPU
+CHUNK = 1 << 26  # logits that are there at once: 0.8 GB with their gradient, and enough rows for a product to fill a GPU
+TILE = 64  # rows, of which a chunk has a multiple, as matrix units like it
 
 
 class VocabularyEmbedding(SunkWeight):
@@ -80,7 +81,8 @@ class NextToken(nn.Module):
         super().__init__()
         self.head, self.outer, self.tensor, self.cap = head, outer, head.tensor, cap
         self.start, width = self.tensor.part(vocabulary)
-        self.rows = max(1, CHUNK // max(1, width))
+        rows = max(1, CHUNK // max(1, width))
+        self.rows = rows - rows % TILE if rows > TILE else rows
         functions: tuple[Callable[..., Any], ...] = _scores, _slopes
         self.scores, self.slopes = (torch.compile(one, dynamic=False) if compile else one for one in functions)
 
