@@ -2,9 +2,9 @@
 
     python benchmarks/live_bytes.py [--tokens 131072] [--ranks 8]
 
-Tensors are torch's fake ones, as in a dry run. ``inputs`` exist before and after a piece; ``peak`` is what it holds besides them at
-most, forward and backward. Each piece stands beside the way without it: a loss with the logits of all tokens, attention by plain
-products. The sizes are those of Llama 3 8B.
+Tensors are torch's fake ones, as in a dry run. ``inputs`` exist before and after a piece; ``peak`` is what it holds besides them
+at most, forward and backward. Each piece stands beside the way without it: a loss with the logits of all tokens, attention by
+plain products. The sizes are those of Llama 3 8B.
 """
 
 from collections import defaultdict
@@ -82,7 +82,8 @@ def ring(tokens: int, ranks: int, fused: bool) -> tuple[int, int]:
         return torch.cat([torch.arange(own // 2), tokens - own // 2 + torch.arange(own // 2)])
 
     def make() -> Sequence[Tensor]:
-        return [torch.empty(1, heads, own, HEAD, dtype=torch.bfloat16, requires_grad=True) for heads in (HEADS, KV_HEADS, KV_HEADS)]
+        counts = HEADS, KV_HEADS, KV_HEADS
+        return [torch.empty(1, heads, own, HEAD, dtype=torch.bfloat16, requires_grad=True) for heads in counts]
 
     def piece(*inputs: Tensor) -> Tensor:
         site: Any = SimpleNamespace(p=0.0)

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hpc_mp.rundir import read_lines
 from hpc_mp.rundir.checkpoints import complete_steps
 from hpc_mp.train.optimizer.optimizer import Optimizer
+from hpc_mp.train.rank.saver import Saver
 from hpc_mp.train.rank.trainer import Trainer
 from hpc_mp.train.step.engine import Engine as RankEngine
 
@@ -86,17 +87,17 @@ def test_a_step_is_read_behind_the_launch_of_the_next(place: Path) -> None:
     run = start(spec)
     note = run.path / "order"
 
-    def noting(name: str, number: Callable[..., int]) -> Callable[[], None]:
-        @planted(Trainer, name)
-        def call(original: Any, trainer: Trainer, first: Any, *rest: Any) -> Any:
+    def noting(owner: Any, name: str, number: Callable[..., int]) -> Callable[[], None]:
+        @planted(owner, name)
+        def call(original: Any, self: Any, first: Any, *rest: Any, **more: Any) -> Any:
             with note.open("a") as file:
-                file.write(f"{name[1:]}{number(first)} ")
-            return original(trainer, first, *rest)
+                file.write(f"{name.removeprefix('_')}{number(first)} ")
+            return original(self, first, *rest, **more)
 
         return call
 
-    parts = (noting("_step", lambda step: step + 1), noting("_read", lambda launched: launched.step + 1),
-             noting("_save", lambda counters: counters.step))
+    parts = (noting(Trainer, "_step", lambda step: step + 1), noting(Trainer, "_read", lambda launched: launched.step + 1),
+             noting(Saver, "save", lambda counters: counters.step))
     run_whole(spec, lambda: [part() for part in parts], run)
     assert note.read_text().split() == [
         "step1", "step2", "read1", "step3", "read2", "read3", "save3", "step4", "step5", "read4", "read5", "save5"]

@@ -139,14 +139,14 @@ def _around(pair: Tensor, axis: Axis) -> Iterator[Tensor]:
         pair = coming
 
 
-def _blocks(ring: AttentionRing, turn: int, tokens: int, most: int) -> Iterator[_AttentionBlock]:
-    """Yield the blocks of scores, of at most ``most`` of this rank's queries, with the keys that it has at a turn."""
+def _blocks(ring: AttentionRing, turn: int, tokens: int, limit: int) -> Iterator[_AttentionBlock]:
+    """Yield the blocks of scores, of at most ``limit`` of this rank's queries, with the keys that it has at a turn."""
     source = (ring.axis.rank - turn) % ring.axis.size
     mine, theirs = ring.positions(ring.axis.rank), ring.positions(source)
     begin = tokens // 2 if source > ring.axis.rank else 0
     diagonal = source == ring.axis.rank
-    for first in range(begin, tokens, most):
-        queries = slice(first, min(first + most, tokens))
+    for first in range(begin, tokens, limit):
+        queries = slice(first, min(first + limit, tokens))
         keys = slice(0, queries.stop if diagonal else tokens // 2 if source < ring.axis.rank else tokens)
         yield _AttentionBlock(queries, keys, mine[queries], theirs[keys], diagonal)
 
