@@ -118,11 +118,14 @@ def _stages(spec: JobSpec) -> str:
 
 
 def _check_offload(spec: JobSpec) -> None:
-    """Check that there is something to offload."""
+    """Check that there is something to offload, and a checkpoint to write in the background."""
     p, t = spec.parallel, spec.train
     if p.offload_directory is not None and "optimizer" not in p.offload:
         raise HpcMpError(f"parallel.offload_directory = {shown(p.offload_directory)}", "has no effect without parallel.offload",
                          'add offload = ["optimizer"], or leave it out')
+    if spec.checkpoint.background and not spec.checkpoint.every:
+        raise HpcMpError("checkpoint.background = true", "has no effect on the last checkpoint, and there is no other one",
+                         "set checkpoint.every, or leave it out")
     if p.offload_directory is not None and spec.checkpoint.background:
         raise HpcMpError("checkpoint.background = true", "would copy the optimizer state that parallel.offload_directory keeps "
                          "on a disk into memory", "leave one of them out")

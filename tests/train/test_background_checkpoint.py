@@ -126,6 +126,9 @@ def test_a_stop_while_it_is_written_completes_it(place: Path) -> None:
     assert names[0] == "step-00000002" and names[-1] == f"step-{last:08d}" and not list(run.checkpoints.glob(".*"))
 
 
-def test_state_on_a_disk_is_not_copied_into_memory(place: Path) -> None:
-    with pytest.raises(HpcMpError, match=r"checkpoint\.background = true: would copy the optimizer state"):
-        job(place, "gpt2", [*BEHIND, 'parallel.offload=["optimizer"]', f'parallel.offload_directory="{place}"'])
+@pytest.mark.parametrize(("keys", "words"), [
+    (['parallel.offload=["optimizer"]', 'parallel.offload_directory="/scratch"'], "would copy the optimizer state"),
+    (["checkpoint.every=0"], "has no effect on the last checkpoint")])
+def test_what_it_cannot_do_is_refused(place: Path, keys: list[str], words: str) -> None:
+    with pytest.raises(HpcMpError, match=rf"checkpoint\.background = true: {words}"):
+        job(place, "gpt2", [*BEHIND, *keys])

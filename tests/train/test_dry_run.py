@@ -286,3 +286,13 @@ def test_what_cannot_be_is_refused(tmp_path: Path, options: list[str], words: st
     job(tmp_path, "gpt2")
     with pytest.raises(HpcMpError, match=words):
         CliRunner().invoke(command, [str(tmp_path / "gpt2.toml"), *options], catch_exceptions=False)
+
+
+def test_buffers_of_communicators_on_gpus_are_estimated(place: Path) -> None:
+    """Pairs of tensor, data and end ranks, and the world, each with a ring and a tree; two channels with four thread blocks."""
+    spec = job(place, "llama", [*layout(2, 2, data=2, microbatches=2), 'job.device="cuda"'])
+    sockets = dry_run(spec, read_shape(spec), lay_out(spec), 0).sockets
+    assert (sockets.nccl, sockets.buffers) == (6, (4 * 2 * 16 + 2 * 4) * 9_633_792)
+    spec = job(place, "llama", layout(2, 2, data=2, microbatches=2))
+    over_gloo = dry_run(spec, read_shape(spec), lay_out(spec), 0).sockets
+    assert (over_gloo.nccl, over_gloo.buffers) == (0, 0)

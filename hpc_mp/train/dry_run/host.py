@@ -15,11 +15,17 @@ from hpc_mp.rundir.checkpoint_index import BLOCK, INDEX
 from hpc_mp.train.checkpoint.background import snapshot_bytes
 from hpc_mp.train.checkpoint.checkpoint import SHARD, lists_stage, parts_to_write
 from hpc_mp.train.checkpoint.shard_file import PIECE, shard_bytes
+from hpc_mp.train.parallel.communicators import CHANNEL_CTAS
 from hpc_mp.train.parallel.data_axis import Unit
 from hpc_mp.train.parallel.fill import CHUNK
 from hpc_mp.train.parallel.groups import Groups
 from hpc_mp.train.step.engine import Engine
 
+# Of NCCL: a connection has buffers for the protocols Simple, LL128 and LL (DEFAULT_BUFFSIZE, DEFAULT_LL128_BUFFSIZE and
+# DEFAULT_LL_BUFFSIZE in src/init.cc). A ring and a tree have one connection each for every thread block, of which a collective
+# takes about so many inside a node with NVLink; NCCL chooses by the machine.
+CONNECTION_BYTES = (1 << 22) + 120 * 640 * 8 * 8 + 8 * 512 * 8 * 16
+CONNECTIONS, COLLECTIVE_CTAS = 2, 16
 DEVICE = 4  # descriptors of a gloo device: a listening socket, both ends of a pipe, and an epoll
 
 
@@ -33,6 +39,7 @@ class OpenSockets:
         heartbeat: connections between the nodes' first ranks and rank 0.
         descriptors: all of these, and the other descriptors of gloo.
         nccl: communicators of NCCL; what each of them opens depends on the machine.
+        buffers: bytes of the device that their buffers take, estimated for the defaults of NCCL.
     """
 
     gloo: int
@@ -40,6 +47,7 @@ class OpenSockets:
     heartbeat: int
     descriptors: int
     nccl: int
+    buffers: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +92,13 @@ def open_sockets(groups: Groups, placement: Placement, rank: int, timeout: float
     beating = bool(timeout) and nodes > 1
     first = placement.ranks[rank].local_rank == 0 and placement.ranks[rank].node != placement.ranks[0].node
     heartbeat = (nodes - 1 if rank == 0 else int(first)) if beating else 0
-    return OpenSockets(gloo, store, heartbeat, gloo + store + heartbeat + (DEVICE if gloo else 0),
-                       0 if groups.channels.through_host else 1 + len(sizes))
+    descriptors = gloo + store + heartbeat + (DEVICE if gloo else 0)
+    if groups.channels.through_host:
+        return OpenSockets(gloo, store, heartbeat, descriptors, 0, 0)
+    between_stages = len(groups.channels.groups)
+    collective = 1 + len(sizes) - between_stages
+    buffers = (collective * CONNECTIONS * COLLECTIVE_CTAS + between_stages * CHANNEL_CTAS) * CONNECTION_BYTES
+    return OpenSockets(gloo, store, heartbeat, descriptors, 1 + len(sizes), buffers)
 
 
 def loading(spec: JobSpec, shape: ModelShape, engine: Engine, rank: int) -> Loading:
