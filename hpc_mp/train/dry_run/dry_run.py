@@ -3,7 +3,8 @@
 Engine, schedule and groups are the real ones. Tensors are torch's fake tensors, which have shapes and no memory. The back end of
 torch.distributed is its fake one, whose messages go nowhere. Allocations and messages of the step are counted at torch's
 dispatcher. Attention is torch's flash attention for CPUs, which keeps as many bytes for its backward as the one for GPUs. Memory
-that libraries hold for themselves (a CUDA context, workspaces, NCCL's buffers) and gaps between allocations are not counted.
+that libraries hold for themselves (a CUDA context, workspaces) and gaps between allocations are not counted; NCCL's buffers are
+estimated beside it.
 """
 
 import time
