@@ -21,11 +21,37 @@ from hpc_mp.planner.traffic import traffic_of
 
 if TYPE_CHECKING:
     from hpc_mp.train.dry_run.dry_run import DryRun
+    from hpc_mp.train.dry_run.fit import Fit
 
 
-def dry_run_and_print(job: Path, overrides: Sequence[str], rank: int, as_json: bool) -> None:
-    """Compute and print a dry run. Raises HpcMpError for an invalid job or rank."""
+def dry_run_and_print(job: Path, overrides: Sequence[str], rank: int, memory: float | None, as_json: bool) -> None:
+    """Compute and print a dry run.
+
+    Args:
+        memory: GiB of a device, for the longest sample that fits; None: it is not searched for.
+
+    Raises:
+        HpcMpError: an invalid job or rank.
+    """
     need_train("hpc-mp train --dry-run")
+    order, result = _at(job, overrides, rank)
+    fit = None
+    if memory is not None:
+        from hpc_mp.train.dry_run.fit import longest  # imports torch
+
+        spec = load_job(job, overrides)
+        unit = 2 * spec.parallel.context * spec.parallel.tensor
+        fit = longest(lambda tokens: _at(job, [*overrides, f"data.sequence_length={tokens}"], rank)[1],
+                      spec.data.sequence_length, unit, int(memory * 2**30))
+    if as_json:
+        document = {**asdict(result), "order": order, "peak": asdict(result.step.peak)}
+        click.echo(json.dumps(document if fit is None else {**document, "fit": asdict(fit)}))
+    else:
+        _print(result, fit)
+
+
+def _at(job: Path, overrides: Sequence[str], rank: int) -> tuple[str, "DryRun"]:
+    """Return the rank order of a job, and the dry run of a rank."""
     spec = load_job(job, overrides)
     shape = read_shape(spec)
     check_job(spec, shape)
@@ -36,14 +62,21 @@ def dry_run_and_print(job: Path, overrides: Sequence[str], rank: int, as_json: b
     placement = place(layout.degrees, order.letters, layout.ranks_per_node, layout.rank_map)
     from hpc_mp.train.dry_run.dry_run import dry_run  # imports torch
 
-    result = dry_run(spec, shape, placement, rank)
-    if as_json:
-        click.echo(json.dumps({**asdict(result), "order": order.letters, "peak": asdict(result.step.peak)}))
-    else:
-        _print(result)
+    return order.letters, dry_run(spec, shape, placement, rank)
 
 
-def _print(result: "DryRun") -> None:
+def _fit(fit: "Fit") -> str:
+    """Return a sentence about the longest sample that fits."""
+    device = f"in {memory_size(fit.memory)}"
+    if not fit.tokens:
+        return f"no sample {device}: one of {fit.more or 0:,} tokens needs about {memory_size(fit.more_bytes)}"
+    words = f"samples of {fit.tokens:,} tokens {device}: about {memory_size(fit.bytes)} with what libraries take"
+    if fit.limit:
+        return f"{words}. No longer one is allowed: {fit.limit}"
+    return f"{words}; {fit.more or 0:,} tokens need {memory_size(fit.more_bytes)}"
+
+
+def _print(result: "DryRun", fit: "Fit | None") -> None:
     console = terminal()
     place, stages = result.place, ", ".join(map(str, result.stages))
     library = "NCCL" if result.device == "cuda" else "gloo"
@@ -66,6 +99,7 @@ def _print(result: "DryRun") -> None:
         "save": f"writes {', '.join(saving.files) or 'nothing'}, {data_size(saving.bytes)}; "
                 f"at most {memory_size(saving.host)} copied to the host at once",
     }
+    rows |= {} if fit is None else {"fits": _fit(fit)}
     rows = rows if sockets.nccl else {name: text for name, text in rows.items() if name != "NCCL"}
     console.print()
     for name, text in rows.items():

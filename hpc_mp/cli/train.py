@@ -16,25 +16,30 @@ from hpc_mp.base.errors import HpcMpError
 @click.option("--dry-run", is_flag=True, help="Build one rank, run one step on tensors without values, and print its needs.")
 @click.option("--profile", is_flag=True, help="Measure time and memory of the model's units on this device, and write them.")
 @click.option("--rank", type=int, metavar="N", help="Rank of the dry run; only with --dry-run.  [default: 0]")
+@click.option("--memory", type=click.FloatRange(min=0, min_open=True), metavar="GIB",
+              help="Also search for the longest sample that fits into a device of so many GiB; only with --dry-run.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE",
               help="Override a key: --set job.nodes=2048; only with --dry-run or --profile.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document; only with --dry-run or --profile.")
-def command(job: Path, dry_run: bool, profile: bool, rank: int | None, overrides: tuple[str, ...], as_json: bool) -> None:
+def command(job: Path, dry_run: bool, profile: bool, rank: int | None, memory: float | None, overrides: tuple[str, ...],
+            as_json: bool) -> None:
     if dry_run and profile:
         raise HpcMpError("--profile", "measures on a device, but --dry-run uses none", "leave one of them out")
     if profile:
         from hpc_mp.cli.profile import profile_and_print
 
-        if rank is not None:
-            raise HpcMpError("--rank", "has an effect only with --dry-run: --profile is the same for all ranks", "leave it out")
+        for option, value in (("--rank", rank), ("--memory", memory)):
+            if value is not None:
+                raise HpcMpError(option, "has an effect only with --dry-run: --profile is the same for all ranks", "leave it out")
         profile_and_print(job, overrides, as_json)
         return
     if dry_run:
         from hpc_mp.cli.dry_run import dry_run_and_print
 
-        dry_run_and_print(job, overrides, rank or 0, as_json)
+        dry_run_and_print(job, overrides, rank or 0, memory, as_json)
         return
-    for option, is_set in (("--rank", rank is not None), ("--set", bool(overrides)), ("--json", as_json)):
+    for option, is_set in (("--rank", rank is not None), ("--memory", memory is not None), ("--set", bool(overrides)),
+                           ("--json", as_json)):
         if is_set:
             raise HpcMpError(option, "has no effect for a rank, which reads its launcher and its job file",
                              "add --dry-run or --profile, or leave it out")

@@ -108,8 +108,15 @@ def test_a_killed_rank_fails_the_run(job: Path, mark: str) -> None:
 def rank_process(launcher: warm.Program, run: RunDirectory, rank: int) -> psutil.Process:
     """A rank, known by its log."""
     log = str(run.rank_log(rank))
-    return next(p for p in psutil.Process(launcher.process.pid).children(recursive=True)
-                if os.readlink(f"/proc/{p.pid}/fd/1") == log)
+
+    def process() -> psutil.Process | None:
+        with suppress(FileNotFoundError):  # another process has ended meanwhile
+            return next((p for p in psutil.Process(launcher.process.pid).children(recursive=True)
+                         if os.readlink(f"/proc/{p.pid}/fd/1") == log), None)
+        return None
+
+    found: psutil.Process = until(process)
+    return found
 
 
 def test_wrong_input_found_by_a_rank_is_the_users(job: Path, mark: str) -> None:

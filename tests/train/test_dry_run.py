@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_map_only
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.train import command
 from hpc_mp.job import JobSpec, load_job
-from hpc_mp.job.layout import layout_of, read_shape
+from hpc_mp.job.layout import check_job, layout_of, read_shape
 from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.planner.memory import state_bytes
 from hpc_mp.planner.traffic import rank_traffic
@@ -33,6 +33,7 @@ from hpc_mp.rundir.rank_env import identity
 from hpc_mp.train.checkpoint import checkpoint
 from hpc_mp.train.checkpoint.shard_file import write_shard
 from hpc_mp.train.dry_run.dry_run import DryRun, DryStep, dry_run, stepped
+from hpc_mp.train.dry_run.fit import longest, needed
 from hpc_mp.train.parallel.communicators import build
 from hpc_mp.train.parallel.data_axis import DataAxis
 from hpc_mp.train.rank import facts
@@ -296,3 +297,20 @@ def test_buffers_of_communicators_on_gpus_are_estimated(place: Path) -> None:
     spec = job(place, "llama", layout(2, 2, data=2, microbatches=2))
     over_gloo = dry_run(spec, read_shape(spec), lay_out(spec), 0).sockets
     assert (over_gloo.nccl, over_gloo.buffers) == (0, 0)
+
+
+def test_the_longest_sample_that_fits(place: Path) -> None:
+    """It fits, and the next one tried does not; where nothing is too long for the memory, the model's positions are the limit."""
+    def at(tokens: int) -> DryRun:
+        spec = job(place, "llama", [*layout(2, 2, microbatches=2), 'job.device="cpu"', f"data.sequence_length={tokens}"])
+        check_job(spec, read_shape(spec))
+        return dry_run(spec, read_shape(spec), lay_out(spec), 0)
+
+    sizes = {tokens: needed(at(tokens)) for tokens in (16, 24)}
+    fit = longest(at, 24, 4, (sizes[16] + sizes[24]) // 2)
+    assert 16 <= fit.tokens < 24 and fit.more is not None and fit.bytes <= fit.memory < fit.more_bytes
+    assert fit.bytes == needed(at(fit.tokens)) and fit.more_bytes == needed(at(fit.more)) and not fit.limit
+    fit = longest(at, 16, 4, 1 << 40)
+    assert fit.tokens == 32 and fit.more is None and "longer than the model's 32 positions" in fit.limit
+    fit = longest(at, 16, 4, sizes[16] // 100)
+    assert (fit.tokens, fit.bytes, fit.more) == (0, 0, 4)
