@@ -93,14 +93,17 @@ def _print(result: "DryRun", fit: "Fit | None") -> None:
         "sockets": f"gloo {sockets.gloo:,}, store {sockets.store:,}, heartbeat {sockets.heartbeat:,}: "
                    f"{counted(sockets.descriptors, 'file descriptor')}" + (
                        f", and {counted(sockets.nccl, 'communicator')} of NCCL" if sockets.nccl else ""),
-        "NCCL": f"about {memory_size(sockets.buffers)} of the device for buffers, which the peak does not contain",
+    }
+    if sockets.nccl:
+        rows["NCCL"] = f"about {memory_size(sockets.buffers)} of the device for buffers, which the peak does not contain"
+    rows |= {
         "start": f"{_weights(loading.weights)}; at most {memory_size(loading.first_values)} on the host at once",
         "resume": f"reads {several(loading.checkpoint)}; at most {memory_size(loading.restored)} on the host at once",
         "save": f"writes {', '.join(saving.files) or 'nothing'}, {data_size(saving.bytes)}; "
                 f"at most {memory_size(saving.host)} copied to the host at once",
     }
-    rows |= {} if fit is None else {"fits": _fit(fit)}
-    rows = rows if sockets.nccl else {name: text for name, text in rows.items() if name != "NCCL"}
+    if fit is not None:
+        rows["fits"] = _fit(fit)
     console.print()
     for name, text in rows.items():
         console.print(f"{name:<11}{text}", markup=False)
