@@ -1,10 +1,11 @@
-"""The largest memory that pieces of a step hold at once, counted without a device: losses, and ring attention.
+"""The largest memory that pieces of a step hold at once, counted without a device: losses, ring attention, and attention of
+documents.
 
-    python benchmarks/live_bytes.py [--tokens 131072] [--ranks 8]
+    python benchmarks/live_bytes.py [--tokens 131072] [--ranks 8] [--packed 32768]
 
 Tensors are torch's fake ones, as in a dry run. ``inputs`` exist before and after a piece; ``peak`` is what it holds besides them
-at most, forward and backward. Each piece stands beside the way without it: a loss with the logits of all tokens, attention by
-plain products. The sizes are those of Llama 3 8B.
+at most, forward and backward. Each piece stands beside the way without it: a loss with the logits of all tokens, ring
+attention by plain products, documents with one mask of sequence x sequence. The sizes are those of Llama 3 8B.
 """
 
 from collections import defaultdict
@@ -21,7 +22,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hpc_mp.train.dry_run.recorder import Recorder
 from hpc_mp.train.model import vocabulary
-from hpc_mp.train.parallel import flash
+from hpc_mp.train.model.attention_table import FUNCTIONS, FUSED
+from hpc_mp.train.parallel import flash, masks
 from hpc_mp.train.parallel.groups import Axis
 from hpc_mp.train.parallel.projection import TensorAxis, WeightGradients
 from hpc_mp.train.parallel.ring_attention import AttentionRing, ring_attention
@@ -93,16 +95,36 @@ def ring(tokens: int, ranks: int, fused: bool) -> tuple[int, int]:
         return peak_of(make, piece)
 
 
+def documents(tokens: int, queries: int, fused: bool) -> tuple[int, int]:
+    """The attention of one layer with a packed sample, in blocks of queries or by the kernel for sequences of several lengths."""
+    def make() -> Sequence[Tensor]:
+        return [torch.empty(1, heads, tokens, HEAD, dtype=torch.bfloat16, requires_grad=True)
+                for heads in (HEADS, KV_HEADS, KV_HEADS)]
+
+    def piece(*inputs: Tensor) -> Tensor:
+        visible = masks.Visible(torch.empty(1, tokens, dtype=torch.int64), torch.empty(9, dtype=torch.int32), None, True)
+        module: Any = SimpleNamespace(num_key_value_groups=HEADS // KV_HEADS, is_causal=True)
+        output, _ = FUNCTIONS[FUSED](module, *inputs, visible, scaling=HEAD**-0.5)
+        return output
+
+    with patch.object(masks, "QUERIES", queries), patch.object(flash, "computes_documents", lambda query: fused):
+        return peak_of(make, piece)
+
+
 @click.command()
 @click.option("--tokens", default=131_072, help="of a sample of the ring")
 @click.option("--ranks", default=8, help="of the ring")
 @click.option("--microbatch", default=8192, help="tokens of a loss")
-def main(tokens: int, ranks: int, microbatch: int) -> None:
+@click.option("--packed", default=32_768, help="tokens of a sample of documents")
+def main(tokens: int, ranks: int, microbatch: int, packed: int) -> None:
     dist.init_process_group("fake", rank=0, world_size=ranks)
     rows = {f"loss of {microbatch:,} tokens, all logits": loss(microbatch, microbatch * VOCABULARY),
             f"loss of {microbatch:,} tokens, in chunks": loss(microbatch, vocabulary.CHUNK),
             f"ring of {ranks}, {tokens:,} tokens, plain products": ring(tokens, ranks, False),
-            f"ring of {ranks}, {tokens:,} tokens, fused": ring(tokens, ranks, True)}
+            f"ring of {ranks}, {tokens:,} tokens, fused": ring(tokens, ranks, True),
+            f"documents of {packed:,} tokens, one mask": documents(packed, packed, False),
+            f"documents of {packed:,} tokens, blocks of queries": documents(packed, masks.QUERIES, False),
+            f"documents of {packed:,} tokens, fused": documents(packed, packed, True)}
     for name, (inputs, peak) in rows.items():
         print(f"{name:<50}inputs {inputs / 1e9:6.2f} GB, peak {peak / 1e9:6.2f} GB")
     dist.destroy_process_group()

@@ -2,6 +2,7 @@
 
 import traceback
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,9 @@ from exact import EXACT
 from layouts import MODELS, Result, job, layout, relaunch, trained_run
 from plain import run_plain
 
+from hpc_mp.train.model.attention_table import FUNCTIONS, FUSED
+from hpc_mp.train.parallel import flash
+from hpc_mp.train.parallel.masks import Visible, begins_of, first_seen, offsets_of
 from hpc_mp.train.step import engine as engine_module
 
 pytestmark = pytest.mark.gpu
@@ -57,6 +61,28 @@ def test_the_host_waits_for_nothing_in_a_step(place: Path, model: str, saver: st
 @pytest.mark.parametrize("model", ["llama", "gpt2"])
 def test_nor_with_dropout(place: Path, model: str) -> None:
     run_engine(job(place, model, [ON_GPU, 'train.precision="bf16"', "train.dropout=0.1"]), before=forbid_waiting)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("window", [None, 50])
+def test_the_kernel_for_documents_computes_what_blocks_of_queries_do(dtype: torch.dtype, window: int | None,
+                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    length, heads, module = 200, (8, 2, 2), SimpleNamespace(num_key_value_groups=4, is_causal=True)
+    documents, positions = torch.tensor([[0, 1, 70, 200], [0, 64, 128, 199]], device="cuda"), torch.arange(length, device="cuda")
+    first = first_seen(begins_of(documents, positions), window, positions)
+    assert first is not None
+    visible = Visible(first, offsets_of(documents, 2, length, documents.device), window, True)
+    tensors = [torch.randn(2, count, length, 64, device="cuda", dtype=dtype, requires_grad=True) for count in heads]
+    assert flash.computes_documents(tensors[0])
+
+    def attend() -> list[torch.Tensor]:
+        output, _ = FUNCTIONS[FUSED](module, *tensors, visible, scaling=0.125)
+        return [output, *torch.autograd.grad(output.float().square().sum(), tensors)]
+
+    kernel = attend()
+    monkeypatch.setattr(flash, "computes_documents", lambda query: False)
+    for one, other in zip(kernel, attend(), strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
 
 
 def reference(place: Path, model: str) -> Result:

@@ -198,9 +198,10 @@ def step(job: Path, overrides: Sequence[str], last: bool, waits: Waits) -> dict[
 
             def share(number: int) -> Microbatches:
                 needed = {"ids": 0, "labels": layout.stages - 1}
+                documents = {"documents": torch.zeros((samples, 3), dtype=torch.int64, device=META)}
+                shared = documents if spec.data.documents == "separate" else {}
                 batches = {(stage, at): {name: torch.zeros((samples, layout.sequence), dtype=torch.int64, device=META)
-                                         for name, where in (*needed.items(), ("begins", stage))
-                                         if where == stage and (name != "begins" or spec.data.documents == "separate")}
+                                         for name, where in needed.items() if where == stage} | shared
                            for stage in engine.data.stages for at in range(count)}
                 moments = [Moment(number, tuple(range(at * samples, (at + 1) * samples))) for at in range(count)]
                 return Microbatches(batches, moments, count * samples * layout.sequence)

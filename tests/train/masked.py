@@ -58,9 +58,10 @@ def _batch(step: int, words: int) -> Batch:
     ids, labels = (torch.randint(words, size, generator=generator) for _ in range(2))
     ids[:, ::5] = PADDING  # whose row of the embedding learns as the head's alone, wherever it stands
     ends = torch.randint(LENGTH // 2, LENGTH + 3, (SAMPLES, 1), generator=generator).clamp(max=LENGTH)
-    begins = torch.where(torch.arange(LENGTH) < ends, 0, ends)
-    labels[(torch.rand(size, generator=generator) > 0.2) | (begins > 0)] = IGNORED
-    return {"ids": ids, "labels": labels, "token_types": torch.randint(3, size, generator=generator), "begins": begins}
+    padding = torch.arange(LENGTH) >= ends
+    labels[(torch.rand(size, generator=generator) > 0.2) | padding] = IGNORED
+    return {"ids": ids, "labels": labels, "token_types": torch.randint(3, size, generator=generator),
+            "documents": torch.cat((torch.zeros_like(ends), ends), 1)}
 
 
 def values(model: TransformersModel) -> Source:
@@ -98,8 +99,8 @@ def plain(training: Training) -> Reference:
     assert named.keys() == {weight.name for weight in weights}
 
     def loss(batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        types, begins = batch.get("token_types"), batch.get("begins")
-        mask = None if begins is None else (begins == 0).long()
+        types, documents = batch.get("token_types"), batch.get("documents")
+        mask = None if documents is None else (torch.arange(LENGTH) < documents[:, 1:]).long()
         logits = whole(batch["ids"], token_type_ids=types, attention_mask=mask).logits
         labels = batch["labels"]
         total = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")

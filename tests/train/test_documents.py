@@ -11,6 +11,7 @@ from random import Random
 from typing import Any
 
 import exact
+import kernels
 import pytest
 import torch
 from engines import quiet, run_engine
@@ -28,7 +29,8 @@ from hpc_mp.train.data import IGNORE, Samples, prepare_job
 from hpc_mp.train.data.rows import TokenRows
 from hpc_mp.train.device.precision import StaysDouble
 from hpc_mp.train.model import transformers_stage
-from hpc_mp.train.parallel import context, ring_attention
+from hpc_mp.train.parallel import context, flash, masks, ring_attention
+from hpc_mp.train.parallel.masks import begins_of
 
 SEPARATE = ('data.documents="separate"', 'data.tokenizer="words"')
 LENGTH = 24
@@ -114,6 +116,28 @@ def test_separate_documents_equal_plain_transformers(separate: Engine, expected:
 def test_separate_documents_with_dropout_are_the_same_on_all_layouts(separate: Engine, model: str, name: str) -> None:
     drops = "train.dropout=0.2"
     assert separate(model, drops, *LAID_OUT[name]).distance(separate(model, drops)) < EXACT
+
+
+def in_blocks() -> None:
+    masks.QUERIES = 7
+
+
+def by_the_kernel() -> None:
+    flash.computes_documents, flash.ATEN = lambda query: True, kernels  # type: ignore[assignment]
+
+
+WAYS = {"blocks of queries": in_blocks, "sequences of several lengths": by_the_kernel}
+
+
+@pytest.mark.parametrize(("model", "name", "way"), cases(
+    [(model, name, way) for model, name in ((MIXTRAL, "tp2"), (LLAMA, "cp2 ulysses"), (GPT2, "selective"), (GPTJ, "full"),
+                                            (LLAMA, "pp2 full offload"), (MIXTRAL, "sp2 dp2 zero3")) for way in WAYS],
+    [(MIXTRAL, "tp2", way) for way in WAYS]))
+def test_samples_too_long_for_a_mask_equal_plain_transformers(place: Path, expected: Reference, model: str, name: str,
+                                                              way: str) -> None:
+    """In blocks of seven queries; and as a GPU's kernel is called, here one of plain products."""
+    result = run_engine(job(place, model, [*SEPARATE, *LAID_OUT[name]]), before=WAYS[way])
+    assert result.distance(expected(model)) < EXACT
 
 
 @pytest.mark.parametrize("name", cases(("pp2 1f1b M3", "sp2 cp2 ring zero2"), ("pp2 1f1b M3",)))
@@ -241,8 +265,9 @@ def test_samples_are_what_the_rows_of_a_file_say(place: Path) -> None:
         first = apart.first_token(position)
         window = tokens[first:first + LENGTH + 1]
         (ids,), (labels,) = apart.batch([position])
-        begins = apart.begins([position])
-        assert begins is not None
+        documents = apart.documents([position])
+        assert documents is not None
+        begins = begins_of(torch.from_numpy(documents), torch.arange(LENGTH))
         assert ids.tolist() == [token for token, _, _ in window[:-1]] == joined.at(position)[0].tolist()
         assert labels.tolist() == [token if counts and place else IGNORE for token, counts, place in window[1:]]
         assert joined.at(position)[1].tolist() == [token if counts else IGNORE for token, counts, _ in window[1:]]
@@ -251,7 +276,7 @@ def test_samples_are_what_the_rows_of_a_file_say(place: Path) -> None:
         shapes |= {(begin, int((begins[0] == begin).sum())) for begin in begins[0].tolist()}
     assert {length for _, length in shapes} >= {1, LENGTH} and len(shapes) > 20, "documents of many lengths at many places"
     assert (0, 1) in shapes and (LENGTH - 1, 1) in shapes, "the end of one alone, and the beginning of one"
-    assert joined.begins(range(3)) is None and list(accumulate(LENGTHS))[-1] == len(tokens)
+    assert joined.documents(range(3)) is None and list(accumulate(LENGTHS))[-1] == len(tokens)
 
 
 # --- what it is bound to ---------------------------------------------------------------------------------------------

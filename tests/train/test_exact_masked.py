@@ -23,7 +23,7 @@ from hpc_mp.planner.traffic import rank_traffic
 from hpc_mp.train.parallel.data_axis import Unit
 
 ONE = {"layers": (5,)}
-ALONE = frozenset(("token_types", "begins"))
+ALONE = frozenset(("token_types", "documents"))
 LAYOUTS: Mapping[str, Layout] = {
     "one": lay(**ONE),
     "tp2": lay(2, **ONE),
@@ -74,7 +74,7 @@ CONTROLS = {  # what is wrong, and the right training
     "attention is causal in documents": (Training(family=causal), Training()),
     "the head has no bias": (Training(family=without_bias), Training()),
     "all tokens are of one kind": (Training(without=frozenset(("token_types",))), Training()),
-    "padding is seen": (Training(without=frozenset(("begins",))), Training()),
+    "padding is seen": (Training(without=frozenset(("documents",))), Training()),
     "padding learns": (Training({"pad_token_id": None}), Training()),
 }
 

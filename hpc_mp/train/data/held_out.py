@@ -72,9 +72,9 @@ class HeldOut:
         shape = len(rows), self.sequence_length
         return _filled(inputs, size, 0).reshape(shape), _filled(labels, size, IGNORE).reshape(shape)
 
-    def begins(self, rows: range) -> NDArray[np.int64] | None:
-        """Return the place in its row at which each token's document begins, (rows, S), int64; None if documents are joined."""
-        return self._rows.begins([row * self.sequence_length for row in rows], self.sequence_length)
+    def documents(self, rows: range) -> NDArray[np.int64] | None:
+        """Return the places in each row at which documents begin, see ``TokenRows.documents``; None if they are joined."""
+        return self._rows.documents([row * self.sequence_length for row in rows], self.sequence_length)
 
 
 def passes(rows: int, *, microbatch: int, microbatches: int, data_degree: int, data_rank: int) -> Sequence[list[range]]:

@@ -1,4 +1,4 @@
-"""Rows: consecutive tokens of a token set, with each token's label and the place where its document begins.
+"""Rows: consecutive tokens of a token set, with each token's label and the places where documents begin.
 
 A row runs over the ends of documents. Its labels are its tokens shifted by one, and ``IGNORE`` for a token that does not count in
 the loss. The other effects of documents depend on ``data.documents``:
@@ -51,16 +51,17 @@ class TokenRows:
         """Return the number of a row's labels that count in the loss, without reading ids."""
         return int(self._counts(first, length).sum()) if self.masked else length
 
-    def begins(self, firsts: Sequence[int], length: int) -> NDArray[np.int64] | None:
-        """Return the place in its row at which each token's document begins, for the rows that begin with ``firsts``: (rows,
-        length), int64; None if documents are joined. A document that began before a row begins with the row."""
+    def documents(self, firsts: Sequence[int], length: int) -> NDArray[np.int64] | None:
+        """Return the places at which documents begin in the rows that begin with ``firsts``, (rows, documents), int64; None if
+        documents are joined. They ascend from 0, where a document begins or goes on, and are filled up with ``length``."""
         if self._documents is None:
             return None
-        places = np.zeros((len(firsts), length), np.int64)
-        for row, first in zip(places, firsts, strict=True):
-            inside = self._inside(first, length - 1)
-            row[inside] = inside
-        return np.maximum.accumulate(places, 1)
+        inside = [self._inside(first, length - 1) for first in firsts]
+        places = np.full((len(firsts), 1 + max(map(len, inside), default=0)), length, np.int64)
+        places[:, 0] = 0
+        for row, begins in zip(places, inside, strict=True):
+            row[1:1 + len(begins)] = begins
+        return places
 
     def _counts(self, first: int, length: int) -> NDArray[np.bool_]:
         """Return a mask of the labels of a row that count in the loss."""

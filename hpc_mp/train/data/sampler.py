@@ -87,9 +87,9 @@ class Samples:
         inputs, labels = zip(*map(self.at, positions), strict=True)
         return np.stack(inputs), np.stack(labels)
 
-    def begins(self, positions: Iterable[int]) -> NDArray[np.int64] | None:
-        """Return the place in its sequence at which each token's document begins, (n, S), int64; None if documents are joined."""
-        return self._rows.begins([self.first_token(position) for position in positions], self.sequence_length)
+    def documents(self, positions: Iterable[int]) -> NDArray[np.int64] | None:
+        """Return the places in each sequence at which documents begin, see ``TokenRows.documents``; None if they are joined."""
+        return self._rows.documents([self.first_token(position) for position in positions], self.sequence_length)
 
 
 ROUNDS = 8

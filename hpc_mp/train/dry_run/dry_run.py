@@ -152,8 +152,9 @@ def _share(layout: Layout, documents: str, stages: Iterable[int]) -> Microbatche
     separate = documents == "separate"
 
     def tensors(stage: int) -> Batch:
-        needed = {"ids": stage == 0, "labels": stage == last, "begins": separate}
-        return {name: torch.zeros(size, dtype=torch.int64) for name, needs in needed.items() if needs}
+        needed = {"ids": stage == 0, "labels": stage == last}
+        tokens = {name: torch.zeros(size, dtype=torch.int64) for name, needs in needed.items() if needs}
+        return tokens | ({"documents": torch.zeros((size[0], 1), dtype=torch.int64)} if separate else {})
 
     count, samples = layout.microbatches, layout.samples
     return Microbatches({(stage, number): tensors(stage) for stage in stages for number in range(count)},

@@ -1,16 +1,25 @@
-"""The engine's attention functions in transformers' table, where the blocks of a model look them up by name."""
+"""The engine's attention functions in transformers' table, where the blocks of a model look them up by name.
 
+Fused attention has no array of sequence x sequence, neither of scores nor of masks. With documents or windows it is a kernel for
+sequences of several lengths on a GPU (see ``flash``). Where there is none for the format or the head's size, masks are
+made for a block of queries at a time, and again in the backward.
+"""
+
+from functools import partial
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hpc_mp.train.model.recompute import computed_again
-from hpc_mp.train.parallel.context import CONTEXT, AttentionFunction, context_attention
+from hpc_mp.train.parallel import flash
+from hpc_mp.train.parallel.context import CONTEXT, AttentionFunction, AttentionResult, context_attention
 from hpc_mp.train.parallel.dropout import ATTENTION, attention
+from hpc_mp.train.parallel.masks import Visible
 
-FUSED = "hpc_mp_fused"  # torch's fused attention, under a name for which transformers makes no masks
+FUSED = "hpc_mp_fused"  # a name for which transformers makes no masks
 RECOMPUTED = "hpc_mp_recomputed_"  # prefix of the variant of a function that the backward recomputes
 
 
@@ -28,15 +37,42 @@ def attention_function(name: str) -> AttentionFunction:
     return cast(AttentionFunction, ALL_ATTENTION_FUNCTIONS[name])
 
 
+def _fused(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Visible | None,
+           **settings: Any) -> AttentionResult:
+    """Attend by torch's fused kernels.
+
+    Args:
+        query, key, value: (batch, heads, sequence, head_dim); the heads of keys and values divide those of queries.
+        attention_mask: what tokens see; None: all tokens before them, or all.
+    """
+    tensors = module, query, key, value
+    return (SDPA(*tensors, None, **settings) if attention_mask is None else _of_visible(*tensors, attention_mask, **settings))
+
+
+@torch.compiler.disable
+def _of_visible(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, visible: Visible,
+                **settings: Any) -> AttentionResult:
+    if flash.computes_documents(query):
+        return flash.of_documents(query, key, value, visible, settings.get("scaling")), None
+
+    def compute(query: Tensor, key: Tensor, value: Tensor, queries: slice, keys: slice) -> Tensor:
+        return SDPA(module, query, key, value, visible.mask(query.dtype, queries, keys), **settings)[0]
+
+    blocks = [(query[:, :, queries], key[:, :, keys], value[:, :, keys], queries, keys) for queries, keys in visible.blocks()]
+    attend = partial(computed_again, compute) if len(blocks) > 1 else compute
+    return torch.cat([attend(*block) for block in blocks], 1), None
+
+
 def _recomputed(function: AttentionFunction) -> AttentionFunction:
-    def recomputed(module: nn.Module, *tensors: Tensor | None, **settings: Any) -> tuple[Tensor, None]:
-        """Attend. ``tensors``: query, key, value and mask."""
+    def recomputed(module: nn.Module, *tensors: Tensor | Visible | None, **settings: Any) -> tuple[Tensor, None]:
+        """Attend. ``tensors``: query, key, value and what tokens see."""
         return computed_again(lambda *tensors: function(module, *tensors, **settings)[0], *tensors), None
 
     return recomputed
 
 
-FUNCTIONS: dict[str, AttentionFunction] = {FUSED: attention_function("sdpa"), ATTENTION: attention}
+SDPA = attention_function("sdpa")
+FUNCTIONS: dict[str, AttentionFunction] = {FUSED: _fused, ATTENTION: attention}
 FUNCTIONS |= {f"{RECOMPUTED}{name}": _recomputed(function) for name, function in FUNCTIONS.items()} | {CONTEXT: context_attention}
 for name, function in FUNCTIONS.items():
     AttentionInterface.register(name, function)

@@ -22,7 +22,7 @@ from hpc_mp.train.model.rotary_tables import RotaryTables
 from hpc_mp.train.model.unit_stage import Prefetch, UnitStage, unsharded
 from hpc_mp.train.model.vocabulary import NextToken
 from hpc_mp.train.parallel.data_axis import Unit
-from hpc_mp.train.parallel.masks import document_mask, first_seen, restarted
+from hpc_mp.train.parallel.masks import Visible, begins_of, first_seen, offsets_of, restarted
 from hpc_mp.train.parallel.surroundings import Surroundings
 from hpc_mp.train.pipeline.stage import Batch, Boundary
 
@@ -41,7 +41,7 @@ class TransformersStage(UnitStage):
         driver: the model's forward without its head: hidden states and positions -> hidden states.
         rotary: the model's rotary tables; None if it has none.
         objective: the loss; only on the last stage.
-        masks: window -> mask of the current microbatch that attention adds to scores; None: it needs none.
+        visible: window -> what tokens of the current microbatch see; None: all before them, or all.
     """
 
     driver: Callable[[Tensor, Tensor], Tensor]
@@ -53,10 +53,11 @@ class TransformersStage(UnitStage):
         self.tensor, self.context = around.tensor, around.context
         self.positions = self.context.positions
         self.whole_samples = self.positions.unsqueeze(0)
+        self.all_positions = torch.arange(self.context.sequence, device=self.positions.device)
         self.windows = {path: shape.window_of(layer) for path, layer in zip(self.blocks, span.layers, strict=True)}
         self.rotary: RotaryTables | None = None
-        self.masks: dict[int | None, Tensor | None] = {}
-        self._kept_masks: dict[int | None, Tensor | None] = {}  # for samples of one document
+        self.visible: dict[int | None, Visible | None] = {}
+        self._kept: dict[int | None, Visible | None] = {}  # for samples of one document
         self._noted: list[Settings] = []
 
     def adopt(self, units: Mapping[str, Unit]) -> None:
@@ -92,10 +93,10 @@ class TransformersStage(UnitStage):
         self.driver = drive
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield the tensors that a stage holds besides activations: parameters, masks, positions and rotary tables."""
+        """Yield the tensors that a stage holds besides activations: parameters, positions and rotary tables."""
         yield from super().tensors()
-        yield self.whole_samples
-        yield from (mask for mask in self._kept_masks.values() if mask is not None)
+        yield from (self.whole_samples, self.all_positions)
+        yield from (tensor for visible in self._kept.values() if visible for tensor in (visible.first, visible.offsets))
         yield from (table for tables in (self.rotary.kept.values() if self.rotary else ()) for table in tables)
 
     def forward(self, received: Boundary, batch: Batch) -> Boundary | tuple[Tensor, Tensor]:
@@ -104,14 +105,15 @@ class TransformersStage(UnitStage):
         Args:
             received: hidden states from the stage before; empty on the first stage.
             batch: whole samples, (batch, sequence). ``ids`` on the first stage, with the indexes of the family's further
-                embeddings; ``labels``, already shifted, on the last stage. ``begins`` on all stages: the place in its sample at
-                which each token's document begins. Tokens attend to their own document, in which positions count from 0.
-                Without it every sample is one document.
+                embeddings; ``labels``, already shifted, on the last stage. ``documents`` on all stages: where documents begin
+                (see ``masks``). Tokens attend to their own document, in which positions count from 0. Without it every sample is
+                one document.
         """
-        begins = batch.get("begins")
+        documents = batch.get("documents")
+        begins = None if documents is None else begins_of(documents, self.all_positions)
         places = self.whole_samples if begins is None else restarted(self.positions, begins)
         hidden = self._embed(batch, places) if self.span.first else received[HIDDEN]
-        self.masks = self._masks(begins, hidden.dtype)
+        self.visible = self._visible(documents, begins, len(hidden))
         hidden = self.driver(hidden, places)
         return self._finish(hidden, batch) if self.span.last else {HIDDEN: hidden}
 
@@ -125,7 +127,7 @@ class TransformersStage(UnitStage):
             names: of the layer's arguments behind hidden states.
         """
         arguments = dict(zip(names, positional, strict=False)) | settings
-        self._noted.append(arguments | {"attention_mask": self.masks[self.windows[path]]})
+        self._noted.append(arguments | {"attention_mask": self.visible[self.windows[path]]})
         paths = self.groups[group]
         if path != paths[-1]:
             return hidden
@@ -146,16 +148,17 @@ class TransformersStage(UnitStage):
         return cast(Tensor, output if isinstance(output, Tensor) else output[0])
 
     @torch.no_grad()
-    def _masks(self, begins: Tensor | None, dtype: torch.dtype) -> dict[int | None, Tensor | None]:
-        """Return the masks of the layers, by window. Attention without a mask is causal or bidirectional by itself."""
-        if begins is None and self._kept_masks:
-            return self._kept_masks
-        make = document_mask if self.shape.bidirectional else self.context.mask
-        first = {window: first_seen(begins, window, self.positions) for window in {*self.windows.values()}}
-        masks = {window: None if places is None else make(places, dtype) for window, places in first.items()}
+    def _visible(self, documents: Tensor | None, begins: Tensor | None, samples: int) -> dict[int | None, Visible | None]:
+        """Return what tokens see, by window. Attention without it is causal or bidirectional by itself."""
+        if begins is None and self._kept:
+            return self._kept
+        offsets = offsets_of(documents, samples, self.context.sequence, self.positions.device)
+        causal = not self.shape.bidirectional
+        first = {window: first_seen(begins, window, self.all_positions) for window in {*self.windows.values()}}
+        visible = {window: None if token is None else Visible(token, offsets, window, causal) for window, token in first.items()}
         if begins is None:
-            self._kept_masks = masks
-        return masks
+            self._kept = visible
+        return visible
 
     def _embed(self, batch: Batch, places: Tensor) -> Tensor:
         def compute(hidden: Tensor) -> tuple[Tensor]:

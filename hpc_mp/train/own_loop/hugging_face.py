@@ -171,8 +171,8 @@ class HuggingFace:
         """A mask matters where attention sees what follows: the end of a sample is a document of its own there."""
         adapted = {NAMES.get(name, name): tensor for name, tensor in batch.items()} | {"ids": batch[INPUT].long()}
         if self.shape.bidirectional and MASK in batch:
-            visible = batch[MASK].bool()
-            adapted["begins"] = torch.where(visible, 0, visible.sum(1, keepdim=True))
+            visible = batch[MASK].bool().sum(1)
+            adapted["documents"] = torch.stack((torch.zeros_like(visible), visible), 1)
         if self.loss is None:
             adapted[LABELS] = batch[LABELS].long()
         return adapted
@@ -180,7 +180,7 @@ class HuggingFace:
     def needed(self, batch: Batch, layout: Layout, stage: int) -> Sequence[str]:
         first = ["ids", *self.family.lookups.values()] if stage == 0 else []
         last = [*batch] if self.loss else [LABELS]
-        names = {*first, *(last if stage == layout.stages - 1 else []), "begins"}
+        names = {*first, *(last if stage == layout.stages - 1 else []), "documents"}
         return [name for name in batch if name in names]
 
     def check(self, job: JobSpec) -> None:

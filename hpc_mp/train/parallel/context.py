@@ -26,7 +26,7 @@ from hpc_mp.train.parallel.collectives import all_to_all
 from hpc_mp.train.parallel.custom_backward import with_backward
 from hpc_mp.train.parallel.dropout import HashDropout
 from hpc_mp.train.parallel.groups import Axis
-from hpc_mp.train.parallel.masks import added_mask
+from hpc_mp.train.parallel.masks import Visible
 from hpc_mp.train.parallel.ring_attention import AttentionRing, ring_attention
 
 CONTEXT = "hpc_mp_context"  # the name of our attention function in transformers' table
@@ -40,13 +40,12 @@ class ContextAxis:
 
     Attributes:
         positions: positions of this rank's tokens in their sample, (sequence / ranks,), ascending.
-        mask: (first token that each token of a sample sees, dtype) -> the attention mask, see ``masks``.
     """
 
     def __init__(self, axis: Axis, method: str, sequence: int, device: torch.device) -> None:
         self.axis, self.sequence = axis, sequence
         self.method = METHODS[method if axis.size > 1 else "ulysses"]
-        self.positions, self.mask = self.positions_of(axis.rank, device), self.method.mask
+        self.positions = self.positions_of(axis.rank, device)
 
     def positions_of(self, rank: int, device: torch.device) -> Tensor:
         return self.method.positions(torch.arange(self.sequence, device=device), self.axis.size, rank)
@@ -79,13 +78,11 @@ class Method:
         positions: (all positions, ranks, rank) -> positions of a rank.
         attend: (axis, attention function for whole sequences, arguments as from transformers) -> its result.
         attach: (module, axis, query heads of this tensor rank) -> None; adapts a module to the axis.
-        mask: (first token that each token of a sample sees, dtype) -> the mask for ``attend``.
     """
 
     positions: Callable[[Tensor, int, int], Tensor]
     attend: AttentionFunction
     attach: Callable[[Any, Axis, int], None] = lambda module, axis, heads: None
-    mask: Callable[[Tensor, torch.dtype], Tensor] = added_mask
 
 
 def _balanced(positions: Tensor, ranks: int, rank: int) -> Tensor:
@@ -94,13 +91,13 @@ def _balanced(positions: Tensor, ranks: int, rank: int) -> Tensor:
     return torch.cat((chunks[rank], chunks[2 * ranks - 1 - rank]))
 
 
-def context_attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+def context_attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Visible | None,
                       **more: Any) -> AttentionResult:
     """Attend by the method of the module's axis.
 
     Args:
         query, key, value: (batch, heads, this rank's tokens, head_dim).
-        attention_mask: the result of the method's ``mask``.
+        attention_mask: what tokens of whole samples see; None: all before them.
     """
     return cast(AttentionFunction, module.context)(module, query, key, value, attention_mask, **more)
 
@@ -118,7 +115,7 @@ def _copies(kv_heads: int, ranks: int) -> int:
 
 
 def _ulysses(context: ContextAxis, inner: AttentionFunction, module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
-             mask: Tensor | None, **more: Any) -> AttentionResult:
+             mask: Visible | None, **more: Any) -> AttentionResult:
     axis = context.axis
     copies = _copies(key.shape[1], axis.size)
     parts = [query, key, value] if copies == 1 else [query, *(part.repeat_interleave(copies, 1) for part in (key, value))]
@@ -138,15 +135,15 @@ def _exchanged(x: Tensor, axis: Axis) -> Tensor:
 
 
 def _ring(context: ContextAxis, inner: AttentionFunction, module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
-          first: Tensor | None, scaling: float, softcap: float | None = None, **more: Any) -> AttentionResult:
+          mask: Visible | None, scaling: float, softcap: float | None = None, **more: Any) -> AttentionResult:
     site = cast(HashDropout, module.attention_site)
     keys = site.clock.site_keys(site.site, query.device) if site.training and site.p else None
     ring = AttentionRing(context.axis, partial(context.positions_of, device=query.device), scaling, context.sequence, site, keys,
-                         first, softcap)
+                         None if mask is None else mask.first, softcap)
     return ring_attention(query, key, value, ring), None
 
 
 METHODS: Mapping[str, Method] = {
     "ulysses": Method(lambda positions, ranks, rank: positions.chunk(ranks)[rank], _ulysses, _fewer_heads),
-    "ring": Method(_balanced, _ring, mask=lambda first, dtype: first),
+    "ring": Method(_balanced, _ring),
 }

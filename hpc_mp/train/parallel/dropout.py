@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hpc_mp.train.device.readback import to_device
+from hpc_mp.train.parallel.masks import Visible
 from hpc_mp.train.parallel.projection import TensorAxis
 from hpc_mp.train.parallel.soft_cap import capped
 
@@ -106,14 +107,14 @@ class WideDropout(HashDropout):
         self.calls = 0
 
 
-def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, scaling: float,
+def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Visible | None, scaling: float,
               dropout: float = 0.0, softcap: float | None = None, **kwargs: Any) -> tuple[Tensor, Tensor]:
     """Attention by plain products with layout-independent dropout on the weights.
 
     Args:
         module: has its HashDropout as ``attention_site``, see ``build_stage``.
         query: (batch, this rank's heads, sequence, head_dim); key, value: the same with key-value heads.
-        attention_mask: added to scores; None: attention is causal if the module is, as with torch's fused attention.
+        attention_mask: what tokens see; None: attention is causal if the module is, as with torch's fused attention.
         softcap: see ``soft_cap``.
     """
     groups = query.shape[1] // key.shape[1]
@@ -121,7 +122,7 @@ def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, atte
     length = query.shape[2]
     scores = capped(query @ key.transpose(2, 3) * scaling, softcap)
     if attention_mask is not None:
-        scores = scores + attention_mask
+        scores = scores + attention_mask.mask(scores.dtype)
     elif module.is_causal:
         visible = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
         scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)

@@ -3,13 +3,18 @@
 With it the outputs of several blocks of keys can be merged. The backward of a block gets the output and the logarithm of all of
 them, as in ring attention (arXiv:2310.01889): the gradients of the blocks add up. Keys are computed with one group of query heads
 after another, so that no copy of them is made for each query head.
+
+``of_documents`` is attention of whole samples by the kernel for sequences of several lengths, which skips what no token sees.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
+
+from hpc_mp.train.parallel.masks import Visible
 
 Slopes = tuple[Tensor, Tensor, Tensor]  # of queries, keys and values
 ATEN = torch.ops.aten
@@ -60,6 +65,26 @@ def slopes(query: Tensor, key: Tensor, value: Tensor, outer: Tensor, output: Ten
     parts = [kernel.slopes(outer, group, key, value, output, log_z, causal, scale) for outer, group, output, log_z in groups]
     queries, keys, values = zip(*parts, strict=True)
     return torch.stack(queries, 2), _sum(keys, log_z.dtype), _sum(values, log_z.dtype)
+
+
+def computes_documents(query: Tensor) -> bool:
+    """Return True if there is a kernel for sequences of several lengths for these queries."""
+    return query.is_cuda and computes(query)
+
+
+def of_documents(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scale: float | None) -> Tensor:
+    """Return the attention of whole samples, (batch, sequence, heads, head_dim).
+
+    Args:
+        query, key, value: (batch, heads, sequence, head_dim); the heads of keys and values divide those of queries.
+        scale: of scores; None: 1 / sqrt(head_dim).
+    """
+    tokens = (states.transpose(1, 2).flatten(0, 1) for states in (query, key, value))
+    before, behind = -1 if visible.window is None else visible.window - 1, 0 if visible.causal else -1
+    output, *_ = ATEN._flash_attention_forward(
+        *tokens, visible.offsets, visible.offsets, query.shape[2], query.shape[2], 0.0, visible.causal, False, scale=scale,
+        window_size_left=before, window_size_right=behind)
+    return cast(Tensor, output).unflatten(0, (query.shape[0], query.shape[2]))
 
 
 def _kernel(query: Tensor) -> Kernel:

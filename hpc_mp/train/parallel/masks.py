@@ -1,16 +1,66 @@
-"""Attention masks: a token sees the tokens from a first one up to itself, or its whole document.
+"""Visibility in attention: a token sees the tokens from a first one up to itself, or its whole document.
 
 The first visible token is the beginning of the sample, of the token's document if documents are separate (``data.documents``), or
-of a window that ends with the token, whichever is last. Documents are contiguous, so that one number per token is sufficient:
-``(samples, sequence)``, or ``(1, sequence)`` if it is the same in all samples. Without it attention is causal or bidirectional by
-itself: torch's fused kernels need no mask then. Padding is a separate document.
+of a window that ends with the token, whichever is last. Documents are contiguous, so that one number per token is sufficient.
+Without it attention is causal or bidirectional by itself. Padding is a separate document.
 
-A mask is added to scores, in the format of computation, and all layers of a stage share it: torch would convert a boolean mask in
-each layer, and keep the result for the backward.
+In a batch, ``documents`` has the places in each sample at which its documents begin, (samples, documents), ascending from 0 and
+filled up with the length of the sample. So the host knows a bound of their number from the shape, and no kernel waits for it.
 """
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
+
+QUERIES = 1024  # of a block of scores, which bounds the memory of a mask
+
+
+@dataclass(frozen=True, slots=True)
+class Visible:
+    """The tokens that attention over whole samples may use.
+
+    Attributes:
+        first: first visible token of each token, (samples, sequence), or (1, sequence) if it is the same in all samples.
+        offsets: the first token of each document, counted over all samples, and the number of all tokens, int32. Documents may be
+            empty.
+        window: number of tokens that a token sees, including itself; None: all of its document.
+        causal: False: a token sees its whole document.
+    """
+
+    first: Tensor
+    offsets: Tensor
+    window: int | None
+    causal: bool
+
+    def blocks(self) -> Iterator[tuple[slice, slice]]:
+        """Yield blocks of queries, and the keys that include all that a block sees."""
+        length = self.first.shape[1]
+        for begin in range(0, length, QUERIES):
+            end = min(begin + QUERIES, length)
+            low = max(0, begin - self.window + 1) if self.window and self.causal else 0
+            yield slice(begin, end), slice(low, end if self.causal else length)
+
+    def mask(self, dtype: torch.dtype, queries: slice = slice(None), keys: slice = slice(None)) -> Tensor:
+        """Return what is added to the scores of a block, (samples or 1, 1, queries, keys), in the format of computation."""
+        places = torch.arange(self.first.shape[1], device=self.first.device)
+        rows, columns, first = places[queries, None], places[keys], self.first[:, queries, None]
+        hidden = (columns > rows) | (columns < first) if self.causal else self.first[:, None, keys] != first
+        mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
+        return mask.masked_fill_(hidden, torch.finfo(dtype).min).unsqueeze(1)
+
+
+def begins_of(documents: Tensor, positions: Tensor) -> Tensor:
+    """Return the place in its sample at which each token's document begins, (samples, sequence).
+
+    Args:
+        documents: as in a batch, (samples, documents).
+        positions: positions of all tokens of a sample, (sequence,).
+    """
+    number = torch.searchsorted(documents, positions.repeat(len(documents), 1), right=True) - 1
+    return documents.gather(1, number)
 
 
 def first_seen(begins: Tensor | None, window: int | None, positions: Tensor) -> Tensor | None:
@@ -27,20 +77,17 @@ def first_seen(begins: Tensor | None, window: int | None, positions: Tensor) -> 
     return first if begins is None else torch.maximum(first, begins)
 
 
-def added_mask(first: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the mask, (samples, 1, sequence, sequence), with which a token sees the tokens from ``first`` to itself."""
-    places = torch.arange(first.shape[1], device=first.device)
-    return _added((places > places.unsqueeze(1)) | (places < first.unsqueeze(2)), dtype)
+def offsets_of(documents: Tensor | None, samples: int, length: int, device: torch.device) -> Tensor:
+    """Return the first token of each document, counted over all samples, and the number of all tokens, int32.
 
-
-def document_mask(begins: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the mask, (samples, 1, sequence, sequence), with which a token sees its whole document."""
-    return _added(begins.unsqueeze(1) != begins.unsqueeze(2), dtype)
-
-
-def _added(hidden: Tensor, dtype: torch.dtype) -> Tensor:
-    mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
-    return mask.masked_fill_(hidden, torch.finfo(dtype).min).unsqueeze(1)
+    Args:
+        documents: as in a batch, (samples, documents); None: each sample is one.
+    """
+    int32 = partial(torch.arange, dtype=torch.int32, device=device)
+    before = length * int32(samples + 1)
+    if documents is None:
+        return before
+    return torch.cat(((before[:-1, None] + documents).flatten(), before[-1:])).int()
 
 
 def restarted(positions: Tensor, begins: Tensor | None) -> Tensor:

@@ -234,7 +234,7 @@ class SampleSource(Protocol):
 
     def batch(self, positions: range, /) -> tuple[NDArray[np.int64], NDArray[np.int64]]: ...
 
-    def begins(self, positions: range, /) -> NDArray[np.int64] | None: ...
+    def documents(self, positions: range, /) -> NDArray[np.int64] | None: ...
 
 
 def share(spec: JobSpec, source: SampleSource, mine: Sequence[range], step: int, labels: int, engine: Engine) -> Microbatches:
@@ -246,8 +246,8 @@ def share(spec: JobSpec, source: SampleSource, mine: Sequence[range], step: int,
     """
     ends, batches = {"ids": 0, "labels": spec.stages - 1}, {}
     for microbatch, samples in enumerate(mine):
-        begins = source.begins(samples)
-        needed = {} if begins is None else {"begins": to_device(torch.from_numpy(begins), engine.device)}
+        documents = source.documents(samples)
+        needed = {} if documents is None else {"documents": to_device(torch.from_numpy(documents), engine.device)}
         read = {*ends.values()} & engine.data.stages.keys()
         arrays = dict(zip(ends, source.batch(samples), strict=True)) if read else {}
         for stage in engine.data.stages:

@@ -112,7 +112,7 @@ def _microbatch(spec: JobSpec, shape: ModelShape, last: int, device: torch.devic
     tokens = torch.randint(shape.vocabulary, size, generator=torch.Generator().manual_seed(0)).to(device)
 
     separate = spec.data.documents == "separate"
-    documents = {"begins": torch.zeros(size, dtype=torch.int64, device=device)} if separate else {}
+    documents = {"documents": torch.zeros((size[0], 1), dtype=torch.int64, device=device)} if separate else {}
     needed = {"ids": 0, "labels": last}
     batches = {(stage, 0): {name: tokens for name, end in needed.items() if end == stage} | documents
                for stage in range(last + 1)}
