@@ -20,9 +20,10 @@ dp       its neighbour in the ring of without shards 2 (D−1)/D × the rank's g
          its shard group              (all-gathers in the compute format + reduce-scatters in the master format)
 replicas its neighbour in the ring of 2 (R−1)/R × its part of the gradients, in the master format
          ranks with the same part
-ep       each other rank of its       m × (4 per layer, 2 more if recomputed) × K A / E for K experts of each token, 8 bytes
+ep       each other rank of its       m × (4 per layer, 2 more if recomputed) × K A / E for K experts of each token, 4 bytes
          expert group                 for each of the receiver's experts. An expectation: routers decide. With a capacity, an
-                                      expert gets no more than that of each sample
+                                      expert gets no more than that of each sample; where
+                                      rows are filled up to it, exactly that
 expert_  as dp and replicas, among    the same for the units of experts
 dp, …    the ranks with the same ones
 tied     the other end of a pipeline  its part of the embedding's gradient, if the head is a copy of it
@@ -45,13 +46,13 @@ from hpc_mp.base.text import data_size, memory_size
 from hpc_mp.job.resolution import ResolvedKey
 from hpc_mp.layout.flat import EMBEDDING, TIED, FlatLayout, StageSpan, blocks_together, stage_spans
 from hpc_mp.layout.layout import Layout, Reduce
-from hpc_mp.layout.models import Family, ModelShape, expert_capacity, family_of
+from hpc_mp.layout.models import Family, ModelShape, expert_capacity, expert_slots, family_of
 from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.planner.memory import BYTES, state_bytes, units_of
 from hpc_mp.rundir.plan import Traffic
 
 AXES = ("tp", "cp", "cp_pairs", "pp", "ep", "dp", "replicas", "expert_dp", "expert_replicas", "tied")
-COUNT = 8  # bytes of the number of rows for an expert
+COUNT = 4  # bytes of the number of rows for an expert
 CHOICE = 4  # bytes of a token's choice of an expert
 LOSS_NUMBERS = 3  # per token and microbatch: the greatest logit, the sum of exponentials, the label's logit
 
@@ -166,10 +167,14 @@ def _expert_axis(layout: Layout, shape: ModelShape, spans: list[StageSpan]) -> f
     sent = 0.0
     for layer in (layer for span in spans for layer in span.layers if shape.experts_of(layer)):
         shares = degrees.context * _sharing_tensor_ranks(layout, shape, layer)
-        choices = -(-layout.sequence // shares) * shape.experts_per_token
-        taken = choices if capacity is None else min(choices, capacity * shape.experts / shares)
-        rows = layout.samples * taken * shape.hidden * BYTES[layout.precision][1]
-        sent += (4 + 2 * again) * rows + (1 + again) * COUNT * shape.experts
+        tokens = layout.samples * -(-layout.sequence // shares)
+        limit = None if capacity is None else capacity * layout.samples
+        rows, counts = float(tokens * shape.experts_per_token), shape.experts
+        if slots := expert_slots(limit, tokens, shape.experts_per_token, shape.experts):
+            rows, counts = float(slots * shape.experts), 0
+        elif limit is not None:
+            rows = min(rows, limit * shape.experts / shares)
+        sent += (4 + 2 * again) * rows * shape.hidden * BYTES[layout.precision][1] + (1 + again) * COUNT * counts
     return layout.microbatches * sent / degrees.expert
 
 

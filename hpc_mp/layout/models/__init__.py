@@ -6,14 +6,14 @@ from pkgutil import iter_modules
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import did_you_mean
 from hpc_mp.layout.models import families
-from hpc_mp.layout.models.experts import ExpertCut, expert_capacity
+from hpc_mp.layout.models.experts import ExpertCut, expert_capacity, expert_slots
 from hpc_mp.layout.models.family import Family, Weight
 from hpc_mp.layout.models.shape import ModelShape, chunk_sizes
 from hpc_mp.layout.models.tensor import TensorCut, kv_copies, left_whole
 
 __all__ = [
-    "FAMILIES", "ExpertCut", "Family", "ModelShape", "TensorCut", "Weight", "chunk_sizes", "expert_capacity", "family_of",
-    "kv_copies", "left_whole",
+    "FAMILIES", "ExpertCut", "Family", "ModelShape", "TensorCut", "Weight", "chunk_sizes", "expert_capacity", "expert_slots",
+    "family_of", "kv_copies", "left_whole",
 ]
 
 MODULES = [import_module(f"{families.__name__}.{file.name}") for file in iter_modules(families.__path__)]

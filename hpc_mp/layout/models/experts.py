@@ -30,6 +30,20 @@ class ExpertCut:
 ALL_EXPERTS = ExpertCut()
 
 
+FILLED = Fraction(3, 2)  # rows for each choice, with those of no choice, up to which ranks of the expert axis fill rows up
+
+
+def expert_slots(limit: int | None, tokens: int, choices: int, experts: int) -> int | None:
+    """Return how many rows an expert of another rank gets of a rank's tokens, with rows of no choice; None: as many as chose it.
+
+    Args:
+        limit: number of these choices that an expert takes at most; None: all.
+        tokens, choices: number of the rank's tokens, and of the choices of each.
+    """
+    slots = tokens if limit is None else min(limit, tokens)
+    return slots if limit is not None and slots * experts <= FILLED * tokens * choices else None
+
+
 def expert_capacity(factor: float | None, sequence: int, shape: ModelShape) -> int | None:
     """Return how many choices of a sample an expert takes; None: all. The factor is a decimal: 1.1 of 10 is 11, not 12."""
     return None if factor is None else ceil(Fraction(str(factor)) * sequence * shape.experts_per_token / shape.experts)

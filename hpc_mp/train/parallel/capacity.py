@@ -17,7 +17,8 @@ remains causal. Other frameworks count over the tokens of one rank, so that the 
 
 Consequences for a user: a skewed sample loses choices although its neighbours leave room. Late tokens lose more than early ones.
 C ≥ experts / choices drops nothing. transformers drops nothing of an exported model, so that it computes something else than the
-trained model if many choices were dropped. The number of an expert's rows follows routing; it is never padded to the capacity.
+trained model if many choices were dropped. The number of an expert's rows follows routing. Only what ranks of the expert axis
+send each other is filled up to the capacity, see ``expert_axis``.
 
 Ranks that share the tokens of samples exchange the choices of all tokens, in an all-reduce of 4 bytes a choice.
 """

@@ -4,6 +4,9 @@ A rank's rows, one for each choice of its tokens, lie expert by expert, and so r
 rows for each expert. Then the rows travel in an all-to-all with pieces of these lengths, and the experts' outputs return the same
 way. The backward of each direction is the other direction. Rows arrive rank by rank and are sorted by expert, so that an expert
 computes with the rows of all ranks at once.
+
+Where experts have a capacity that is not far above what they receive, every expert gets the same number of rows from each rank,
+and rows of no choice fill them up (GShard, arXiv:2006.16668). All lengths are known then, and no host waits for them.
 """
 
 from dataclasses import dataclass
@@ -86,6 +89,14 @@ class ExpertAxis:
         expert = torch.arange(mine, device=ends.device).repeat(self.size).repeat_interleave(received, output_size=sum(come))
         order = expert.argsort(stable=True)
         return Journey(self.axis, tuple(sent), tuple(come), order, order.argsort(), by_rank.sum(0).cumsum(0).int())
+
+    def journey_of_slots(self, slots: int, device: torch.device) -> Journey:
+        """Return the way of rows of which every expert gets ``slots`` from each rank. The host waits for nothing."""
+        mine = self.parts[self.axis.rank]
+        order = torch.arange(self.size * mine * slots, device=device).view(self.size, mine, slots).transpose(0, 1).flatten()
+        ends = torch.arange(1, mine + 1, dtype=torch.int32, device=device) * (self.size * slots)
+        sent = tuple(slots * part for part in self.parts)
+        return Journey(self.axis, sent, (mine * slots,) * self.size, order, order.argsort(), ends)
 
     def _shares(self, rows: int) -> list[int]:
         """Return the rows for each rank and from each rank in a dry run: experts get equal shares, and all ranks have as many."""

@@ -12,8 +12,10 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hpc_mp.layout.models import expert_slots
 from hpc_mp.train.parallel.capacity import Intake
 from hpc_mp.train.parallel.custom_backward import with_backward
 from hpc_mp.train.parallel.expert_axis import ExpertAxis
@@ -30,46 +32,60 @@ class Dispatch:
 
     Attributes:
         length: number of tokens.
-        order: (rows,), the choice of each row; the rows of an expert are adjacent, and those of dropped choices are the last.
-        ends: end of each expert's rows, (experts,), int32.
-        drops: True if choices may have been dropped.
+        order: (rows,), the choice of each row, or the number of all choices for a row of none. Rows of an expert are adjacent.
+        ends: end of each expert's rows, (experts,), int32. Rows behind the last end are of no choice.
+        spare: True if there may be rows of no choice.
     """
 
     length: int
     choices: int
     order: Tensor
     ends: Tensor
-    drops: bool
+    spare: bool
 
     def rows(self, tokens: Tensor) -> Tensor:
         """Gather tokens, (tokens, width), into rows, (rows, width)."""
-        return with_backward(lambda tokens: tokens[self.order // self.choices], lambda rows: self._choices(rows).sum(1), tokens)
+        token = (self.order // self.choices).clamp(max=self.length - 1) if self.spare else self.order // self.choices
+        return with_backward(lambda tokens: tokens[token], lambda rows: self._choices(rows).sum(1), tokens)
 
     def tokens(self, rows: Tensor, weights: Tensor) -> Tensor:
         """Combine rows, (rows, width), into tokens, (tokens, width): sums over choices with weights (tokens, choices)."""
-        chosen = with_backward(self._choices, lambda choices: choices.flatten(0, 1)[self.order], rows)
+        chosen = with_backward(self._choices, self._rows, rows)
         return (chosen * weights.unsqueeze(-1)).sum(1).to(rows.dtype)
 
     def _choices(self, rows: Tensor) -> Tensor:
         """Scatter rows, (rows, width), to the choices of all tokens, (tokens, choices, width); dropped choices get 0."""
-        if self.drops:
-            taken = torch.arange(len(rows), device=rows.device) < self.ends[-1]
-            rows = torch.where(taken.unsqueeze(1), rows, 0)
-        scattered = rows.new_zeros(self.length * self.choices, rows.shape[1]).index_copy_(0, self.order, rows)
-        return scattered.unflatten(0, (-1, self.choices))
+        count = self.length * self.choices
+        scattered = rows.new_zeros(count + self.spare, rows.shape[1]).index_copy_(0, self.order, rows)
+        return scattered[:count].unflatten(0, (-1, self.choices))
+
+    def _rows(self, choices: Tensor) -> Tensor:
+        """Gather the choices of all tokens, (tokens, choices, width), into rows, (rows, width); rows of no choice get 0."""
+        return F.pad(choices.flatten(0, 1), (0, 0, 0, int(self.spare)))[self.order]
 
 
-def dispatch(index: Tensor, experts: int, limit: int | None = None) -> Dispatch:
+def dispatch(index: Tensor, experts: int, limit: int | None = None, slots: int | None = None) -> Dispatch:
     """Assign choices to rows, on the device.
 
     Args:
         index: numbers of the chosen experts, (tokens, choices); ``experts`` stands for a dropped choice.
         limit: largest number of rows that an expert receives; None: no limit.
+        slots: number of rows that every expert receives, at least ``limit``: the last ones may be of no choice; None: as many as
+            it has choices.
     """
     chosen, order = index.flatten().sort(stable=True)
     ends = torch.searchsorted(chosen, torch.arange(experts, device=index.device), right=True, out_int32=True)
-    rows = len(chosen) if limit is None else min(len(chosen), experts * limit)
-    return Dispatch(len(index), index.shape[1], order[:rows], ends, limit is not None)
+    if limit is None:
+        return Dispatch(len(index), index.shape[1], order, ends, False)
+    if slots is None:
+        place = torch.arange(min(len(chosen), experts * limit), device=index.device)
+        behind = ends[-1:]
+    else:
+        place = (F.pad(ends[:-1], (1, 0)).unsqueeze(1) + torch.arange(slots, device=index.device)).flatten()
+        behind = ends.repeat_interleave(slots, output_size=len(place))
+        ends = torch.arange(1, experts + 1, dtype=torch.int32, device=index.device) * slots
+    order = torch.where(place < behind, order[place.clamp(max=len(chosen) - 1)], len(chosen))
+    return Dispatch(len(index), index.shape[1], order, ends, True)
 
 
 class ExpertProjection(SunkWeight):
@@ -135,11 +151,16 @@ class Experts(nn.Module):
         so that each rank has a share of the gradients of hidden states and of the router.
         """
         index, weights = self.intake.apply(index, weights, self.count)
-        where = dispatch(index, self.count, self.intake.rows)
         if self.ranks.size == 1:
+            where = dispatch(index, self.count, self.intake.rows)
             return where.tokens(self._computed(where.rows(hidden), where.ends), weights)
-        journey = self.ranks.journey(where.ends, len(where.order))
-        where = replace(where, order=where.order[:sum(journey.sent)], drops=False)
+        slots = expert_slots(self.intake.rows, len(index), index.shape[1], self.count)
+        where = dispatch(index, self.count, self.intake.rows, slots)
+        if slots is None:
+            journey = self.ranks.journey(where.ends, len(where.order))
+            where = replace(where, order=where.order[:sum(journey.sent)])
+        else:
+            journey = self.ranks.journey_of_slots(slots, index.device)
         return where.tokens(journey.back(self._computed(journey.out(where.rows(hidden)), journey.ends)), weights)
 
     def _computed(self, rows: Tensor, ends: Tensor) -> Tensor:
