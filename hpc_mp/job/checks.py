@@ -69,6 +69,7 @@ def check_arithmetic(spec: JobSpec) -> None:
         raise HpcMpError(f"train.momentum = {t.momentum}", f"has no effect with optimizer = {t.optimizer!r}",
                          'use betas with adamw, or optimizer = "sgd"')
     _check_offload(spec)
+    _check_background(spec)
     _check_precision(spec)
     if spec.evaluate.every and not spec.evaluate.files:
         raise HpcMpError(f"evaluate.every = {spec.evaluate.every}", "has no effect without evaluate.files",
@@ -118,17 +119,11 @@ def _stages(spec: JobSpec) -> str:
 
 
 def _check_offload(spec: JobSpec) -> None:
-    """Check that there is something to offload, and a checkpoint to write in the background."""
+    """Check that there is something to offload."""
     p, t = spec.parallel, spec.train
     if p.offload_directory is not None and "optimizer" not in p.offload:
         raise HpcMpError(f"parallel.offload_directory = {shown(p.offload_directory)}", "has no effect without parallel.offload",
                          'add offload = ["optimizer"], or leave it out')
-    if spec.checkpoint.background and not spec.checkpoint.every:
-        raise HpcMpError("checkpoint.background = true", "has no effect on the last checkpoint, and there is no other one",
-                         "set checkpoint.every, or leave it out")
-    if p.offload_directory is not None and spec.checkpoint.background:
-        raise HpcMpError("checkpoint.background = true", "would copy the optimizer state that parallel.offload_directory keeps "
-                         "on a disk into memory", "leave one of them out")
     if "parameters" in p.offload and p.zero < 3:
         raise HpcMpError(f"parallel.offload = {shown(p.offload)}",
                          f"cannot offload parameters with parallel.zero = {p.zero}: every rank keeps all of them on its device",
@@ -136,6 +131,16 @@ def _check_offload(spec: JobSpec) -> None:
     if "optimizer" in p.offload and t.optimizer == "sgd" and not t.momentum:
         raise HpcMpError(f"parallel.offload = {shown(p.offload)}", "has no effect: SGD without momentum has no state",
                          "leave it out, or set train.momentum")
+
+
+def _check_background(spec: JobSpec) -> None:
+    """Check that there is a checkpoint to write in the background."""
+    if spec.checkpoint.background and not spec.checkpoint.every:
+        raise HpcMpError("checkpoint.background = true", "has no effect on the last checkpoint, and there is no other one",
+                         "set checkpoint.every, or leave it out")
+    if spec.parallel.offload_directory is not None and spec.checkpoint.background:
+        raise HpcMpError("checkpoint.background = true", "would copy the optimizer state that parallel.offload_directory keeps "
+                         "on a disk into memory", "leave one of them out")
 
 
 def _check_precision(spec: JobSpec) -> None:

@@ -198,10 +198,7 @@ def trained(layout: Layout, make: Callable[[int], ListedModel] = listed, numbers
     losses, norms = stepped(engine, {step: data(step) for step in numbers})
     evaluated = engine.evaluate(share(layout, engine.groups.data_rank, numbers.stop, data(numbers.stop)))
     if end is not None:
-        writing = checkpoint.Writing(end, numbers.stop, {"step": numbers.stop}, engine.groups)
-        writing.prepare()
-        writing.write(checkpoint.parts_to_write(engine.held()))
-        writing.publish()
+        checkpoint.Writing(end, numbers.stop, {"step": numbers.stop}, engine.groups).write_all(engine.held())
     return [*losses, evaluated.loss / evaluated.labels], norms, parts_at_end(engine)
 
 

@@ -69,9 +69,8 @@ def save(run: RunDirectory, counters: Counters, held: Iterable[Held], groups: Gr
         FencedOut: on rank 0, if the run has been started again; nothing is published.
     """
     writing = writing_of(run, counters, groups, fence)
-    writing.prepare()
-    writing.write(parts_to_write(held))
-    return published(writing, run, keep)
+    writing.write_all(held)
+    return _pruned(writing.final, run, keep)
 
 
 def writing_of(run: RunDirectory, counters: Counters, groups: Groups, fence: Fence) -> "Writing":
@@ -83,9 +82,13 @@ def writing_of(run: RunDirectory, counters: Counters, groups: Groups, fence: Fen
 def published(writing: "Writing", run: RunDirectory, keep: int) -> Path:
     """Publish a checkpoint, and delete the old ones. All ranks call this. Raises as ``save``."""
     writing.publish()
+    return _pruned(writing.final, run, keep)
+
+
+def _pruned(checkpoint: Path, run: RunDirectory, keep: int) -> Path:
     if dist.get_rank() == 0:
         prune(run, keep)
-    return writing.final
+    return checkpoint
 
 
 class Writing:
@@ -110,6 +113,12 @@ class Writing:
         self._first = dist.get_rank() == 0
         self._written = CheckpointIndex({}, {})
         self._failure: Exception | None = None
+
+    def write_all(self, held: Iterable[Held]) -> None:
+        """Prepare, write this rank's part of the state, and publish."""
+        self.prepare()
+        self.write(parts_to_write(held))
+        self.publish()
 
     def prepare(self) -> None:
         self._turns((self._make_directory, True))

@@ -99,10 +99,7 @@ def write_checkpoint(directory: Path, engine: Engine, subject: Subject, progress
                          "name another directory")
     try:
         counters = {**progress, "loss_scale": scale, "model": subject.identity}
-        writing = checkpoint.Writing(directory.resolve(), progress["step"], counters, engine.groups)
-        writing.prepare()
-        writing.write(checkpoint.parts_to_write(engine.held()))
-        writing.publish()
+        checkpoint.Writing(directory.resolve(), progress["step"], counters, engine.groups).write_all(engine.held())
     except checkpoint.SaveFailed as failed:
         raise HpcMpError(f"checkpoint {directory}", f"cannot be written ({failed})",
                          "name a directory that all ranks may write to, on a file system that they share") from None

@@ -110,15 +110,17 @@ class _RingAttention(torch.autograd.Function):
         ring: AttentionRing = ctx.ring
         wide, fused = total.dtype, ring.fused(query)
         query_gradient = torch.zeros(query.shape, dtype=wide, device=query.device)
+        share = None if fused else (gradient.to(wide) * output.to(wide)).sum(-1, keepdim=True)
         arrived, travelling = torch.empty(0), Running()
         for turn, current in enumerate(_around(pair, ring.axis)):
             own = torch.zeros(pair.shape, dtype=wide, device=query.device)
             for block in _blocks(ring, turn, query.shape[-2], query.shape[-2] if fused else QUERIES):
-                queries, outer, result = (values[..., block.queries, :] for values in (query, gradient, output))
+                queries, outer = (values[..., block.queries, :] for values in (query, gradient))
                 key, value = current[..., block.keys, :].unbind()
                 log_z = total[..., block.queries]
-                slopes = (flash.slopes(queries, key, value, outer, result, log_z, block.diagonal, ring.scaling) if fused
-                          else _slopes(queries, key, value, outer, result, log_z, block, ring))
+                result = output if share is None else share
+                given = queries, key, value, outer, result[..., block.queries, :], log_z
+                slopes = (flash.slopes(*given, block.diagonal, ring.scaling) if share is None else _slopes(*given, block, ring))
                 query_gradient[..., block.queries, :] += slopes[0]
                 own[0, ..., block.keys, :] += slopes[1]
                 own[1, ..., block.keys, :] += slopes[2]
@@ -166,14 +168,14 @@ def _attend(queries: Tensor, key: Tensor, value: Tensor, block: _AttentionBlock,
     return _rows(weights.to(queries.dtype), value), log_z
 
 
-def _slopes(queries: Tensor, key: Tensor, value: Tensor, outer: Tensor, output: Tensor, log_z: Tensor, block: _AttentionBlock,
+def _slopes(queries: Tensor, key: Tensor, value: Tensor, outer: Tensor, share: Tensor, log_z: Tensor, block: _AttentionBlock,
             ring: AttentionRing) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of queries, keys and values of a block.
 
     Args:
-        outer, output, log_z: of all blocks of these queries: gradient and value of the output, logarithm of the sum.
+        outer, share, log_z: of all blocks of these queries: gradient of the output, its product with the output (which the
+            backward of the softmax subtracts), logarithm of the sum.
     """
-    share = (outer.to(log_z.dtype) * output.to(log_z.dtype)).sum(-1, keepdim=True)  # subtracted by the backward of the softmax
     scores = _scores(queries, key, block, ring)
     weights = (scores - log_z.unsqueeze(-1)).exp()
     mask = _kept(block, ring)
