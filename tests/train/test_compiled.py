@@ -1,11 +1,11 @@
 """Compiled blocks train alike, and equal layers share their graphs: of every family, and of layers that somebody has written.
 
-Graphs are those of dynamo, which ``aot_eager`` runs without a compiler. A frame is a Python function of which dynamo has tried to make one.
+Graphs are those of dynamo, which ``aot_eager`` runs without a compiler. A frame is a Python function, or the rest of one, that
+dynamo has tried to make a graph of.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -16,19 +16,20 @@ import masked
 import modules
 import pytest
 import torch
-from exact import EXACT, Engine, cases
+from exact import EXACT, Engine
 from layouts import FAMILIES, MODELS, job, layout, start
-from lists import LAYERS, Block, lay, listed
+from lists import lay
 from masked import Training
 from planting import before_steps, planted, wrapped
 from ranks import run_ranks, train
+from torch import Tensor, nn
 
+import hpc_mp
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.layout import Layout
 from hpc_mp.rundir import read_lines
 from hpc_mp.train.model import build_stage
-from hpc_mp.train.model.layer_list import LayerSpec
-from hpc_mp.train.model.listed_stage import ListedModel
+from hpc_mp.train.model.listed_stage import ListedStage
 from hpc_mp.train.model.transformers_stage import TransformersStage
 from hpc_mp.train.rank.assemble import check_compiler
 from hpc_mp.train.step.engine import Engine as Steps
@@ -53,12 +54,23 @@ def stats() -> tuple[int, int]:
     return counters["stats"]["unique_graphs"], counters["frames"]["total"]
 
 
-@contextmanager
-def attributed(frames: dict[str, int], layer: str) -> Iterator[None]:
-    """Add the frames of a layer's computation."""
-    before = stats()[1]
-    yield
-    frames[layer] = frames.get(layer, 0) + stats()[1] - before
+def frames_by_layer(stages: type = TransformersStage, call: str = "block") -> dict[Any, int]:
+    """Return the numbers of frames that are made in a layer's computations, as far as this rank has run.
+
+    Args:
+        call: the method of stages that computes a layer; its first argument names the layer.
+    """
+    frames: dict[Any, int] = {}
+
+    @planted(stages, call)
+    def counted(compute: Callable[..., Any], stage: Any, layer: Any, *rest: Any) -> Any:
+        before = stats()[1]
+        result = compute(stage, layer, *rest)
+        frames[layer] = frames.get(layer, 0) + stats()[1] - before
+        return result
+
+    counted()
+    return frames
 
 
 def scaled_apart() -> None:
@@ -81,21 +93,14 @@ def check_alike(place: Path, engine: Engine, model: str, name: str, before: Call
 
     def rank() -> tuple[int, list[int], dict[str, int]]:
         before()
-        graphs, frames = list[int](), dict[str, int]()  # graphs: before each step, and at the end
-
-        @planted(TransformersStage, "block")
-        def counted(block: Callable[..., Any], stage: TransformersStage, path: str, *rest: Any) -> Any:
-            with attributed(frames, path):
-                return block(stage, path, *rest)
-
-        counted()
+        graphs, frames = list[int](), frames_by_layer()  # graphs: before each step, and at the end
         before_steps(lambda step: graphs.append(stats()[0]))()
         return train(run.job), [*graphs, stats()[0]], frames
 
     results = run_ranks(spec.ranks, rank, timeout=250.0)
     assert all(code == 0 and 3 <= graphs[-1] <= 20 for code, graphs, _ in results), (results, run.main_log.read_text())
     assert all(graphs[2] == graphs[-1] and len(graphs) == 4 for _, graphs, _ in results), "none is made after the second step"
-    assert all(len(frames) == 5 and sum(map(bool, frames.values())) <= KINDS.get(model, 1) for *_, frames in results), (
+    assert all(len(frames) == 5 and sum(map(bool, frames.values())) == KINDS.get(model, 1) for *_, frames in results), (
         f"layers share graphs, but these had frames of their own: {results}")
     lines = read_lines(run.metrics)
     assert max(abs(line["loss"] - loss) for line, loss in zip(lines, eager.losses, strict=True)) < 1e-5
@@ -125,15 +130,16 @@ def compiled() -> None:
 
 
 def settled() -> None:
-    """Compile, and fail if frames are made after the second step, or none at all."""
+    """Compile, and fail if frames are made after the second step, or not in one layer of a family's equal ones."""
     compiled()
-    frames: list[int] = []
+    frames, layers = list[int](), frames_by_layer()
 
     @planted(Steps, "step")
     def counted(step: Callable[..., Any], engine: Steps, *rest: Any) -> Any:
         result = step(engine, *rest)
         frames.append(stats()[1])
-        assert 0 < frames[0] and frames[-1] == frames[min(1, len(frames) - 1)], frames
+        assert frames[0] > 0 and frames[-1] == frames[min(1, len(frames) - 1)], frames
+        assert sum(map(bool, layers.values())) == min(1, len(layers)), layers
         return result
 
     counted()
@@ -171,21 +177,40 @@ def test_a_compiled_module_equals_itself(make: Callable[[], Any]) -> None:
     assert modules.off(make, lay(2, layers=(6,) if make is modules.written else (7,)), settled) < EXACT
 
 
-def repeated(blocks: int, samples: int) -> ListedModel:
-    """The list with this number of equal blocks."""
-    words, _, block, *_, head = LAYERS
-    more = [LayerSpec(f"block{number}", Block, block.uses, cut=block.cut) for number in range(blocks)]
-    return ListedModel((words, *more, head), lists.objective, lists.SEED, ("scores",), listed(samples).batch)
+class Part(nn.Module):
+    """One of several equal parts of a model. ``apart``: the negative control, a number that only this one has."""
+
+    def __init__(self, apart: float) -> None:
+        super().__init__()
+        self.up, self.down, self.apart = nn.Linear(8, 12), nn.Linear(12, 8), apart
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden + self.down(torch.tanh(self.up(hidden) * self.apart))
+
+
+def own_loop(apart: float) -> tuple[list[list[float]], list[bool]]:
+    """Return the losses of a loop, compiled and not, and whether frames are made in each of a model's equal parts."""
+    aot_eager()
+    frames, losses = frames_by_layer(ListedStage, "_group"), []
+    batch = {"input": torch.randn(4, 8, generator=torch.Generator().manual_seed(1))}
+    for compile_ in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(*(Part(1 + number * apart) for number in range(4)))
+        run = hpc_mp.parallel(model, loss_fn=lambda outputs, batch: (outputs.square().sum(), len(outputs)), compile=compile_,
+                              microbatches=2, optimizer={"name": "sgd", "lr": 0.01})
+        losses.append([float(run.step(batch)) for _ in range(3)])
+    return losses, [made > 0 for made in frames.values()]
 
 
 def test_equal_layers_of_a_list_share_graphs() -> None:
-    def rank(blocks: int) -> tuple[int, int]:
-        compiled()
-        lists.trained(lay(layers=(blocks + 2,)), partial(repeated, blocks))
-        return stats()
+    (eager, compiled), made = run_ranks(1, own_loop, 0.0)[0]
+    assert made == [True, False, False, False] and eager[0] > eager[-1] + 1e-3
+    assert eager == pytest.approx(compiled, rel=1e-6)
 
-    few, many = (run_ranks(1, rank, blocks)[0] for blocks in (2, 5))
-    assert few == many and min(few) > 2
+
+@pytest.mark.prove
+def test_layers_of_a_list_that_differ_share_no_graphs() -> None:
+    assert run_ranks(1, own_loop, 1e-9)[0][1] == [True] * 4
 
 
 @pytest.mark.parametrize(("device", "program"), [("cuda", "gcc"), ("cpu", "g++")])
