@@ -195,11 +195,12 @@ def own_loop(apart: float) -> tuple[list[list[float]], list[bool]]:
     batch = {"input": torch.randn(4, 8, generator=torch.Generator().manual_seed(1))}
     for compile_ in (False, True):
         torch.manual_seed(0)
-        model = nn.Sequential(*(Part(1 + number * apart) for number in range(4)))
+        parts = [Part(1 + number * apart) for number in range(4)]
+        model = nn.Sequential(nn.Linear(8, 8), *parts)  # all parts pass gradients on to what is before them
         run = hpc_mp.parallel(model, loss_fn=lambda outputs, batch: (outputs.square().sum(), len(outputs)), compile=compile_,
                               microbatches=2, optimizer={"name": "sgd", "lr": 0.01})
         losses.append([float(run.step(batch)) for _ in range(3)])
-    return losses, [made > 0 for made in frames.values()]
+    return losses, [made > 0 for made in frames.values()][1:]
 
 
 def test_equal_layers_of_a_list_share_graphs() -> None:
