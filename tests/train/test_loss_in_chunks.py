@@ -1,22 +1,16 @@
-"""The loss of a few tokens at a time, and blocks compiled: the same training."""
+"""The loss of a few tokens at a time: the same training."""
 
-import re
-from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 from engines import run_engine
-from exact import EXACT, LAYOUTS, ONE_STEP, WRONG, Engine, Reference, cases
-from layouts import MODELS, job, layout, start
-from planting import before_steps, wrapped
-from ranks import run_ranks, train
+from exact import EXACT, LAYOUTS, ONE_STEP, WRONG, Engine, Reference
+from layouts import job, layout
+from planting import wrapped
 
-from hpc_mp.base.errors import HpcMpError
-from hpc_mp.rundir import read_lines
 from hpc_mp.train.model import vocabulary
 from hpc_mp.train.parallel import projection
-from hpc_mp.train.rank.assemble import check_compiler
 
 eleven_rows = wrapped(vocabulary, "CHUNK", lambda chunk: 307 * 11)  # of 307 words; two ranks take twice as many
 
@@ -91,47 +85,3 @@ def test_no_more_than_a_chunk_of_logits_is_there_at_once(monkeypatch: pytest.Mon
     (whole * 0.25).backward()
     assert torch.allclose(whole, loss, atol=EXACT) and torch.allclose(plain.grad, hidden.grad, atol=EXACT)  # type: ignore[arg-type]
     assert torch.allclose(weight.grad, head.gradient, atol=EXACT)  # type: ignore[arg-type]
-
-
-COMPILED = {"microbatches": layout(microbatches=2), "tp2": layout(2), "recompute": layout(microbatches=2, recompute='"full"')}
-QUICK = {("llama", "tp2"), ("mixtral", "microbatches"), ("gpt2", "recompute")}
-
-
-@pytest.mark.parametrize(("model", "name"), cases(product(MODELS, COMPILED), QUICK))
-def test_compiled_blocks_train_alike(place: Path, engine: Engine, model: str, name: str) -> None:
-    overrides = ['train.precision="fp32"', *COMPILED[name]]
-    eager = engine(model, *overrides)
-    spec = job(place, model, [*overrides, "train.compile=true"])
-    run = start(spec)
-
-    def rank() -> tuple[int, list[int]]:
-        from torch._dynamo.utils import counters
-
-        compile_ = torch.compile
-        torch.compile = lambda given, **how: compile_(given, backend="aot_eager", **how)  # type: ignore[assignment]
-        graphs: list[int] = []  # before each step, and at the end
-        before_steps(lambda step: graphs.append(counters["stats"]["unique_graphs"]))()
-        return train(run.job), [*graphs, counters["stats"]["unique_graphs"]]
-
-    results = run_ranks(spec.ranks, rank, timeout=250.0)
-    assert all(code == 0 and 3 <= graphs[-1] <= 40 for code, graphs in results), (results, run.main_log.read_text())
-    assert all(graphs[2] == graphs[-1] and len(graphs) == 4 for _, graphs in results), "none is made after the second step"
-    lines = read_lines(run.metrics)
-    assert max(abs(line["loss"] - loss) for line, loss in zip(lines, eager.losses, strict=True)) < 1e-5
-    assert max(abs(line["grad_norm"] / norm - 1) for line, norm in zip(lines, eager.norms, strict=True)) < 1e-4
-
-
-@pytest.mark.parametrize(("device", "program"), [("cuda", "gcc"), ("cpu", "g++")])
-def test_a_node_without_a_compiler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, program: str) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CC", raising=False)
-    monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(HpcMpError, match=rf"train\.compile = true: needs one of {re.escape(program)}, .* has none"):
-        check_compiler(torch.device(device))
-    (tmp_path / program).touch(mode=0o755)
-    check_compiler(torch.device(device))
-
-
-def test_double_precision_is_not_compiled(place: Path) -> None:
-    with pytest.raises(HpcMpError, match=r"train\.compile = true: is not supported with train\.precision"):
-        job(place, "llama", ["train.compile=true"])

@@ -8,6 +8,7 @@ from torch import nn
 
 from hpc_mp.layout.flat import StageSpan
 from hpc_mp.train.model.attention_table import attention_function
+from hpc_mp.train.model.compilation import compile_block
 from hpc_mp.train.model.logits import LogitsObjective
 from hpc_mp.train.model.rotary_tables import RotaryTables
 from hpc_mp.train.model.transformers_modules import TransformersModules
@@ -146,17 +147,12 @@ def _attention(stage: TransformersStage, model: TransformersModules, whole: nn.M
 
 
 def _compilation(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
-    """Compile blocks at their first call, so that elementwise kernels between two products are fused.
-
-    The engine's own modules stay outside of the graphs: projections, whose weight gradients are deferred, experts, whose rows
-    are counted on the host, and the keys of dropout. A graph is compiled once for all equal layers, at the first step.
-    """
+    """Compile blocks, with the exchanges of the context axis outside of their graphs."""
     for path in stage.blocks if stage.around.compile else ():
-        block = stage.get_submodule(path)
-        for module in block.modules():
-            if isinstance(module, Projection | Experts | HashDropout):
-                module.forward = torch.compiler.disable(module.forward)  # type: ignore[method-assign]
-        block.compile(dynamic=False)
+        attention = stage.get_submodule(f"{path}.{model.family.attention}")
+        if stage.context.axis.size > 1:
+            attention.context = torch.compiler.disable(attention.context)
+        compile_block(stage.get_submodule(path))
 
 
 def _driver(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:

@@ -15,6 +15,7 @@ from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.models import Weight
 from hpc_mp.layout.models.tensor import TensorPart, cut_part
 from hpc_mp.train.device.spans import profiled
+from hpc_mp.train.model.compilation import compile_block
 from hpc_mp.train.model.layer_list import LayerSpec, MetaLayer, Objective, Trace, meta_layers, refuse, traces
 from hpc_mp.train.model.unit_stage import UnitStage, replace_parameters
 from hpc_mp.train.parallel.data_axis import Unit
@@ -172,6 +173,8 @@ class ListedStage(UnitStage):
                 self.set_submodule(f"{path}.{inner}".rstrip("."), replacement)
         for wide in dropouts.values():
             self.get_submodule(path).register_forward_pre_hook(wide.restart)
+        if around.compile:
+            compile_block(self.get_submodule(path))
 
     def _projection(self, layer: MetaLayer, path: str, linear: nn.Module) -> Projection:
         """Return a column or row projection, which enters and leaves by itself."""

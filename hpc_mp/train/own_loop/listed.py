@@ -21,7 +21,7 @@ from hpc_mp.train.parallel.fill import Source
 from hpc_mp.train.pipeline.stage import Batch, Carried
 
 # key of the job file, its value without effect: a list of layers has no use for others
-UNUSED = {"parallel.context": 1, "parallel.expert": 1, "parallel.sequence": False, "train.dropout": None, "train.compile": False,
+UNUSED = {"parallel.context": 1, "parallel.expert": 1, "parallel.sequence": False, "train.dropout": None,
           "train.router_balance": 0.0, "train.router_z": 0.0, "train.expert_capacity": None}
 
 

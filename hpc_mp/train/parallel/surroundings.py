@@ -21,7 +21,7 @@ class Surroundings:
         router_loss: the losses of routers.
         clock: the current moment of training, from which dropout draws.
         recompute: the recomputation setting, see ``recompute``.
-        compile: True if blocks and the loss are compiled, see ``build_stage``.
+        compile: True if blocks and the loss are compiled, see ``compilation``.
     """
 
     tensor: TensorAxis
