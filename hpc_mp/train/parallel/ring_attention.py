@@ -119,8 +119,8 @@ class _RingAttention(torch.autograd.Function):
                 key, value = current[..., block.keys, :].unbind()
                 log_z = total[..., block.queries]
                 result = output if share is None else share
-                given = queries, key, value, outer, result[..., block.queries, :], log_z
-                slopes = (flash.slopes(*given, block.diagonal, ring.scaling) if share is None else _slopes(*given, block, ring))
+                block_tensors = queries, key, value, outer, result[..., block.queries, :], log_z
+                slopes = (flash.slopes(*block_tensors, block.diagonal, ring.scaling) if share is None else _slopes(*block_tensors, block, ring))
                 query_gradient[..., block.queries, :] += slopes[0]
                 own[0, ..., block.keys, :] += slopes[1]
                 own[1, ..., block.keys, :] += slopes[2]
