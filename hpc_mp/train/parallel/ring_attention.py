@@ -120,7 +120,8 @@ class _RingAttention(torch.autograd.Function):
                 log_z = total[..., block.queries]
                 result = output if share is None else share
                 block_tensors = queries, key, value, outer, result[..., block.queries, :], log_z
-                slopes = (flash.slopes(*block_tensors, block.diagonal, ring.scaling) if share is None else _slopes(*block_tensors, block, ring))
+                slopes = (flash.slopes(*block_tensors, block.diagonal, ring.scaling) if share is None
+                          else _slopes(*block_tensors, block, ring))
                 query_gradient[..., block.queries, :] += slopes[0]
                 own[0, ..., block.keys, :] += slopes[1]
                 own[1, ..., block.keys, :] += slopes[2]
