@@ -165,5 +165,9 @@ class Experts(nn.Module):
 
     def _computed(self, rows: Tensor, ends: Tensor) -> Tensor:
         """Return the outputs of this rank's experts for their rows."""
-        gate, up = self.gate_up(rows, ends).chunk(2, dim=-1)
-        return self.down(self.activation(gate) * up, ends)
+        return self.down(self.gated(self.gate_up(rows, ends)), ends)
+
+    def gated(self, both: Tensor) -> Tensor:
+        """Return the activated gate times the other half, given both side by side, (rows, 2 × intermediate)."""
+        gate, up = both.chunk(2, dim=-1)
+        return self.activation(gate) * up
