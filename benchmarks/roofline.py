@@ -3,11 +3,12 @@
     python benchmarks/roofline.py [--case "llama 1B"] [--way compiled] [--kernels]
 
 The real engine runs on torch's meta device with its branches for GPUs (``tests/support/meta_device.py``). Each kernel of the
-second step takes the longest of its products at ``PEAK * EFFICIENCY``, its bytes at ``BANDWIDTH`` and ``LAUNCH``. What is compiled
-goes through AOT autograd, inductor's passes, its lowering for an H100 and its scheduler, which says what it fuses and how many
-bytes each kernel reads and writes; no kernel is generated. Attention takes its operations at a published throughput. Messages
-take their bytes at ``NVLINK``: the engine waits for those of experts at once; those of the data axis run in the background and
-are listed beside the sum. Experts get equal shares of the rows. Hosts are never late: the step is the sum of its kernels.
+second step takes the longest of its products at ``PEAK * EFFICIENCY``, its bytes at ``BANDWIDTH``, and ``LAUNCH``. Compiled
+graphs go through AOT autograd's partitioner, inductor's passes behind it, its lowering for an H100, and its scheduler, which
+decides what is fused and how many bytes each kernel reads and writes; no kernel is generated. Attention takes its operations at
+a published throughput. Messages take their bytes at ``NVLINK``: the engine waits at once for those of experts; those of the data
+axis run in the background and are listed outside of the sum. Experts get equal shares of the rows. No host is late: a step is
+the sum of its kernels.
 
 ``MFU`` is that of ``single_gpu.py``: operations of the model without recomputation over the dense bf16 peak.
 """
@@ -16,13 +17,13 @@ import copy
 import json
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -33,9 +34,9 @@ import torch.nn.functional as F
 from single_gpu import ONE, THREE, Case, flops_of, llama, multiplying
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
-from torch._guards import detect_fake_mode
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._guards import detect_fake_mode
 from torch._inductor import compile_fx, ir, scheduler
 from torch._inductor.debug import DebugContext
 from torch._inductor.decomposition import select_decomp_table
@@ -56,11 +57,13 @@ PEAK = 989e12  # dense bf16, data sheet of the H100 SXM
 EFFICIENCY = 0.70  # of products: the products of the 1B step ran at 700 TFLOP/s, docs/user/gpu.md
 BANDWIDTH = 2.7e12  # of 3.35e12 on the data sheet; 1B's AdamW moved 39.6 GB in 15 ms, docs/user/gpu.md
 LAUNCH = 2.5e-6  # the shortest kernel
-NVLINK = 330e9  # of 450e9 in each direction: assumed, not measured here
-# Head size -> operations per second of cuDNN's causal attention, forward and backward, on 4,096 tokens. Forwards: FlashAttention-3,
-# arXiv:2407.08608, figure 5. Backwards: the one of 64 makes the 24 ms of docs/user/gpu.md, the one of 128 is to it as the forwards are.
+NVLINK = 330e9  # of 450e9 in each direction: assumed, not measured
+LATENCY = 15e-6  # of a message: assumed
+# Head size -> operations per second of cuDNN's causal attention, forward and backward, with 4,096 tokens. Forwards: figure 5 of
+# FlashAttention-3, arXiv:2407.08608. Backwards: 64 from the 24 ms in docs/user/gpu.md, 128 in proportion to the forwards.
 ATTENTION: Mapping[int, tuple[float, float]] = {64: (363e12, 307e12), 128: (518e12, 438e12)}
 H100 = DeviceProperties("cuda", 0, 132, 90, 9, 65536, 2048, 1024, 32)
+PROPERTIES = SimpleNamespace(total_memory=80 << 30, gcnArchName="", major=9, minor=0, multi_processor_count=132)
 
 # 46.7e9 parameters with 18 bytes of state each do not fit into 8 GPUs of 80 GB: 8 of 32 layers.
 MIXTRAL = llama(8, 4096, 14336, 32, False, model_type="mixtral", num_local_experts=8, num_experts_per_tok=2, vocab_size=32000)
@@ -89,14 +92,14 @@ microbatches = {case.microbatches}
 recompute = "{case.recompute}"
 """
 
-PRODUCTS, EXPERT_ROWS, BEHIND = "products", "rows of experts", "messages in the background"
+PRODUCTS, ELEMENTWISE, SUMS, EXPERT_ROWS = "products", "elementwise", "sums of weight gradients", "rows of experts"
+BEHIND = "messages in the background"
 # Beginning of the name of a function of the engine -> the class of the kernels that it launches itself.
-CLASSES = {"_squared_norm": "norm", "Optimizer.squared_norm": "norm", "Optimizer.step": "optimizer", "DataAxis.publish": "publish",
-           "NextToken": "loss", "_CrossEntropy": "loss", "Sink": "sums of weight gradients", "UnitGradient": "sums of weight gradients",
-           "add_grouped_outer": "sums of weight gradients", "Dispatch": EXPERT_ROWS, "dispatch": EXPERT_ROWS, "Journey": EXPERT_ROWS,
+CLASSES = {"_squared_norm": "norm", "Optimizer.squared_norm": "norm", "Optimizer.step": "optimizer",
+           "DataAxis.publish": "publish", "NextToken": "loss", "_CrossEntropy": "loss", "Sink": SUMS, "UnitGradient": SUMS,
+           "add_grouped_outer": SUMS, "Dispatch": EXPERT_ROWS, "dispatch": EXPERT_ROWS, "Journey": EXPERT_ROWS,
            "ExpertAxis": EXPERT_ROWS}
-ELEMENTWISE = "elementwise"
-# Kernels that read no tensor, kernels that touch only the rows of an index: (reads and writes of a row, argument with the rows).
+# Operators that only write, and those that touch only the rows of an index: (times, argument with the rows; None: the result).
 WRITERS = ("zero_", "fill_", "zeros", "new_zeros", "zeros_like", "ones", "ones_like", "full", "full_like", "arange")
 INDEXED: Mapping[str, tuple[int, int | None]] = {"embedding": (2, None), "index": (2, None), "gather": (2, None),
                                                 "index_put_": (3, 2), "index_copy_": (2, 3), "scatter_": (2, 3)}
@@ -185,7 +188,7 @@ def message(function: Any, args: Sequence[Any]) -> Kernel:
         argument for argument in args if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type())))
     sent = kind.share(group.size()) * size(tensors(args[kind.argument]))
     waits = kind.name == "all-to-all" or sent < 1 << 20
-    return Kernel("messages" if waits else BEHIND, kind.name, sent, 0, sent / NVLINK)
+    return Kernel("messages" if waits else BEHIND, kind.name, sent, 0, sent / NVLINK + LATENCY)
 
 
 class Roof(Waits):
@@ -236,14 +239,14 @@ def compiler(roof: Roof, graph: torch.fx.GraphModule, inputs: Sequence[Any], bac
 
 
 def lowered(graph: torch.fx.GraphModule, inputs: Sequence[Any], backward: bool) -> Iterator[Kernel]:
-    """Yield the kernels of a graph by inductor's scheduler for an H100. The graph of the meta device is changed to one of ``cuda``."""
+    """Yield the kernels of a graph by inductor's scheduler for an H100. The graph of the meta device becomes one of ``cuda``."""
     mode, device = detect_fake_mode(inputs), torch.device("cuda", 0)
     for node in graph.graph.nodes:
         if "device" in node.kwargs:
             node.kwargs = node.kwargs | {"device": device}
     with mode:
-        fakes = [torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device=device)
-                 if isinstance(each, Tensor) else each for each in inputs]
+        fakes = [torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
+                 if isinstance(value, Tensor) else value for value in inputs]
     with torch.no_grad(), V.set_fake_mode(mode), V.set_debug_handler(DebugContext()), V.set_extern_kernel_nodes([]):
         compile_fx.view_to_reshape(graph)
         FakeTensorProp(graph, mode=mode).propagate_dont_convert_inputs(*fakes)
@@ -254,7 +257,8 @@ def lowered(graph: torch.fx.GraphModule, inputs: Sequence[Any], backward: bool) 
             lowering._update_scheduler()
             for node in lowering.scheduler.nodes:
                 if node.is_extern() and not isinstance(node.node, ir.MultiOutput):
-                    origin = next(each for each in node.node.origins if each.target is node.node.op_overload)
+                    origin = next(source for source in node.node.origins if source.target is node.node.op_overload
+                                  or getattr(source.target, "overloadpacket", None) in flop_registry)
                     args, kwargs = map_arg((origin.args, origin.kwargs), lambda argument: argument.meta["val"])
                     yield kernel(origin.target, args, kwargs, origin.meta["val"])
                 elif not node.is_extern() and (moved := node.get_read_write_buffers_sizes()):
@@ -264,7 +268,7 @@ def lowered(graph: torch.fx.GraphModule, inputs: Sequence[Any], backward: bool) 
 def table(value: Any) -> str:
     """Return a value as TOML."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key} = {table(each)}" for key, each in value.items()) + "}"
+        return "{" + ", ".join(f"{key} = {table(item)}" for key, item in value.items()) + "}"
     return json.dumps(value)
 
 
@@ -273,15 +277,17 @@ def kernels_of(case: Case, ranks: int, degrees: Mapping[str, int], compiled: boo
     roof = Roof()
     without_gpu(roof)
     backend = aot_autograd(fw_compiler=partial(compiler, roof), bw_compiler=partial(compiler, roof, backward=True),
-                           partition_fn=partial(min_cut_rematerialization_partition, compiler="inductor"), decompositions=select_decomp_table())
+                           partition_fn=partial(min_cut_rematerialization_partition, compiler="inductor"),
+                           decompositions=select_decomp_table())
     torch._dynamo.reset()
     with ExitStack() as changes:
-        for change in (patch.object(F, "scaled_dot_product_attention", lambda query, key, value, **_: attention(query, key, value)),
+        for change in (patch.object(F, "scaled_dot_product_attention", lambda q, k, v, **_: attention(q, k, v)),
                        patch.object(import_module("hpc_mp.train.parallel.expert_axis"), "FakeTensor", Tensor),  # equal shares
                        patch.object(torch, "compile", partial(torch.compile, backend=backend)),
-                       patch.object(reinplace, "canonicalize_view_scatter_ops", lambda graph: None),  # copies on cuda
+                       patch.object(reinplace, "canonicalize_view_scatter_ops", lambda graph: None),  # it runs copies
                        patch.object(scheduler, "has_triton", lambda: True),
-                       patch.object(DeviceProperties, "create", lambda device: H100)):
+                       patch.object(DeviceProperties, "create", lambda device: H100),
+                       patch.object(torch.cuda, "get_device_properties", lambda device: PROPERTIES)):
             changes.enter_context(change)
         file = Path(changes.enter_context(tempfile.TemporaryDirectory())) / "job.toml"
         batch = case.samples * case.microbatches * ranks
