@@ -67,10 +67,13 @@ PROPERTIES = SimpleNamespace(total_memory=80 << 30, gcnArchName="", major=9, min
 
 # 46.7e9 parameters with 18 bytes of state each do not fit into 8 GPUs of 80 GB: 8 of 32 layers.
 MIXTRAL = llama(8, 4096, 14336, 32, False, model_type="mixtral", num_local_experts=8, num_experts_per_tok=2, vocab_size=32000)
+# Name -> case, ranks, degrees. Those of 3B with 2 samples need more than 80 GB, or recomputation, which is not modelled here.
 ROWS = {"llama 1B": (Case(ONE, 2, 4096), 1, {}), "llama 1B, 8 microbatches": (Case(ONE, 2, 4096, 8), 1, {}),
         "llama 3B": (Case(THREE, 2, 4096), 1, {}), "llama 3B, 8 microbatches": (Case(THREE, 2, 4096, 8), 1, {}),
         "mixtral 8x7B, 8 layers": (Case(MIXTRAL, 2, 4096), 8, {"expert": 8, "zero": 1}),
-        "mixtral 8x7B, 8 layers, 8 microbatches": (Case(MIXTRAL, 2, 4096, 8), 8, {"expert": 8, "zero": 1})}
+        "mixtral 8x7B, 8 layers, 8 microbatches": (Case(MIXTRAL, 2, 4096, 8), 8, {"expert": 8, "zero": 1}),
+        "llama 1B, 4 microbatches, as measured": (Case(ONE, 2, 4096, 4), 1, {}),
+        "llama 3B, 2 microbatches, as measured": (Case(THREE, 1, 4096, 2), 1, {})}
 JOB = """
 [job]
 name = "roofline"
