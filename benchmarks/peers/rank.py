@@ -42,9 +42,9 @@ def main() -> None:
     os.dup2(2, 1)  # what libraries print
     layout = Layout(**json.loads(arguments.layout))
     torch.set_num_threads(layout.threads)
-    if layout.ranks > 1:  # two ranks that the system has put on one core would take turns
-        cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cores[int(os.environ["RANK"]) % len(cores)]})
+    cores = sorted(os.sched_getaffinity(0))
+    if 1 < layout.ranks <= len(cores):  # two ranks that the system has put on one core would take turns
+        os.sched_setaffinity(0, {cores[int(os.environ["RANK"])]})
     step, done = built(arguments.way, layout), 0
     print("{}", file=answers, flush=True)
     while line := sys.stdin.readline():

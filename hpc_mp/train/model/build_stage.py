@@ -147,8 +147,12 @@ def _attention(stage: TransformersStage, model: TransformersModules, whole: nn.M
 
 
 def _compilation(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
-    """Compile blocks, with the exchanges of the context axis outside of their graphs."""
-    for path in stage.blocks if stage.around.compile else ():
+    """Compile blocks, with the exchanges of the context axis outside of their graphs, and the last norm."""
+    if not stage.around.compile:
+        return
+    if stage.span.last:
+        stage.get_submodule(model.family.norm).compile(dynamic=False)
+    for path in stage.blocks:
         attention = stage.get_submodule(f"{path}.{model.family.attention}")
         if stage.context.axis.size > 1:
             attention.context = torch.compiler.disable(attention.context)

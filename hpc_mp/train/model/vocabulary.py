@@ -81,7 +81,7 @@ class NextToken(nn.Module):
         super().__init__()
         self.head, self.outer, self.tensor, self.cap = head, outer, head.tensor, cap
         self.start, width = self.tensor.part(vocabulary)
-        rows = max(1, CHUNK // max(1, width))
+        rows = max(1, (2 if compile else 1) * CHUNK // max(1, width))  # compiled functions have no logits in fp32
         self.rows = rows - rows % TILE if rows > TILE else rows
         functions: tuple[Callable[..., Any], ...] = _scores, _slopes
         self.scores, self.slopes = (torch.compile(one, dynamic=False) if compile else one for one in functions)

@@ -61,7 +61,8 @@ class Dispatch:
 
     def _rows(self, choices: Tensor) -> Tensor:
         """Gather the choices of all tokens, (tokens, choices, width), into rows, (rows, width); rows of no choice get 0."""
-        return F.pad(choices.flatten(0, 1), (0, 0, 0, int(self.spare)))[self.order]
+        rows = choices.flatten(0, 1)
+        return (F.pad(rows, (0, 0, 0, 1)) if self.spare else rows)[self.order]
 
 
 def dispatch(index: Tensor, experts: int, limit: int | None = None, slots: int | None = None) -> Dispatch:
