@@ -151,7 +151,7 @@ MASKED: Mapping[str, tuple[Training, Layout]] = {
     "recompute": (Training(), lay(2, layers=(5,), recompute="full")),
     "sequence": (Training({"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.3}),
                  lay(2, sequence_parallel=True, layers=(5,))),
-    "no padding": (Training(without=frozenset(("token_types", "begins"))), lay(2, layers=(5,))),
+    "no padding": (Training(without=frozenset(("token_types", "documents"))), lay(2, layers=(5,))),
 }
 
 
