@@ -280,6 +280,11 @@ def table(value: Any) -> str:
     return json.dumps(value)
 
 
+def static(compile_: Callable[..., Any], backend: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile with a backend for sizes that are known: bytes of a graph for any size have no number."""
+    return lambda function, **keys: compile_(function, **keys | {"backend": backend, "dynamic": False})
+
+
 def kernels_of(case: Case, ranks: int, degrees: Mapping[str, int], compiled: bool) -> Mapping[Kernel, int]:
     """Return the kernels of the second step of the first rank."""
     roof = Roof()
@@ -291,7 +296,7 @@ def kernels_of(case: Case, ranks: int, degrees: Mapping[str, int], compiled: boo
     with ExitStack() as changes:
         for change in (patch.object(F, "scaled_dot_product_attention", lambda q, k, v, **_: attention(q, k, v)),
                        patch.object(import_module("hpc_mp.train.parallel.expert_axis"), "FakeTensor", Tensor),  # equal shares
-                       patch.object(torch, "compile", partial(torch.compile, backend=backend)),
+                       patch.object(torch, "compile", static(torch.compile, backend)),
                        patch.object(reinplace, "canonicalize_view_scatter_ops", lambda graph: None),  # it runs copies
                        patch.object(scheduler, "has_triton", lambda: True),
                        patch.object(DeviceProperties, "create", lambda device: H100),
