@@ -23,7 +23,7 @@ def way_of(name: str) -> str:
     """The module of a way; modules of other peers may not be installed."""
     if name.startswith("DeepSpeed"):
         return "with_deepspeed"
-    return "with_ours" if name == "ours" else "with_torch"
+    return "with_ours" if name.startswith("ours") else "with_torch"
 
 
 def built(name: str, layout: Layout) -> Step:

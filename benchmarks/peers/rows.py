@@ -28,19 +28,20 @@ class Row:
         return 4e-3 if self.layout.precision == "bf16" else 3e-5
 
 
-PIPELINES = ("torch 1F1B", "torch GPipe", "DeepSpeed PipelineModule")
+PIPELINES = ("torch 1F1B", "torch GPipe", "torch ZBV", "DeepSpeed PipelineModule")
 SQUARE = ("torch 1F1B x DDP", "torch 1F1B x DDP + ZeroRedundancyOptimizer", "torch 1F1B x FSDP2", "DeepSpeed PipelineModule")
+ZERO_BUBBLE = "ours, zero bubble"
 ROWS = {
     "plain, two threads": Row(Layout(threads=2), (), "plain, two threads"),
     "fp32 ZeRO-0": Row(Layout(2), ("DDP", "DeepSpeed")),
     "fp32 ZeRO-1": Row(Layout(2, zero=1), ("DDP + ZeroRedundancyOptimizer", "DeepSpeed")),
     "fp32 ZeRO-2": Row(Layout(2, zero=2), ("FSDP2, no reshard", "DeepSpeed")),
     "fp32 ZeRO-3": Row(Layout(2, zero=3), ("FSDP2", "DeepSpeed")),
-    "fp32 pp 2": Row(Layout(2, pipeline=2, microbatches=4), PIPELINES),
+    "fp32 pp 2": Row(Layout(2, pipeline=2, microbatches=4), PIPELINES, ZERO_BUBBLE),
     "fp32 tp 2": Row(Layout(2, tensor=2), ("torch DTensor", "DeepSpeed AutoTP")),
-    "fp32 pp 2 x dp 2 ZeRO-1": Row(Layout(4, pipeline=2, zero=1, microbatches=4), SQUARE),
+    "fp32 pp 2 x dp 2 ZeRO-1": Row(Layout(4, pipeline=2, zero=1, microbatches=4), SQUARE, ZERO_BUBBLE),
     "bf16 ZeRO-1": Row(Layout(2, zero=1, precision="bf16"), ("DeepSpeed",)),
     "bf16 ZeRO-2": Row(Layout(2, zero=2, precision="bf16"), ("FSDP2, no reshard", "DeepSpeed")),
     "bf16 ZeRO-3": Row(Layout(2, zero=3, precision="bf16"), ("FSDP2", "DeepSpeed")),
-    "bf16 pp 2": Row(Layout(2, pipeline=2, microbatches=4, precision="bf16"), PIPELINES),
+    "bf16 pp 2": Row(Layout(2, pipeline=2, microbatches=4, precision="bf16"), PIPELINES, ZERO_BUBBLE),
 }

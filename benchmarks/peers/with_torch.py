@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -10,11 +11,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleZBVZeroBubble
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
-from workload import ADAMW, Block, Layout, Step, adamw, batch_of, layers_of, llama_model, loss_of, optimizer_of
+from workload import ADAMW, V_BLOCKS, Block, Layout, Step, adamw, batch_of, layers_of, llama_model, loss_of, optimizer_of
 
 Divide = Callable[[nn.Module, Layout, DeviceMesh], tuple[nn.Module, Any]]  # a module and its optimizer among data ranks
 
@@ -84,6 +85,31 @@ def pipelined(schedule_type: type, divide: Divide, layout: Layout) -> Step:
     return step
 
 
+def zero_bubble_v(layout: Layout) -> Step:
+    """A pipeline of two ranks with two stages each: the first rank has the first and the last one."""
+    dist.init_process_group("gloo")
+    rank, (layers, _) = dist.get_rank(), layers_of(llama_model())
+    ends = [0, *accumulate((1 + V_BLOCKS[0], *V_BLOCKS[1:-1])), len(layers)]
+    places = [stage for stage, place in enumerate((0, 1, 1, 0)) if place == rank]
+    modules = [nn.Sequential(*layers[ends[stage]:ends[stage + 1]]) for stage in places]
+    optimizer = optimizer_of(nn.ModuleList(modules), layout)
+    stages = [PipelineStage(module, stage, 4, torch.device("cpu")) for module, stage in zip(modules, places, strict=True)]
+    schedule = ScheduleZBVZeroBubble(stages, layout.microbatches, loss_fn=loss_of)
+
+    def step(number: int) -> Tensor | None:
+        ids, labels = batch_of(number)
+        losses: list[Tensor] = []
+        if rank == 0:
+            schedule.step(ids, target=labels, losses=losses, return_outputs=False)
+        else:
+            schedule.step()
+        optimizer.step()
+        optimizer.zero_grad()
+        return torch.stack(losses).mean().detach() if losses else None
+
+    return step
+
+
 def tensor_parallel(layout: Layout) -> Step:
     """Attention by heads, MLPs by columns and rows, embedding, head and loss by words."""
     dist.init_process_group("gloo")
@@ -123,5 +149,6 @@ WAYS: dict[str, Callable[[Layout], Step]] = {
     "torch 1F1B x DDP": partial(pipelined, Schedule1F1B, ddp),
     "torch 1F1B x DDP + ZeroRedundancyOptimizer": partial(pipelined, Schedule1F1B, ddp_zero),
     "torch 1F1B x FSDP2": partial(pipelined, Schedule1F1B, partial(fsdp2, reshard=False)),
+    "torch ZBV": zero_bubble_v,
     "torch DTensor": tensor_parallel,
 }

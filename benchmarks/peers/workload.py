@@ -15,6 +15,7 @@ CONFIG = {"model_type": "llama", "num_hidden_layers": 8, "hidden_size": 256, "in
           "eos_token_id": 0, "tie_word_embeddings": False}
 ADAMW: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
 FIRST_BLOCKS = 5  # of a pipeline of two; the head costs as much as three blocks. Ours comes to the same cut by itself
+V_BLOCKS = (2, 3, 3, 0)  # of the stages of a pipeline that comes back, the head in the last one
 Step = Callable[[int], Tensor | None]  # trains the step of this number; the loss, if this rank has it
 
 

@@ -50,8 +50,8 @@ unsummed_shares_of_tokens = wrapped(groups.Groups, "sharing", lambda sharing: la
 # A W forgets what its I has put off.
 lost_weight_gradients = wrapped(projection.WeightGradients, "take", lambda take: lambda self: (
     self._waiting.clear(), projection.WeightGradients())[1])
-doubled_loss_scale = wrapped(pipeline.Pipeline, "train", lambda train: lambda self, share, gradient, trace: train(
-    self, share, lambda: 2 * gradient(), trace))
+doubled_loss_scale = wrapped(pipeline.Pipeline, "train", lambda train: lambda self, share, scale, *rest: train(
+    self, share, 2 * scale, *rest))
 untied_gradients = wrapped(data_axis, "all_reduce", lambda reduce: nothing_sent)
 unsummed_replicas = wrapped(gradients, "all_reduce", lambda reduce: nothing_sent)
 unsummed_shards = wrapped(gradients, "reduce_scatter", lambda reduce: nothing_sent)

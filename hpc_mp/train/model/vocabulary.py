@@ -1,7 +1,6 @@
 """The two ends of a model, cut along the vocabulary: the embedding, and the head with the loss of the next token."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from hpc_mp.train.parallel.collectives import all_reduce
 from hpc_mp.train.parallel.projection import Projection, SunkWeight, TensorAxis
 from hpc_mp.train.parallel.soft_cap import capped, through_cap
+from hpc_mp.train.parallel.surroundings import LossGradient
 from hpc_mp.train.pipeline.stage import Batch
 
 IGNORED = -100  # Hugging Face's label for tokens that do not count in the loss
@@ -74,14 +74,17 @@ class NextToken(nn.Module):
         head: cut along the vocabulary, or whole on every rank: then each computes the loss of the tokens that it has.
         outer: the tensor axis, whose hidden states come in.
         cap: of logits, see ``soft_cap``; None: none.
+        gradient: of the loss, by which the forward computes gradients already.
         compile: True if the two functions of a chunk's logits are compiled, for each shape of their arguments.
     """
 
-    def __init__(self, head: Projection, vocabulary: int, outer: TensorAxis, cap: float | None, compile: bool) -> None:
+    def __init__(self, head: Projection, vocabulary: int, outer: TensorAxis, cap: float | None, gradient: LossGradient,
+                 compile: bool) -> None:
         super().__init__()
-        self.head, self.outer, self.tensor, self.cap = head, outer, head.tensor, cap
-        self.start, width = self.tensor.part(vocabulary)
-        rows = max(1, (2 if compile else 1) * CHUNK // max(1, width))  # compiled functions have no logits in fp32
+        self.head, self.outer, self.tensor, self.cap, self.gradient = head, outer, head.tensor, cap, gradient
+        self.start, _ = self.tensor.part(vocabulary)
+        width = -(-vocabulary // self.tensor.size)  # the largest part: all ranks have the same chunks
+        rows = max(1, (2 if compile else 1) * CHUNK // width)  # compiled functions have no logits in fp32
         self.rows = rows - rows % TILE if rows > TILE else rows
         functions: tuple[Callable[..., Any], ...] = _scores, _slopes
         self.scores, self.slopes = (torch.compile(one, dynamic=False) if compile else one for one in functions)
@@ -97,51 +100,55 @@ class NextToken(nn.Module):
         loss: Tensor = _CrossEntropy.apply(rows, labels.flatten(), self, self.head.weight)
         return self.outer.total(loss) if self.tensor.size == 1 else loss, count
 
+    def over_axis(self, own: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ``_scores`` of the words of all ranks, given those of this rank's words."""
+        axis = self.tensor.axis
+        if axis.size == 1:
+            return own, target
+        highest = own.clone()
+        all_reduce(highest, axis, dist.ReduceOp.MAX).wait()
+        sums = torch.stack(((own - highest).exp(), target))
+        all_reduce(sums, axis).wait()
+        return highest + sums[0].log(), sums[1]
+
 
 class _CrossEntropy(torch.autograd.Function):
     """Sum over tokens of the cross entropy of a head's logits, whose vocabulary may be cut over an axis.
 
     A chunk of tokens at a time: the logits of all of them would be the largest array of a step (8,192 tokens of 128,256 words in
-    fp32: 4.2 GB, and as much for their gradient). One chunk's are kept for the backward, those of several are computed again. The
-    weight is an argument so that autograd knows that a gradient is wanted; it gets none here.
+    fp32: 4.2 GB, and as much for their gradient). The forward turns a chunk's logits into their gradient at once, so that the
+    backward needs no logits; the last chunk's weight gradient is left to the backward. The weight is an argument so that
+    autograd knows that a gradient is wanted; it gets none here.
     """
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, labels: Tensor, objective: NextToken, weight: Tensor) -> Tensor:
-        axis, counted, local = objective.tensor.axis, labels != IGNORED, labels - objective.start
-        scores: list[tuple[Tensor, Tensor]] = []
-        logits: list[Tensor] = []  # of all tokens, if they are one chunk
-        for rows, places in zip(hidden.split(objective.rows), local.split(objective.rows), strict=True):
-            product = objective.head.product(rows)
-            scores.append(objective.scores(product, places, objective.cap))
-            logits = [product] if len(rows) == len(hidden) else []
-        own, target = map(torch.cat, zip(*scores, strict=True))
-        total = own
-        if axis.size > 1:
-            highest = own.clone()
-            all_reduce(highest, axis, dist.ReduceOp.MAX).wait()
-            sums = torch.stack(((own - highest).exp(), target))
-            all_reduce(sums, axis).wait()
-            total, target = highest + sums[0].log(), sums[1]
-        ctx.objective = objective
-        ctx.save_for_backward(hidden, local, (own - total).exp(), counted, *logits)
-        return (total - target).masked_fill(~counted, 0.0).sum()
+        head, gradient, losses, gradients = objective.head, objective.gradient.value, [], []
+        columns = hidden, labels - objective.start, labels != IGNORED
+        chunks = list(zip(*(column.split(objective.rows) for column in columns), strict=True))
+        for number, (rows, places, counted) in enumerate(chunks, 1):
+            logits = head.product(rows)
+            total, target = objective.over_axis(*objective.scores(logits, places, objective.cap))
+            losses.append((total - target).masked_fill(~counted, 0.0).sum())
+            if gradient is None:
+                continue
+            slopes = objective.slopes(logits, places, total, counted * gradient.to(total.dtype), objective.cap)
+            gradients.append(head.input_gradient(slopes))
+            if number < len(chunks):
+                head.add_weight_gradient(rows, slopes, more=True)
+            else:
+                ctx.objective = objective
+                ctx.save_for_backward(torch.cat(gradients), rows, slopes)
+        return torch.stack(losses).sum()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        hidden, local, part, counted, *logits = ctx.saved_tensors
-        objective: NextToken = ctx.objective
-        head, waiting = objective.head, objective.tensor.weights
-        arguments = (tensor.split(objective.rows) for tensor in (hidden, local, part, counted * gradient))
-        gradients: list[Tensor] = []
-        for rows, *places in zip(*arguments, strict=True):
-            slopes = objective.slopes(logits[0] if logits else head.product(rows), *places, objective.cap)
-            gradients.append(head.input_gradient(slopes))
-            more = sum(map(len, gradients)) < len(hidden)
-            waiting.put_off(partial(head.add_weight_gradient, more=more), rows, slopes)
-            if more or objective.tensor.size == 1:
-                waiting.meanwhile()
-        return torch.cat(gradients), None, None, None
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, None, None, None]:
+        gradient, rows, slopes = ctx.saved_tensors
+        tensor = ctx.objective.tensor
+        tensor.weights.put_off(ctx.objective.head.add_weight_gradient, rows, slopes)
+        if tensor.size == 1:
+            tensor.weights.meanwhile()
+        return gradient, None, None, None
 
 
 def _scores(logits: Tensor, places: Tensor, cap: float | None) -> tuple[Tensor, Tensor]:
@@ -162,18 +169,18 @@ def _scores(logits: Tensor, places: Tensor, cap: float | None) -> tuple[Tensor, 
     return word - log_share, word.masked_fill(~mine, 0.0)
 
 
-def _slopes(logits: Tensor, places: Tensor, part: Tensor, weights: Tensor, cap: float | None) -> Tensor:
+def _slopes(logits: Tensor, places: Tensor, total: Tensor, weights: Tensor, cap: float | None) -> Tensor:
     """The gradient of the logits, in their format.
 
     Args:
-        part: the share of the exponentials of all words that these are, (tokens,).
-        weights: of each token's loss.
+        total: the logarithm of the sum of the exponentials of all words, (tokens,).
+        weights: of each token's loss, (tokens,).
     """
     if logits.shape[1] == 0:
         return logits
     logits = logits if cap is None else capped(logits, cap)
     mine, index = _own(places.unsqueeze(1), logits.shape[1])
-    slopes = logits.softmax(1, dtype=part.dtype) * (part * weights).unsqueeze(1)
+    slopes = (logits - (total - weights.log()).unsqueeze(1)).exp_()
     own = slopes.gather(1, index) - mine * weights.unsqueeze(1)
     slopes = slopes.to(logits.dtype).scatter_(1, index, own.to(logits.dtype))
     return slopes if cap is None else through_cap(slopes, logits, cap)

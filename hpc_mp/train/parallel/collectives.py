@@ -1,9 +1,10 @@
 """Collectives on flat arrays over an axis, on any back end. They run asynchronously, except ``all_to_all``, and
 ``known_to_all`` and ``from_first``, which return when their few numbers have arrived.
 
-gloo has no reduce-scatter of its own: torch emulates it with an all-reduce, which sends twice the bytes. Here each rank sends
-every other rank its piece, and sums the pieces that it receives in the order of ranks. The bytes are those of a ring, and the sum
-is bitwise reproducible.
+gloo's own reduce-scatter is an all-reduce in torch, which sends twice the bytes, and its all-gather and its all-reduce of large
+arrays copy them several times. Here each rank sends every other rank its piece, and sums the pieces that it receives in the order
+of ranks. The bytes are those of a ring, and the sum is bitwise reproducible. 40 MB between two ranks of a machine took 16 instead
+of 55 ms, an all-gather 12 instead of 32, an all-reduce 28 instead of 40.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,27 +22,33 @@ GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
+LARGE = 1 << 20  # bytes of an all-reduce over gloo from which on it is faster in two phases
+
+
 @dataclass(slots=True)
 class Running:
-    """A collective in flight. ``wait`` may be called again; ``finish``: called once, after the arrival of the result."""
+    """A collective in flight. ``wait`` may be called again; ``finish``: called once, after the arrival of the messages."""
 
-    work: dist.Work | None = None
+    works: Sequence[dist.Work | None] = ()
     finish: Callable[[], object] | None = None
 
     def wait(self) -> None:
-        if self.work is not None:
-            self.work.wait()
-        if self.finish is not None:
-            self.finish()
-        self.work, self.finish = None, None
+        for work in self.works:
+            if work is not None:
+                work.wait()
+        finish, self.works, self.finish = self.finish, (), None
+        if finish is not None:
+            finish()
 
 
 def all_reduce(values: Tensor, axis: Axis, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Running:
     """Sum ``values`` over the axis, in place."""
     if axis.size == 1:
         return Running()
+    if _by_pairs(values, axis) and op == dist.ReduceOp.SUM and values.nbytes >= LARGE and values.is_contiguous():
+        return _in_two_phases(values.view(-1).tensor_split(axis.size), axis)
     with profiled(f"all-reduce, {axis.name}"):
-        return Running(dist.all_reduce(values, op, group=axis.group, async_op=True))
+        return Running((dist.all_reduce(values, op, group=axis.group, async_op=True),))
 
 
 class RunningSum:
@@ -65,8 +72,10 @@ def all_gather(whole: Tensor, part: Tensor, axis: Axis) -> Running:
         if not _begin_together(whole, part):
             whole.copy_(part)
         return Running()
+    if _by_pairs(whole, axis):
+        return _spread(part, whole.view(axis.size, -1).unbind(), axis)
     with profiled(f"all-gather, {axis.name}"):
-        return Running(GATHER(whole, part, group=axis.group, async_op=True))
+        return Running((GATHER(whole, part, group=axis.group, async_op=True),))
 
 
 @torch.no_grad()
@@ -82,15 +91,69 @@ def reduce_scatter(into: Tensor, whole: Tensor, axis: Axis) -> Running:
         if not inside:
             into.add_(mine)
         return Running()
-    if not axis.through_host:
-        summed = torch.empty_like(into)
-        with profiled(f"reduce-scatter, {axis.name}"):
-            work = SCATTER(summed, whole, group=axis.group, async_op=True)
-        keep = into.copy_ if inside else into.add_
-        return Running(work, lambda: keep(summed))
-    arrived, work = _exchange(f"reduce-scatter, {axis.name}", whole, axis)
-    pieces = arrived.view(axis.size, length)
-    return Running(work, lambda: torch.sum(pieces, 0, out=into) if inside else into.add_(pieces.sum(0)))
+    if _by_pairs(whole, axis):
+        return _sum_pieces(whole.view(axis.size, length).unbind(), into, axis)
+    if axis.through_host:
+        arrived, work = _exchange(f"reduce-scatter, {axis.name}", whole, axis)
+        pieces = arrived.view(axis.size, length)
+        return Running((work,), lambda: torch.sum(pieces, 0, out=into) if inside else into.add_(pieces.sum(0)))
+    summed = torch.empty_like(into)
+    with profiled(f"reduce-scatter, {axis.name}"):
+        work = SCATTER(summed, whole, group=axis.group, async_op=True)
+    keep = into.copy_ if inside else into.add_
+    return Running((work,), lambda: keep(summed))
+
+
+def _by_pairs(values: Tensor, axis: Axis) -> bool:
+    """Return whether ranks exchange pieces over gloo, whose messages between two ranks are of host memory alone."""
+    return axis.through_host and values.device.type == "cpu"
+
+
+def _in_two_phases(pieces: Sequence[Tensor], axis: Axis) -> Running:
+    """All-reduce over gloo: each rank sums its piece, and sends the sum to all others when ``wait`` is called."""
+    scattered = _sum_pieces(pieces, pieces[axis.rank], axis)
+
+    def finish() -> None:
+        scattered.wait()
+        _spread(pieces[axis.rank], pieces, axis).wait()
+
+    return Running((), finish)
+
+
+def _sum_pieces(pieces: Sequence[Tensor], into: Tensor, axis: Axis) -> Running:
+    """Reduce-scatter over gloo: send every other rank its piece, and sum those that arrive with the own one, in the order of
+    ranks. The sum is added to ``into``; it replaces the own piece if that is ``into``."""
+    mine = pieces[axis.rank]
+    parts = [mine if rank == axis.rank else torch.empty_like(mine) for rank in range(axis.size)]
+
+    def finish() -> None:
+        total, *between, last = parts
+        for part in between:
+            total.add_(part)
+        if _begin_together(into, mine):
+            torch.add(total, last, out=into)
+        else:
+            into.add_(total.add_(last))
+
+    return Running(_swap(f"reduce-scatter, {axis.name}", pieces, parts, axis), finish)
+
+
+def _spread(part: Tensor, whole: Sequence[Tensor], axis: Axis) -> Running:
+    """All-gather over gloo: send the own part to every other rank, and receive theirs."""
+    if not _begin_together(part, whole[axis.rank]):
+        whole[axis.rank].copy_(part)
+    return Running(_swap(f"all-gather, {axis.name}", [part] * axis.size, whole, axis))
+
+
+def _swap(name: str, sent: Sequence[Tensor], received: Sequence[Tensor], axis: Axis) -> list[dist.Work | None]:
+    """Begin to send every other rank the tensor at its number, and to receive the one from it."""
+    works = []
+    with profiled(name):
+        for distance in range(1, axis.size):
+            to, of = (axis.rank + distance) % axis.size, (axis.rank - distance) % axis.size
+            works += [dist.isend(sent[to], group=axis.group, group_dst=to),
+                      dist.irecv(received[of], group=axis.group, group_src=of)]
+    return works
 
 
 def known_to_all(values: Tensor, ranks: Tree) -> Tensor:
@@ -133,7 +196,7 @@ def shift(values: Tensor, axis: Axis) -> tuple[Tensor, Running]:
     to, of = [0] * axis.size, [0] * axis.size
     to[(axis.rank + 1) % axis.size] = of[axis.rank - 1] = values.numel()
     arrived, work = _exchange(f"shift, {axis.name}", values.flatten(), axis, to, of)
-    return arrived.view(values.shape), Running(work)
+    return arrived.view(values.shape), Running((work,))
 
 
 def all_to_all(x: Tensor, axis: Axis, sent: Sequence[int] | None = None, come: Sequence[int] | None = None) -> Tensor:

@@ -1,7 +1,8 @@
 """Gradients accumulate in one flat array for each unit, in the masters' format, and are reduced over the data axis from there.
 
 ``parameter.grad`` is not used: each gradient is added to the ``Sink`` of its slot, matrix products of projections directly, all
-others through a hook. A unit's gradient is in one of three states:
+others through a hook. The first one overwrites the slot, so that no array has to be set to zero. A unit's gradient is in one of
+three states:
 
 ============ ========================== ==========================================================================================
 state        missing                    next state
@@ -50,9 +51,9 @@ class Slabs:
     free: list[Tensor] = field(default_factory=list)
 
     def take(self, length: int) -> Tensor:
-        """Return zeros, (length,), in a free bucket or a new one."""
+        """Return an array (length,), a free bucket or a new one. Its values have no meaning."""
         place = next((place for place, slab in enumerate(self.free) if slab.numel() == length), None)
-        return torch.zeros(length, dtype=self.dtype, device=self.device) if place is None else self.free.pop(place).zero_()
+        return torch.empty(length, dtype=self.dtype, device=self.device) if place is None else self.free.pop(place)
 
     def send(self, running: Running, slab: Tensor) -> None:
         """Free ``slab`` when the reduction that reads it is complete."""
@@ -91,28 +92,44 @@ class UnitGradient:
         self.shared = list(_stretches(layout, groups.sharing))
         self.whole: Tensor | None = self.held if complete else None
         self._views: dict[str, Tensor] = {}  # weight -> view of ``whole``; every backward uses all of them
+        self._empty: set[str] = set()  # weights whose views have no gradient yet
         self._left = 0  # REDUCE actions of this step
         self._missing: int | None = None
         self._running = Running()
 
     def begin(self) -> None:
-        """Set the gradient to zero at the beginning of a step."""
-        self.held.zero_()
+        """Forget the gradient of the last step."""
+        if self.kept:
+            self._forget()
+        else:
+            self.held.zero_()
         self._left = self.reductions
+
+    def _forget(self) -> None:
+        self._empty = {slot.weight.name for slot in self.layout.slots}
 
     def announce(self) -> None:
         """Announce that a REDUCE follows the backward that begins: a reduction may start as soon as the gradient is complete."""
         if not self._tied and (not self.kept or self._left == 1):
             self._missing = len(self.layout.slots)
 
-    def view(self, slot: ParameterSlot) -> Tensor:
-        """Return the view in which the gradient of a slot accumulates, in the slot's shape."""
+    def claim(self, slot: ParameterSlot) -> tuple[Tensor, bool]:
+        """Return the view in which the gradient of a slot accumulates, in the slot's shape, for the gradient that comes now.
+        True: it is the first one, and overwrites the view."""
         if self.whole is None:
             self.whole = self.slabs.take(self.layout.padded)
+            self._forget()
         view = self._views.get(slot.weight.name)
         if view is None:
             view = self._views[slot.weight.name] = self.whole[slot.begin:slot.begin + slot.size].view(slot.shape)
-        return view
+        empty = slot.weight.name in self._empty
+        self._empty.discard(slot.weight.name)
+        return view, empty
+
+    def zeroed(self, slot: ParameterSlot) -> Tensor:
+        """Return the view of a slot for an addition: with zeros if the slot has no gradient yet."""
+        view, empty = self.claim(slot)
+        return view.zero_() if empty else view
 
     def came(self) -> None:
         """Count a slot whose gradient of this backward has been added."""
@@ -133,6 +150,9 @@ class UnitGradient:
         whole = self.whole
         if whole is None:
             return
+        for slot in self.layout.slots:
+            if slot.weight.name in self._empty:
+                self.zeroed(slot)
         for begin, end, axis in self.shared:
             all_reduce(whole[begin:end], axis).wait()
         if self.kept:
@@ -177,7 +197,8 @@ class Sink:
 
     def add(self, gradient: Tensor, more: bool = False) -> None:
         """Add a gradient in the slot's shape. ``more``: as for ``add_product``."""
-        self.unit.view(self.slot).add_(gradient)
+        view, empty = self.unit.claim(self.slot)
+        view.copy_(gradient) if empty else view.add_(gradient)
         if not more:
             self.unit.came()
 
@@ -186,13 +207,13 @@ class Sink:
 
         ``more``: True if other parts of this backward's gradient follow.
         """
-        _add_product(self.unit.view(self.slot), left, right)
+        _add_product(*self.unit.claim(self.slot), left, right)
         if not more:
             self.unit.came()
 
     def add_grouped(self, left: Tensor, right: Tensor, ends: Tensor) -> None:
         """Add the products of groups of rows, see ``add_grouped_outer``, to the rows of the slot's first dimension."""
-        add_grouped_outer(self.unit.view(self.slot).flatten(1, -2), left, right, ends)
+        add_grouped_outer(self.unit.zeroed(self.slot).flatten(1, -2), left, right, ends)
         self.unit.came()
 
     def add_rows(self, index: Tensor, rows: Tensor) -> None:
@@ -200,7 +221,7 @@ class Sink:
 
         A GPU sorts them by row, because its ``index_add_`` adds in an order that changes from run to run.
         """
-        target = self.unit.view(self.slot)
+        target = self.unit.zeroed(self.slot)
         rows = rows.to(target.dtype)
         if rows.is_cuda:
             target.index_put_((index,), rows, accumulate=True)
@@ -209,12 +230,16 @@ class Sink:
         self.unit.came()
 
 
-def _add_product(target: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add a product of two matrices. A GPU adds one of half precision in the masters' format, with one rounding and one pass."""
+def _add_product(target: Tensor, empty: bool, left: Tensor, right: Tensor) -> None:
+    """Add a product of two matrices; ``empty``: overwrite the target with it. A GPU computes one of half precision in the
+    masters' format, with one rounding and one pass."""
     whole = target.view(left.shape[0], right.shape[1])
     if left.dtype == target.dtype:
-        whole.addmm_(left, right)
+        torch.mm(left, right, out=whole) if empty else whole.addmm_(left, right)
+    elif left.is_cuda and empty:
+        torch.ops.aten.mm.dtype_out(left, right, target.dtype, out=whole)
     elif left.is_cuda:
         torch.ops.aten.addmm.dtype_out(whole, left, right, target.dtype, out=whole)
     else:
-        target.add_((left @ right).view(target.shape))
+        product = left @ right
+        whole.copy_(product) if empty else whole.add_(product)

@@ -62,6 +62,10 @@ class _Step:
     most_held: int = 0
     spans: list[Span] = field(default_factory=list)
 
+    def loss_gradient(self) -> Tensor | None:
+        """Return the gradient of the summed loss, a scalar; None in an evaluation."""
+        return self.scale if self.scale is None or self.labels is None else self.scale / self.labels.value().clamp(min=1.0)
+
 
 class _Inlet(torch.autograd.Function):
     """A tensor of another stage, as the beginning of this stage's graph.
@@ -98,6 +102,7 @@ class Pipeline:
                  around: Surroundings, schedule: Schedule, residency: Residency) -> None:
         self.stages, self.boundaries, self.data, self.residency = stages, boundaries, data, residency
         self.weights, self.clock, self.device = around.tensor.weights, around.clock, data.slabs.device
+        self.loss_gradient = around.loss_gradient
         self.actions, self.last = schedule.ranks[groups.pipeline], schedule.stages - 1
         self.posted = posted_ahead if groups.channels.through_host else list
         self.activations = Activations(self.device)
@@ -181,6 +186,8 @@ class Pipeline:
         step.share.begun = m
         self.clock.set(step.share.moments[m])
         training = torch.is_grad_enabled()
+        if stage == self.last:
+            self.loss_gradient.value = step.loss_gradient()
         received = self.messages.take(action) if stage > 0 else {}
         if training:
             gradients = step.gradients[chunk] = {}
@@ -229,8 +236,8 @@ class Pipeline:
             step.away.pop(chunk).need()
         roots = step.roots.pop(chunk)
         if stage == self.last:
-            assert step.loss is not None and step.scale is not None, "a backward without a forward, or in an evaluation"
-            gradient = step.scale if step.labels is None else step.scale / step.labels.value().clamp(min=1.0)
+            gradient = step.loss_gradient()
+            assert step.loss is not None and gradient is not None, "a backward without a forward, or in an evaluation"
             received = {"loss": gradient.to(step.loss.dtype)}
         else:
             received = self.messages.take(action)
