@@ -26,6 +26,7 @@ from hpc_mp.rundir.rank_env import identity
 from hpc_mp.train.dry_run.dry_run import stepped
 from hpc_mp.train.parallel import communicators, gloo
 from hpc_mp.train.parallel.communicators import new_group
+from hpc_mp.train.rank import facts
 from hpc_mp.train.rank.bootstrap import lay_out
 from hpc_mp.train.rank.rendezvous import connect, meet, rendezvous
 from hpc_mp.train.rank.waits import Waits
@@ -98,6 +99,7 @@ def _first_messages(spec: JobSpec) -> tuple[list[str], set[str]]:
         connected = spoken()
         assert set(connected) == all_of_them
         stepped(spec, shape, cut, made, schedule)
+        facts.barrier(host)  # the step's parameters may still be on their way
         return connected, {*spoken()} - {*connected}
 
 

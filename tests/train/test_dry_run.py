@@ -113,6 +113,7 @@ def real_rank(spec: JobSpec, directory: Path) -> Real:
         engine, step = stepped(spec, shape, division, groups, schedule)
     shard = directory / checkpoint.SHARD.format(number=dist.get_rank() + 1)
     write_shard(shard, checkpoint.parts_to_write(engine.held()))
+    facts.barrier(host)  # the last step's parameters may still be on their way
     return Real(step, opened, (shard.name, shard.stat().st_size))
 
 

@@ -117,13 +117,13 @@ def early_sums() -> None:
     gradients.UnitGradient.__init__ = lambda self, layout, groups, kept, *rest: original(self, layout, groups, True, *rest)
 
 
-@planted(pipeline.Pipeline, "_differentiate")
-def forgotten_microbatch(differentiate: Any, line: pipeline.Pipeline, step: pipeline._Step, action: pipeline.Action) -> None:
-    kept = step.loss_gradient
-    if action.microbatch == 0:
-        step.loss_gradient = lambda: torch.zeros(())
-    differentiate(line, step, action)
-    step.loss_gradient = kept
+@planted(pipeline.Pipeline, "_performed")
+def forgotten_microbatch(perform: Any, line: pipeline.Pipeline, step: pipeline._Step, action: pipeline.Action) -> None:
+    kept = step.scale
+    if action.microbatch == 0 and kept is not None:
+        step.scale = torch.zeros_like(kept)
+    perform(line, step, action)
+    step.scale = kept
 
 
 @planted(optimizer.Optimizer, "__init__")
