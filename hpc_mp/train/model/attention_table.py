@@ -5,7 +5,6 @@ sequences of several lengths on a GPU (see ``flash``). Where there is none for t
 made for a block of queries at a time, and again in the backward.
 """
 
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -58,9 +57,11 @@ def _of_visible(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, vi
     def compute(query: Tensor, key: Tensor, value: Tensor, queries: slice, keys: slice) -> Tensor:
         return SDPA(module, query, key, value, visible.mask(query.dtype, queries, keys), **settings)[0]
 
-    blocks = [(query[:, :, queries], key[:, :, keys], value[:, :, keys], queries, keys) for queries, keys in visible.blocks()]
-    attend = partial(computed_again, compute) if len(blocks) > 1 else compute
-    return torch.cat([attend(*block) for block in blocks], 1), None
+    blocks = list(visible.blocks())
+    if len(blocks) == 1:
+        return SDPA(module, query, key, value, visible.whole(query.dtype), **settings)
+    parts = ((query[:, :, queries], key[:, :, keys], value[:, :, keys], queries, keys) for queries, keys in blocks)
+    return torch.cat([computed_again(compute, *part) for part in parts], 1), None
 
 
 def _recomputed(function: AttentionFunction) -> AttentionFunction:

@@ -9,7 +9,7 @@ filled up with the length of the sample. So the host knows a bound of their numb
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -34,6 +34,7 @@ class Visible:
     offsets: Tensor
     window: int | None
     causal: bool
+    _whole: list[Tensor] = field(default_factory=list)
 
     def blocks(self) -> Iterator[tuple[slice, slice]]:
         """Yield blocks of queries, and the keys that include all that a block sees."""
@@ -42,6 +43,12 @@ class Visible:
             end = min(begin + QUERIES, length)
             low = max(0, begin - self.window + 1) if self.window and self.causal else 0
             yield slice(begin, end), slice(low, end if self.causal else length)
+
+    def whole(self, dtype: torch.dtype) -> Tensor:
+        """Return ``mask`` of all tokens. The first call makes it, and all layers share it."""
+        if not self._whole:
+            self._whole.append(self.mask(dtype))
+        return self._whole[0]
 
     def mask(self, dtype: torch.dtype, queries: slice = slice(None), keys: slice = slice(None)) -> Tensor:
         """Return what is added to the scores of a block, (samples or 1, 1, queries, keys), in the format of computation."""
