@@ -50,6 +50,7 @@ def lines_of(turns: Mapping[str, Sequence[Turn]]) -> list[str]:
     lines = [f"{'':26}{'way':44}{'x plain  min-max':20}{'loss differs':>13}   ours / way  min-max"]
     for name, measured in turns.items():
         row, first = ROWS[name], name
+        ours = _fastest(measured, row, row.ours)
         for way in row.ways:
             having = [turn for turn in measured if way in turn.seconds]
             if not having:
@@ -57,23 +58,26 @@ def lines_of(turns: Mapping[str, Sequence[Turn]]) -> list[str]:
                 lines.append(f"{first:26}{way:44}{why}")
             else:
                 wrong = "" if agrees(having, row, way) else " !"
-                both = [turn.seconds[way] / turn.seconds[row.ours] for turn in having if row.ours in turn.seconds]
-                over = spread(both) if way != row.ours and both else ""
+                both = [turn.seconds[way] / turn.seconds[ours] for turn in having if ours in turn.seconds]
+                over = spread(both) if way != ours and both else ""
                 differs = f"{max(turn.difference[way] for turn in having if way in turn.difference):.0e}{wrong}"
                 lines.append(f"{first:26}{way:44}{spread([ratio(turn, way) for turn in having]):20}{differs:>13}   {over}")
             first = ""
-        lines += [f"{'':26}{'ours / best peer':44}{best}" for best in [_best(measured, row)] if best]
+        lines += [f"{'':26}{'our best / best peer':44}{best}" for best in [_best(measured, row)] if best]
         again = spread([turn.seconds[PLAIN] / turn.seconds[AGAIN] for turn in measured])
         lines.append(f"{'':26}{'A/A: plain again / plain':44}{again}   ({len(measured)} turns)")
     return lines
 
 
-def _best(turns: Sequence[Turn], row: Row) -> str:
-    """Ours over the peer of the best median, as the ratios of each turn; peers with other losses do not count."""
-    medians = {way: median(ratio(turn, way) for turn in turns if way in turn.seconds) for way in row.peers
+def _fastest(turns: Sequence[Turn], row: Row, ways: Iterable[str]) -> str:
+    """The way of the best median; one with other losses does not count. Empty if none runs."""
+    medians = {way: median(ratio(turn, way) for turn in turns if way in turn.seconds) for way in ways
                if any(way in turn.seconds for turn in turns) and agrees(turns, row, way)}
-    if not medians or not any(row.ours in turn.seconds for turn in turns):
-        return ""
-    peer = max(medians, key=medians.__getitem__)
-    both = [turn.seconds[peer] / turn.seconds[row.ours] for turn in turns if {peer, row.ours} <= turn.seconds.keys()]
-    return f"{spread(both)}   ({peer})"
+    return max(medians, key=medians.__getitem__, default="")
+
+
+def _best(turns: Sequence[Turn], row: Row) -> str:
+    """Our fastest way over the fastest peer, as the ratios of each turn."""
+    ours, peer = _fastest(turns, row, row.ours), _fastest(turns, row, row.peers)
+    both = [turn.seconds[peer] / turn.seconds[ours] for turn in turns if {peer, ours} <= turn.seconds.keys()]
+    return f"{spread(both)}   ({ours} / {peer})" if both else ""
