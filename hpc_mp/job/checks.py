@@ -145,6 +145,8 @@ def _check_background(spec: JobSpec) -> None:
 
 def _check_precision(spec: JobSpec) -> None:
     scale = spec.train.loss_scale
+    if spec.train.precision == "tf32" and spec.job.device == "cpu":
+        raise HpcMpError('train.precision = "tf32"', "needs GPUs: CPUs have no products in this format", 'use precision = "fp32"')
     if spec.train.compile and spec.train.precision == "fp64":
         raise HpcMpError("train.compile = true", 'is not supported with train.precision = "fp64"',
                          "leave it out, or use another precision")

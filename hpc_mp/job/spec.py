@@ -164,9 +164,10 @@ class Train(values.Section):
     skip_steps: values.NonNegative = 10
     """The number of steps in a run that may be skipped. A step whose gradient norm is not finite is skipped: nothing changes, and
     the log names its samples. One more such step ends the run; 0: the first one does."""
-    precision: Literal["fp64", "fp32", "bf16", "fp16"] = "fp32"
+    precision: Literal["fp64", "fp32", "tf32", "bf16", "fp16"] = "fp32"
     """`"bf16"` and `"fp16"` compute in 16 bits and keep parameters, gradient sums and optimizer state in fp32; fp16 uses
-    `train.loss_scale`. `"fp64"` is for proofs."""
+    `train.loss_scale`. `"tf32"` is fp32 whose matrix products round their factors to 10 bits behind the point, which GPUs since
+    the A100 compute several times as fast. `"fp64"` is for proofs."""
     compile: bool = False
     """Compile blocks and the loss with torch.compile: on a GPU a step takes a quarter less time, see [GPUs](../user/gpu.md), and
     the first one half a minute more. It needs a C compiler on every node and does not work with fp64. Numbers differ in the last

@@ -12,7 +12,7 @@ from hpc_mp.layout.models.tensor import ALL, TensorCut
 from hpc_mp.layout.placement import Degrees, RankMap
 from hpc_mp.layout.schedule.names import stages_per_rank
 
-Precision = Literal["fp64", "fp32", "bf16", "fp16"]
+Precision = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
 Reduce = Literal["microbatch", "step"]
 
 

@@ -33,7 +33,7 @@ from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.rundir.plan import StateBytes
 
 # precision -> bytes of a master parameter and of a gradient sum, and of a parameter in the compute format
-BYTES = {"fp64": (8, 8), "fp32": (4, 4), "bf16": (4, 2), "fp16": (4, 2)}
+BYTES = {"fp64": (8, 8), "fp32": (4, 4), "tf32": (4, 4), "bf16": (4, 2), "fp16": (4, 2)}
 
 
 def state_bytes(layout: Layout, shape: ModelShape) -> dict[tuple[int, int], StateBytes]:

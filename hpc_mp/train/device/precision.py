@@ -1,7 +1,7 @@
 """Number formats of masters and of computation, and an fp64 mode in which nothing falls back to fp32."""
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,22 +16,37 @@ class Precision:
     Attributes:
         master: format of the parameters that the optimizer updates, of gradient sums and of optimizer state.
         compute: format of activations, of matrix products and of the parameters in them.
+        tf32: True if products of fp32 matrices round their factors to 10 bits behind the point, as matrix units like it.
     """
 
     master: torch.dtype
     compute: torch.dtype
+    tf32: bool = False
 
     def computing(self) -> AbstractContextManager[Any]:
         """Return the context in which every forward and backward runs."""
-        return StaysDouble() if self.compute == torch.float64 else nullcontext()
+        if self.compute == torch.float64:
+            return StaysDouble()
+        return _rounded_factors() if self.tf32 else nullcontext()
 
 
 PRECISIONS: dict[str, Precision] = {
     "fp64": Precision(torch.float64, torch.float64),  # for proofs
     "fp32": Precision(torch.float32, torch.float32),
+    "tf32": Precision(torch.float32, torch.float32, tf32=True),
     "bf16": Precision(torch.float32, torch.bfloat16),
     "fp16": Precision(torch.float32, torch.float16),
 }
+
+
+@contextmanager
+def _rounded_factors() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 class StaysDouble(TorchFunctionMode):

@@ -23,7 +23,7 @@ from hpc_mp.train.own_loop.world import World, join, ranks
 from hpc_mp.train.parallel.communicators import axis_of, build
 from hpc_mp.train.parallel.groups import Groups, Tree
 from hpc_mp.train.rank import facts
-from hpc_mp.train.rank.assemble import check_compiler, settings_of
+from hpc_mp.train.rank.assemble import check_compiler, check_precision, settings_of
 from hpc_mp.train.step.engine import Engine
 
 PATIENCE_S = 60.0  # that a rank waits at the end of its program for the others to end theirs
@@ -67,6 +67,7 @@ def _started(model: Any, keywords: Keywords) -> Run:
     job = _nominal_job(subject, keywords, ranks())
     layout = _layout(subject, job)
     world = join(job.job.device)
+    check_precision(job.train.precision, world.device)
     if job.train.compile:
         check_compiler(world.device)
     if len(set(facts.gather(subject.fingerprint, world.host))) > 1:

@@ -214,7 +214,8 @@ class Pipeline:
         if (action.stage, action.microbatch) in self.reducing:
             self.data.announce(action.stage)
         self._differentiate(step, action)
-        self.weights.work_off()
+        with self.stages[action.stage].precision.computing():
+            self.weights.work_off()
 
     def _input_backward(self, step: _Step, action: Action) -> None:
         self.weights.split = True

@@ -45,6 +45,14 @@ def assemble(spec: JobSpec, shape: ModelShape, layout: Layout, groups: Groups, s
     return engine
 
 
+def check_precision(precision: str, device: torch.device) -> None:
+    """Check that the device computes in a precision. Raises HpcMpError if it does not."""
+    if precision != "tf32" or (device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)):
+        return
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "a CPU"
+    raise HpcMpError('train.precision = "tf32"', f"needs an A100 or a later GPU, and this rank has {name}", 'use precision = "fp32"')
+
+
 def check_compiler(device: torch.device) -> None:
     """Check that torch.compile finds a compiler: C for Triton's launchers on a GPU, else C++ for its kernels.
 

@@ -182,8 +182,9 @@ def _train(spec: JobSpec, shape: ModelShape, context: RankContext, nodes: Mappin
             raise Stopped(reason)
 
     import_model_code(family_of(shape.model_type))  # all ranks at once; those behind rank 0 would wait for its tokens anyway
-    from hpc_mp.train.rank.assemble import assemble, restore
+    from hpc_mp.train.rank.assemble import assemble, check_precision, restore
 
+    check_precision(spec.train.precision, device)
     try:
         tokens, held_out = tokens_of(spec, shape, context, store, stop_reason)
         bootstrap.status(context, "building model")
