@@ -16,6 +16,7 @@ from hpc_mp.train.parallel.projection import Projection
 from hpc_mp.train.rank.assemble import check_precision
 
 TF32 = 'train.precision="tf32"'
+ANY = 'job.device="auto"'
 LAYOUTS = {"one rank": [], "split backward": layout(pipeline=2, microbatches=2, schedule="zero_bubble"),
            "tensor ranks": layout(tensor=2)}
 
@@ -39,14 +40,14 @@ def guarded() -> None:
 
 
 @pytest.mark.parametrize("overrides", LAYOUTS.values(), ids=LAYOUTS)
-def test_every_product_of_a_step_rounds_its_factors(tmp_path: Path, overrides: list[str]) -> None:
-    run_engine(job(tmp_path, "llama", [TF32, "train.steps=1", *overrides]), before=guarded)
+def test_every_product_of_a_step_rounds_its_factors(place: Path, overrides: list[str]) -> None:
+    run_engine(job(place, "llama", [TF32, ANY, "train.steps=1", *overrides]), before=guarded)
 
 
-def test_products_of_fp32_do_not(tmp_path: Path) -> None:
+def test_products_of_fp32_do_not(place: Path) -> None:
     """Negative control."""
     with pytest.raises(RuntimeError, match="AssertionError"):
-        run_engine(job(tmp_path, "llama", ['train.precision="fp32"', "train.steps=1"]), before=guarded)
+        run_engine(job(place, "llama", ['train.precision="fp32"', "train.steps=1"]), before=guarded)
 
 
 def test_a_cpu_and_an_old_gpu_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
