@@ -50,7 +50,8 @@ def check_precision(precision: str, device: torch.device) -> None:
     if precision != "tf32" or (device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)):
         return
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "a CPU"
-    raise HpcMpError('train.precision = "tf32"', f"needs an A100 or a later GPU, and this rank has {name}", 'use precision = "fp32"')
+    raise HpcMpError('train.precision = "tf32"', f"needs an A100 or a later GPU, and this rank has {name}",
+                     'use precision = "fp32"')
 
 
 def check_compiler(device: torch.device) -> None:
