@@ -34,7 +34,7 @@ class Visible:
     offsets: Tensor
     window: int | None
     causal: bool
-    _whole: list[Tensor] = field(default_factory=list)
+    _whole: list[Tensor] = field(default_factory=list, compare=False, repr=False)
 
     def blocks(self) -> Iterator[tuple[slice, slice]]:
         """Yield blocks of queries, and the keys that include all that a block sees."""
