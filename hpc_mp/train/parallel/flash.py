@@ -27,6 +27,7 @@ class Kernel:
     Attributes:
         formats: that it computes in.
         widest, multiple: the largest head, and what a head's size is a multiple of.
+        oldest: the least major compute capability of a GPU that has it.
         attend: (queries, keys, values, causal, scale) -> output and logarithm of the sum.
         slopes: (outer gradient, queries, keys, values, output, logarithm, causal, scale) -> gradients.
     """
@@ -34,6 +35,7 @@ class Kernel:
     formats: tuple[torch.dtype, ...]
     widest: int
     multiple: int
+    oldest: int
     attend: Callable[..., tuple[Tensor, Tensor]]
     slopes: Callable[..., Slopes]
 
@@ -41,7 +43,8 @@ class Kernel:
 def computes(query: Tensor) -> bool:
     """Return True if there is a kernel for the device, the format and the head size of these queries."""
     kernel, size = _kernel(query), query.shape[-1]
-    return query.dtype in kernel.formats and size <= kernel.widest and size % kernel.multiple == 0
+    fits = query.dtype in kernel.formats and size <= kernel.widest and size % kernel.multiple == 0
+    return fits and _generation(query) >= kernel.oldest
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
@@ -91,6 +94,11 @@ def _kernel(query: Tensor) -> Kernel:
     return ON_GPU if query.is_cuda else ON_CPU
 
 
+def _generation(query: Tensor) -> int:
+    """Return the major compute capability of the GPU that has a tensor; 0 on a CPU."""
+    return int(torch.cuda.get_device_properties(query.device).major) if query.is_cuda else 0
+
+
 def _sum(parts: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
     total = parts[0].to(dtype)
     for part in parts[1:]:
@@ -123,5 +131,5 @@ def _slopes_on_gpu(outer: Tensor, query: Tensor, key: Tensor, value: Tensor, out
     return gradients
 
 
-ON_CPU = Kernel((torch.float64, torch.float32, torch.bfloat16, torch.float16), 1024, 1, _attend_on_cpu, _slopes_on_cpu)
-ON_GPU = Kernel((torch.bfloat16, torch.float16), 256, 8, _attend_on_gpu, _slopes_on_gpu)  # FlashAttention 2
+ON_CPU = Kernel((torch.float64, torch.float32, torch.bfloat16, torch.float16), 1024, 1, 0, _attend_on_cpu, _slopes_on_cpu)
+ON_GPU = Kernel((torch.bfloat16, torch.float16), 256, 8, 8, _attend_on_gpu, _slopes_on_gpu)  # FlashAttention 2
