@@ -234,7 +234,8 @@ RESUMES = """
         for step in range(begin, 30):
             {say}
             time.sleep(0.3)
-            open(mine, "w").write(str(step + 1))
+            open(mine + ".new", "w").write(str(step + 1))
+            os.replace(mine + ".new", mine)  # a kill may come at any moment
             if asked:
                 sys.exit(0)
     if {per_node} and len(sys.argv) == 1:
@@ -247,7 +248,7 @@ PROGRAMS = {"per rank": ("rank", "print('step', step)"), "per node": ("node", "p
 
 
 def stepped(here: Path, least: int) -> bool:
-    done = [int(path.read_text() or 0) for path in here.glob("state-*")]
+    done = [int(path.read_text()) for path in here.glob("state-?")]
     return len(done) == 4 and min(done) >= least
 
 
