@@ -83,7 +83,6 @@ class Family:
         lookups: further embeddings, which are added to that of the token: module -> its index of each token, ``POSITIONS`` or
             a tensor of the batch (zeros if the batch has none).
         behind_embedding: modules applied to the sum, in this order.
-        hidden_argument: under which the forward around the blocks takes hidden states.
         attention, mlp: modules of a block; the projections cut in each share its input (one gradient all-reduce each).
         attention_dropout: the module inside ``attention`` that drops attention weights (None: the attention function gets a
             probability).
@@ -115,7 +114,6 @@ class Family:
     rotary: str | None = None
     lookups: Mapping[str, str] = field(default_factory=dict)
     behind_embedding: tuple[str, ...] = ()
-    hidden_argument: str = "inputs_embeds"
     mlp: str = "mlp"
     attention_dropout: str | None = None
     transposed: bool = False
@@ -124,6 +122,11 @@ class Family:
     router: str = "gate"
     older_names: Mapping[str, str] = field(default_factory=dict)
     beside: tuple[str, ...] = ()
+
+    @property
+    def base(self) -> str:
+        """The module whose forward calls all others but the head."""
+        return self.blocks.partition(".")[0]
 
     @property
     def modules(self) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from hpc_mp.train.model.compilation import compile_block
 from hpc_mp.train.model.logits import LogitsObjective
 from hpc_mp.train.model.rotary_tables import RotaryTables
 from hpc_mp.train.model.transformers_modules import TransformersModules
-from hpc_mp.train.model.transformers_stage import NoPositions, TransformersStage
+from hpc_mp.train.model.transformers_stage import Absent, TransformersStage
 from hpc_mp.train.model.vocabulary import NextToken, VocabularyEmbedding
 from hpc_mp.train.parallel.capacity import Intake
 from hpc_mp.train.parallel.dropout import HashDropout
@@ -160,10 +160,10 @@ def _compilation(stage: TransformersStage, model: TransformersModules, whole: nn
 
 
 def _driver(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
-    """Let the model's own forward drive. Modules that the stage calls itself do nothing there."""
+    """Let the model's own forward drive. Around the layers it calls the stage's modules, or nothing."""
     family = model.family
-    replaced: dict[str, nn.Module] = {path: NoPositions() for path in family.lookups}
-    replaced |= {path: nn.Identity() for path in (*family.behind_embedding, family.norm)}
+    ends = {path: stage.span.first for path in (*family.lookups, *family.behind_embedding)} | {family.norm: stage.span.last}
+    replaced = {path: stage.get_submodule(path) if here else Absent() for path, here in ends.items()}
     if family.rotary is not None:
         with stage.precision.computing():
             rotary = type(whole.get_submodule(family.rotary))(model.config)
@@ -171,8 +171,9 @@ def _driver(stage: TransformersStage, model: TransformersModules, whole: nn.Modu
     for path, module in replaced.items():
         whole.set_submodule(path, module)
     path, _, name = family.blocks.rpartition(".")
-    base = whole.get_submodule(path)
-    base.config = model.config
-    base._modules.pop(name)
-    vars(base)[name] = stage.layer_calls()
+    parent, base = whole.get_submodule(path), whole.get_submodule(family.base)
+    for module in (parent, base):
+        module.config = model.config
+    parent._modules.pop(name)
+    vars(parent)[name] = stage.layer_calls()
     stage.drive_with(base)

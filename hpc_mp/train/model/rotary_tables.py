@@ -17,19 +17,22 @@ class RotaryTables(nn.Module):
         rotary: transformers' module, with values.
         positions: positions of this rank's tokens in samples of one document, (1, tokens).
         length: number of tokens of a whole sample.
+
+    Attributes:
+        places: positions of this rank's tokens in the documents of the current microbatch, (samples or 1, tokens).
     """
 
     def __init__(self, rotary: nn.Module, positions: Tensor, length: int) -> None:
         super().__init__()
         self._rotary = [rotary]  # outside of the module tree: its buffers belong to no checkpoint
-        self.positions, self.length = positions, length
+        self.positions, self.length, self.places = positions, length, positions
         self.kept: dict[tuple[Any, ...], tuple[Tensor, ...]] = {}
 
     def forward(self, hidden: Tensor, position_ids: Tensor, *kind: Any) -> tuple[Tensor, ...]:
-        if position_ids is not self.positions:
-            return self._tables(hidden, position_ids, *kind)
+        if self.places is not self.positions:
+            return self._tables(hidden, self.places, *kind)
         if kind not in self.kept:
-            self.kept[kind] = self._tables(hidden, position_ids, *kind)
+            self.kept[kind] = self._tables(hidden, self.places, *kind)
         return self.kept[kind]
 
     @torch.no_grad()
