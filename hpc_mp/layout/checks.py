@@ -15,7 +15,7 @@ from hpc_mp.layout.stages import Partition, cut_at
 
 def check_layout(layout: Layout, shape: ModelShape, partition: Partition) -> None:
     """Raise HpcMpError, with the arithmetic, if the model cannot be divided as the layout requires."""
-    family = family_of(shape.model_type)
+    family = family_of(shape)
     _check_stages(layout, shape, partition.method)
     _check_tensor(layout, family, shape)
     _check_experts(layout, shape)

@@ -137,7 +137,7 @@ def plain(spec: JobSpec, skipped: Collection[int] = (), documents: Sequence[int]
     """
     torch.set_num_threads(1)
     shape, config = read_shape(spec), read_config(spec)
-    family = family_of(shape.model_type)
+    family = family_of(shape)
     weights = {w.name: w for w in family.all_weights(shape)}
     model = _built(spec)
     padding = {f"{family.embedding}.weight": config["pad_token_id"]} if "pad_token_id" in config else {}

@@ -17,7 +17,7 @@ from hpc_mp.train.model.vocabulary import NextToken, VocabularyEmbedding
 from hpc_mp.train.parallel.capacity import Intake
 from hpc_mp.train.parallel.dropout import HashDropout
 from hpc_mp.train.parallel.experts import Experts
-from hpc_mp.train.parallel.projection import Projection, TensorAxis, change_input
+from hpc_mp.train.parallel.projection import Projection, TensorAxis, change_input, change_output
 from hpc_mp.train.parallel.surroundings import Surroundings
 
 
@@ -54,12 +54,12 @@ def _embedding(stage: TransformersStage, model: TransformersModules, whole: nn.M
 
 def embedding_scale(embedding: nn.Module) -> float:
     """Return the factor by which an embedding of transformers multiplies hidden states."""
-    return float(getattr(embedding, "scalar_embed_scale", 1.0))
+    return float(getattr(embedding, "scalar_embed_scale", getattr(embedding, "embed_scale", 1.0)))
 
 
 def _tensor(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
     """Put column and row projections in place of linear ones; sum gradients of shared inputs."""
-    family = model.family
+    family, present = model.family, {path for path, _ in stage.named_modules()}
     for layer, block in zip(stage.span.layers, stage.blocks, strict=True):
         names = {weight.name for weight in family.layer_weights(model.shape, layer)}
         for inner, weight in family.projections(model.shape, layer).items():
@@ -72,10 +72,14 @@ def _tensor(stage: TransformersStage, model: TransformersModules, whole: nn.Modu
                 change_input(projection, partial(stage.tensor.share, dim=1))  # attention has all tokens
         for inner in family.enters:
             path = f"{block}.{inner}"
+            if path not in present:
+                continue  # layers of other kinds
             if _tensor_of(stage, path).size > 1:
                 change_input(stage.get_submodule(path), stage.tensor.enter)
             elif inner == family.attention:
                 change_input(stage.get_submodule(path), stage.tensor.all_tokens)
+                if inner in family.whole:
+                    change_output(stage.get_submodule(path), partial(stage.tensor.share, dim=1))
 
 
 def _experts(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
@@ -128,16 +132,19 @@ def _attention(stage: TransformersStage, model: TransformersModules, whole: nn.M
     """Attach this rank's heads, their dropout, and the context axis to attention modules."""
     family, shape = model.family, model.shape
     for block, layer in zip(stage.blocks, stage.span.layers, strict=True):
+        if layer in family.unattended:
+            continue
         path = f"{block}.{family.attention}"
         attention, tensor = stage.get_submodule(path), _tensor_of(stage, path)
-        numbers = {"split_size": shape.hidden // tensor.size, "num_attention_heads": shape.heads // tensor.size,
-                   "num_key_value_groups": shape.heads // max(tensor.size, shape.kv_heads)}
+        heads, kv_heads = shape.heads // tensor.size, max(1, shape.kv_heads // tensor.size)
+        numbers = {"split_size": shape.hidden // tensor.size, **dict.fromkeys(("num_attention_heads", "num_heads"), heads),
+                   **dict.fromkeys(("num_key_value_heads", "num_kv_heads"), kv_heads), "num_key_value_groups": heads // kv_heads}
         for name, value in numbers.items() if tensor.size > 1 else ():
             if hasattr(attention, name):  # a module has some of these numbers
                 setattr(attention, name, value)
         first_head, heads = tensor.part(shape.heads)
         inner = family.attention_dropout
-        probability = cast(float, attention.attention_dropout if inner is None else attention.get_submodule(inner).p)
+        probability = cast(float, getattr(attention, "attention_dropout", 0.0) if inner is None else attention.get_submodule(inner).p)
         rows = torch.arange(first_head, first_head + heads, device=stage.positions.device)
         site = HashDropout(probability, f"attention.{layer}", stage.around.clock, rows)
         attention.attention_site = site
@@ -164,16 +171,16 @@ def _driver(stage: TransformersStage, model: TransformersModules, whole: nn.Modu
     family = model.family
     ends = {path: stage.span.first for path in (*family.lookups, *family.behind_embedding)} | {family.norm: stage.span.last}
     replaced = {path: stage.get_submodule(path) if here else Absent() for path, here in ends.items()}
-    if family.rotary is not None:
+    for path in family.rotary:
         with stage.precision.computing():
-            rotary = type(whole.get_submodule(family.rotary))(model.config)
-        replaced[family.rotary] = stage.rotary = RotaryTables(rotary, stage.whole_samples, stage.context.sequence)
+            rotary = type(whole.get_submodule(path))(model.config)
+        replaced[path] = tables = RotaryTables(rotary, stage.whole_samples, stage.context.sequence)
+        stage.rotary.append(tables)
     for path, module in replaced.items():
         whole.set_submodule(path, module)
     path, _, name = family.blocks.rpartition(".")
     parent, base = whole.get_submodule(path), whole.get_submodule(family.base)
     for module in (parent, base):
         module.config = model.config
-    parent._modules.pop(name)
-    vars(parent)[name] = stage.layer_calls()
+    vars(parent)[name] = stage.layer_calls(cast(nn.ModuleList, parent._modules.pop(name)))
     stage.drive_with(base)

@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import cycle
 from typing import Any, cast
 
 import torch
@@ -58,7 +59,7 @@ class TransformersStage(UnitStage):
     Attributes:
         positions: positions in their sample of this context rank's tokens, (tokens,).
         driver: the model's forward without its head: embeddings, positions and further indexes -> hidden states.
-        rotary: the model's rotary tables; None if it has none.
+        rotary: the model's rotary tables.
         objective: the loss; only on the last stage.
         microbatch: the current one.
     """
@@ -74,8 +75,9 @@ class TransformersStage(UnitStage):
         self.positions = self.context.positions
         self.whole_samples = self.positions.unsqueeze(0)
         self.all_positions = torch.arange(self.context.sequence, device=self.positions.device)
-        self.windows = {path: shape.window_of(layer) for path, layer in zip(self.blocks, span.layers, strict=True)}
-        self.rotary: RotaryTables | None = None
+        self.windows = {path: shape.window_of(layer) for path, layer in zip(self.blocks, span.layers, strict=True)
+                        if layer not in family.unattended}
+        self.rotary: list[RotaryTables] = []
         self._kept: dict[int | None, Visible | None] = {}  # for samples of one document
         self._noted: list[Settings] = []
 
@@ -94,8 +96,8 @@ class TransformersStage(UnitStage):
             node = node.get_submodule(name)
         node.add_module(leaf, module)
 
-    def layer_calls(self) -> list[Callable[..., Tensor]]:
-        """Return what the model's forward calls in place of its layers: those of other stages return their input."""
+    def layer_calls(self, layers: nn.ModuleList) -> list["LayerCall"]:
+        """Return what the model's forward finds in place of its layers: calls of the stage, or none for those of other stages."""
         calls: list[Callable[..., Tensor]] = [_passed] * self.shape.layers
         for number, paths in enumerate(self.groups):
             for path in paths:
@@ -103,7 +105,7 @@ class TransformersStage(UnitStage):
                 calls[int(path.rpartition(".")[2])] = partial(self.called, number, path, names)
         if not self.groups:
             calls[0] = lambda hidden, *_, **__: self._leave(self._enter(hidden))
-        return calls
+        return [LayerCall(call, layer, self.family.tuples) for call, layer in zip(calls, cycle(layers), strict=False)]
 
     def drive_with(self, base: nn.Module) -> None:
         """Let the forward of a model without its head drive the stage."""
@@ -114,7 +116,7 @@ class TransformersStage(UnitStage):
         yield from super().tensors()
         yield from (self.whole_samples, self.all_positions)
         yield from (tensor for visible in self._kept.values() if visible for tensor in (visible.first, visible.offsets))
-        yield from (table for tables in (self.rotary.kept.values() if self.rotary else ()) for table in tables)
+        yield from (table for rotary in self.rotary for tables in rotary.kept.values() for table in tables)
 
     def forward(self, received: Boundary, batch: Batch) -> Boundary | tuple[Tensor, Tensor]:
         """Compute this context rank's tokens of a microbatch.
@@ -131,8 +133,8 @@ class TransformersStage(UnitStage):
         places = self.whole_samples if begins is None else restarted(self.positions, begins)
         hidden = self._embed(batch) if self.span.first else received[HIDDEN].detach()  # of others only the shape is used
         self.microbatch = Microbatch(received.get(HIDDEN), places, self._visible(documents, begins, len(hidden)))
-        if self.rotary is not None:
-            self.rotary.places = places
+        for rotary in self.rotary:
+            rotary.places = places
         own = self.tensor.share(places, 1)
         indexes = {ARGUMENTS[name]: self._index(name, batch, own) for name in self.family.lookups.values() if name != POSITIONS}
         hidden = self.driver(inputs_embeds=hidden, position_ids=own, **indexes)
@@ -153,7 +155,9 @@ class TransformersStage(UnitStage):
             hidden = self._enter(hidden)
         arguments = dict(zip(names, positional, strict=False)) | settings
         arguments |= {"position_ids": self.microbatch.places} if "position_ids" in arguments else {}
-        self._noted.append(arguments | {"attention_mask": self.microbatch.visible[self.windows[path]]})
+        if path in self.windows:
+            arguments["attention_mask"] = self.microbatch.visible[self.windows[path]]
+        self._noted.append(arguments)
         paths = self.groups[group]
         if path != paths[-1]:
             return hidden
@@ -216,6 +220,8 @@ class TransformersStage(UnitStage):
     def _finish(self, hidden: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         if not self.family.norm.startswith(f"{self.family.base}."):
             hidden = self.get_submodule(self.family.norm)(hidden)
+        if self.family.head_scale != 1.0:
+            hidden = hidden * self.family.head_scale
         loss, count = closed(self.head_units, Prefetch(), self.objective(hidden, batch, self.context.own))
         return loss, count
 
@@ -223,6 +229,24 @@ class TransformersStage(UnitStage):
 def _passed(hidden: Tensor, *_: Any, **__: Any) -> Tensor:
     """Return hidden states unchanged, in place of a layer of another stage."""
     return hidden
+
+
+class LayerCall:
+    """What the forward of a model finds in place of a layer: a function, with the attributes of the layer.
+
+    Args:
+        tuples: True if the forward takes hidden states out of a tuple.
+    """
+
+    def __init__(self, function: Callable[..., Tensor], layer: nn.Module, tuples: bool) -> None:
+        self.function, self.layer, self.tuples = function, layer, tuples
+
+    def __call__(self, *tensors: Any, **settings: Any) -> Tensor | tuple[Tensor]:
+        hidden = self.function(*(tensors or (settings.pop("hidden_states"),)), **settings)
+        return (hidden,) if self.tuples else hidden
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.layer, name)
 
 
 class Absent(nn.Module):
