@@ -136,11 +136,12 @@ def plain(spec: JobSpec, skipped: Collection[int] = (), documents: Sequence[int]
         documents: the number of tokens of each document of the text, if documents are separate.
     """
     torch.set_num_threads(1)
-    shape, config = read_shape(spec), read_config(spec)
+    shape = read_shape(spec)
     family = family_of(shape)
     weights = {w.name: w for w in family.all_weights(shape)}
     model = _built(spec)
-    padding = {f"{family.embedding}.weight": config["pad_token_id"]} if "pad_token_id" in config else {}
+    row = getattr(model.get_input_embeddings(), "padding_idx", None)
+    padding = {} if row is None else {f"{family.embedding}.weight": row}
     source = initial.drawn(spec.train.seed, shape.layers, shape.initializer_range, padding)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

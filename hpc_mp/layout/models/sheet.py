@@ -61,13 +61,13 @@ FORMAT = TypeAdapter(Sheet)
 
 def shape_of(sheet: Sheet) -> ModelShape:
     """Return the shape of a model that was read, with its family."""
-    others = [region for region in sheet.regions if region != sheet.attention]
+    mlp = next((region for region in sheet.regions if region != sheet.attention), "mlp")
     family = Family(
         model_type=sheet.sizes["model_type"], architecture=sheet.architecture, code=sheet.module,
         fields=dict.fromkeys(sheet.dropouts, DROPOUT), read=lambda _: shape_of(sheet),
         embedding=sheet.embedding, blocks=sheet.layers, norm=sheet.norm_module, head=sheet.head_module,
         rotary=sheet.rotary, behind_embedding=sheet.before,
-        attention=sheet.attention, mlp=others[0] if others else "mlp", whole=tuple(sheet.whole),
+        attention=sheet.attention, mlp=mlp, whole=tuple({sheet.attention, mlp} - {*sheet.regions}),
         block_weights=partial(_block, sheet), alike=False, unattended=frozenset(sheet.unattended), tuples=sheet.tuples,
         head_scale=sheet.head_scale,
         embedding_weights=lambda _: sheet.embeddings, norm_weights=lambda _: sheet.norm, head_weights=lambda _: sheet.head)

@@ -1,10 +1,13 @@
 """The construction of a stage: changes of Hugging Face's modules, one after another."""
 
+from collections.abc import Iterable
+from contextlib import suppress
 from functools import partial
 from typing import cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from hpc_mp.layout.flat import StageSpan
 from hpc_mp.train.model.attention_table import attention_function
@@ -20,16 +23,16 @@ from hpc_mp.train.parallel.experts import Experts
 from hpc_mp.train.parallel.projection import Projection, TensorAxis, change_input, change_output
 from hpc_mp.train.parallel.surroundings import Surroundings
 
+UNSET = -987654321.0  # in buffers without values
+
 
 def build_stage(model: TransformersModules, span: StageSpan, around: Surroundings) -> TransformersStage:
     """Build a stage without parameters, which ``adopt`` gives it."""
     whole, stage = model.skeleton(), TransformersStage(model.family, model.shape, span, around)
     for path, layer in zip(stage.blocks, span.layers, strict=True):
         stage.graft(path, model.block(whole, layer))
-    for change in (_embedding, _tensor, _experts, _head, _dropout, _attention, _compilation, _driver):
+    for change in (_embedding, _tensor, _experts, _head, _dropout, _attention, _buffers, _compilation, _driver):
         change(stage, model, whole)
-    if empty := [name for name, buffer in stage.named_buffers() if buffer.is_meta]:
-        raise RuntimeError(f"{model.family.model_type}: nothing gives values to {', '.join(empty)}")
     return stage
 
 
@@ -46,15 +49,16 @@ def _embedding(stage: TransformersStage, model: TransformersModules, whole: nn.M
         return
     embedding = cast(nn.Embedding, whole.get_submodule(family.embedding))
     stage.graft(family.embedding, VocabularyEmbedding(
-        f"{family.embedding}.weight", model.shape.vocabulary, embedding.padding_idx, embedding_scale(embedding), stage.tensor,
+        f"{family.embedding}.weight", model.shape.vocabulary, embedding.padding_idx, *embedding_scale(embedding), stage.tensor,
         _tensor_of(stage, family.embedding)))
     for path in (*family.lookups, *family.behind_embedding):
         stage.graft(path, whole.get_submodule(path))
 
 
-def embedding_scale(embedding: nn.Module) -> float:
-    """Return the factor by which an embedding of transformers multiplies hidden states."""
-    return float(getattr(embedding, "scalar_embed_scale", getattr(embedding, "embed_scale", 1.0)))
+def embedding_scale(embedding: nn.Module) -> tuple[float, bool]:
+    """Return the factor by which an embedding of transformers multiplies hidden states, and whether it is rounded to their format."""
+    scale = getattr(embedding, "scalar_embed_scale", None)
+    return (float(getattr(embedding, "embed_scale", 1.0)), False) if scale is None else (float(scale), True)
 
 
 def _tensor(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
@@ -151,6 +155,26 @@ def _attention(stage: TransformersStage, model: TransformersModules, whole: nn.M
         if inner is not None:
             setattr(attention, inner, site)
         stage.context.attach(attention, heads, attention_function)
+
+
+def _buffers(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
+    """Give values to buffers, as transformers does it for a model that was made without any."""
+    for path, module in stage.named_modules():
+        empty = {name: buffer for name, buffer in module._buffers.items() if buffer is not None and buffer.is_meta}
+        for name, buffer in empty.items():
+            module._buffers[name] = torch.full_like(buffer, UNSET if buffer.is_floating_point() else 0, device=stage.positions.device)
+        if empty:
+            with stage.precision.computing():
+                cast(PreTrainedModel, whole)._init_weights(module)
+                if _unset(module, empty):  # values that its constructor sets
+                    with suppress(TypeError):
+                        module._buffers |= {name: buffer.to(stage.positions.device) for name, buffer in type(module)().named_buffers()}
+        if unset := _unset(module, empty):
+            raise RuntimeError(f"{model.family.model_type}: nothing gives values to {path}.{unset[0]}")
+
+
+def _unset(module: nn.Module, names: Iterable[str]) -> list[str]:
+    return [name for name in names if bool((cast(Tensor, module._buffers[name]) == UNSET).any())]
 
 
 def _compilation(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:

@@ -26,9 +26,9 @@ class RotaryTables(nn.Module):
         super().__init__()
         self._rotary = [rotary]  # outside of the module tree: its buffers belong to no checkpoint
         self.positions, self.length, self.places = positions, length, positions
-        self.kept: dict[tuple[Any, ...], tuple[Tensor, ...]] = {}
+        self.kept: dict[tuple[Any, ...], Tensor | tuple[Tensor, ...]] = {}
 
-    def forward(self, hidden: Tensor, position_ids: Tensor, *kind: Any) -> tuple[Tensor, ...]:
+    def forward(self, hidden: Tensor, position_ids: Tensor, *kind: Any) -> Tensor | tuple[Tensor, ...]:
         if self.places is not self.positions:
             return self._tables(hidden, self.places, *kind)
         if kind not in self.kept:
@@ -36,9 +36,11 @@ class RotaryTables(nn.Module):
         return self.kept[kind]
 
     @torch.no_grad()
-    def _tables(self, hidden: Tensor, places: Tensor, *kind: Any) -> tuple[Tensor, ...]:
-        rotary = self._rotary[0].to(hidden.device)
-        return tuple(table[:, 1:].contiguous() for table in rotary(hidden, behind_the_last(places, self.length), *kind))
+    def _tables(self, hidden: Tensor, places: Tensor, *kind: Any) -> Tensor | tuple[Tensor, ...]:
+        tables = self._rotary[0].to(hidden.device)(hidden, behind_the_last(places, self.length), *kind)
+        if isinstance(tables, Tensor):
+            return tables[:, 1:].contiguous()
+        return tuple(table[:, 1:].contiguous() for table in tables)
 
 
 def behind_the_last(places: Tensor, length: int) -> Tensor:

@@ -116,7 +116,8 @@ class TransformersStage(UnitStage):
         yield from super().tensors()
         yield from (self.whole_samples, self.all_positions)
         yield from (tensor for visible in self._kept.values() if visible for tensor in (visible.first, visible.offsets))
-        yield from (table for rotary in self.rotary for tables in rotary.kept.values() for table in tables)
+        yield from (table for rotary in self.rotary for tables in rotary.kept.values()
+                    for table in ((tables,) if isinstance(tables, Tensor) else tables))
 
     def forward(self, received: Boundary, batch: Batch) -> Boundary | tuple[Tensor, Tensor]:
         """Compute this context rank's tokens of a microbatch.
@@ -137,7 +138,8 @@ class TransformersStage(UnitStage):
             rotary.places = places
         own = self.tensor.share(places, 1)
         indexes = {ARGUMENTS[name]: self._index(name, batch, own) for name in self.family.lookups.values() if name != POSITIONS}
-        hidden = self.driver(inputs_embeds=hidden, position_ids=own, **indexes)
+        with self.precision.computing():
+            hidden = self.driver(inputs_embeds=hidden, position_ids=own, **indexes)
         result = self.microbatch.result
         self.microbatch.received = self.microbatch.result = None
         return self._finish(hidden, batch) if result is None else {HIDDEN: result}
@@ -252,5 +254,6 @@ class LayerCall:
 class Absent(nn.Module):
     """Replacement of a module that another stage has. Nobody uses what it returns: its input, a zero for an index."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return x if x.is_floating_point() else torch.zeros((), device=x.device)
+    def forward(self, *args: Tensor, **settings: Tensor) -> Tensor:
+        x = next(iter((*args, *settings.values())))
+        return x if x.is_floating_point() and x.dim() > 2 else torch.zeros((), device=x.device)
