@@ -96,7 +96,7 @@ class Family:
             of what is behind them.
         older_names: pattern of a part of a weight's name -> the same in older checkpoints, which transformers still reads.
         beside: name patterns of a checkpoint's weights that other models of the family use.
-        whole: modules of a block that are never cut.
+        whole: modules of a block that are never cut -> the reason.
         alike: True if a model of one layer has all modules but further layers.
         unattended: layers that mix tokens by something else than attention.
         tuples: True if a layer returns a tuple, in which hidden states are first.
@@ -129,7 +129,7 @@ class Family:
     router: str = "gate"
     older_names: Mapping[str, str] = field(default_factory=dict)
     beside: tuple[str, ...] = ()
-    whole: tuple[str, ...] = ()
+    whole: Mapping[str, str] = field(default_factory=dict)
     alike: bool = True
     unattended: frozenset[int] = frozenset()
     tuples: bool = False

@@ -15,6 +15,9 @@ from hpc_mp.layout.models.fields import DROPOUT
 from hpc_mp.layout.models.shape import ModelShape
 
 
+NO_PLAN = "transformers has no plan of tensor parallelism for it"
+
+
 @dataclass(frozen=True, slots=True)
 class Sheet:
     """A model as it was read.
@@ -67,7 +70,7 @@ def shape_of(sheet: Sheet) -> ModelShape:
         fields=dict.fromkeys(sheet.dropouts, DROPOUT), read=lambda _: shape_of(sheet),
         embedding=sheet.embedding, blocks=sheet.layers, norm=sheet.norm_module, head=sheet.head_module,
         rotary=sheet.rotary, behind_embedding=sheet.before,
-        attention=sheet.attention, mlp=mlp, whole=tuple({sheet.attention, mlp} - {*sheet.regions}),
+        attention=sheet.attention, mlp=mlp, whole=dict.fromkeys({sheet.attention, mlp} - {*sheet.regions}, NO_PLAN) | sheet.whole,
         block_weights=partial(_block, sheet), alike=False, unattended=frozenset(sheet.unattended), tuples=sheet.tuples,
         head_scale=sheet.head_scale,
         embedding_weights=lambda _: sheet.embeddings, norm_weights=lambda _: sheet.norm, head_weights=lambda _: sheet.head)

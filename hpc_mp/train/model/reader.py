@@ -30,7 +30,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import did_you_mean, shown
 from hpc_mp.layout.models.family import Init, Weight
 from hpc_mp.layout.models.reading import REFUSED
-from hpc_mp.layout.models.sheet import FORMAT, Sheet
+from hpc_mp.layout.models.sheet import FORMAT, NO_PLAN, Sheet
 
 PROBE = "hpc_mp_probe"  # the name of the attention function of a reading
 TOKENS = 6  # of the sample that is read
@@ -275,7 +275,7 @@ def _regions(layers: nn.ModuleList, plan: Mapping[str, str], attention: str) -> 
         words = {word for pattern, word in plan.items() if pattern.partition(".")[0] == name}
         if not words:
             if name == attention.partition(".")[0]:
-                whole[name] = "transformers has no plan for it"
+                whole[name] = NO_PLAN
         elif unknown := sorted(words - CUT.keys()):
             whole[name] = f"its plan has {', '.join(unknown)}"
         elif "rowwise" not in words or "." in attention and name == attention.partition(".")[0]:
