@@ -40,7 +40,8 @@ def configuration(model: str) -> tuple[dict[str, Any], str | None]:
         return read_config(spec), spec.model.pretrained
     if not path.is_file():
         if path.suffix or len(path.parts) > 1:
-            raise HpcMpError(f"MODEL = {model}", "does not exist", "name a checkpoint's directory, a config.json, a job file or a type")
+            raise HpcMpError(f"MODEL = {model}", "does not exist",
+                             "name a checkpoint's directory, a config.json, a job file or a type")
         return {"model_type": model}, None
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -54,6 +55,7 @@ def configuration(model: str) -> tuple[dict[str, Any], str | None]:
 def picture(model: Description) -> Table:
     """Return the description as a table."""
     table = Table(show_header=False, box=None, pad_edge=False)
+    whole = [f"{name}: {reason}" for name, reason in model.whole.items()]
     active = "" if model.active == model.parameters else f", of which a token uses {billions(model.active)}"
     rows = {
         "model": f"{model.model_type} ({model.architecture}), {model.source}",
@@ -63,7 +65,7 @@ def picture(model: Description) -> Table:
                  f"vocabulary {model.vocabulary}, {model.positions} positions",
         "layers": "\n".join(map(kind, model.kinds)),
         "tensor ranks cut": ", ".join(model.cut),
-        "whole": "\n".join([f"{name}: {reason}" for name, reason in model.whole.items()] + ([model.shared] if model.shared else [])),
+        "whole": "\n".join([*whole, *filter(None, [model.shared])]),
         "degrees": f"tensor {', '.join(map(str, model.tensor))}; pipeline up to {model.pipeline}"
                    + (f"; expert up to {model.expert}" if model.expert > 1 else ""),
     }

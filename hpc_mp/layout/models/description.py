@@ -77,7 +77,8 @@ def describe(shape: ModelShape) -> Description:
     return Description(
         shape.model_type, family.architecture, TABLE if shape.model_type in FAMILIES else READ,
         sum(map(_size, weights)), sum(map(_size, weights)) - idle, sum(map(_size, family.embedding_weights(shape))),
-        tuple(_kinds(shape)), shape.hidden, shape.heads, shape.kv_heads, shape.head_dim, shape.vocabulary, shape.positions, shape.tied,
+        tuple(_kinds(shape)), shape.hidden, shape.heads, shape.kv_heads, shape.head_dim, shape.vocabulary, shape.positions,
+        shape.tied,
         tuple(modules), {name: reason for name, reason in family.whole.items() if name in _children(shape)},
         left_whole(family, shape, TensorCut(degrees[-1])), degrees, most_stages(shape.layers), max(1, shape.experts))
 

@@ -56,7 +56,8 @@ def sheet_of(config: Mapping[str, Any]) -> Sheet:
     if find_spec("transformers") is None:
         raise HpcMpError(f"model_type = {config['model_type']!r}", f"has no table here (there are {', '.join(FAMILIES)}), and "
                          "transformers, whose code of it could be read, is not installed", REMEDY)
-    done = subprocess.run([sys.executable, "-P", "-m", READER], input=json.dumps(config), capture_output=True, text=True, check=False)
+    command = [sys.executable, "-P", "-m", READER]
+    done = subprocess.run(command, input=json.dumps(config), capture_output=True, text=True, check=False)
     if done.returncode == REFUSED:
         raise HpcMpError(*json.loads(done.stdout))
     if done.returncode:

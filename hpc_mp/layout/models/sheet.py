@@ -14,7 +14,6 @@ from hpc_mp.layout.models.family import Family, Weight
 from hpc_mp.layout.models.fields import DROPOUT
 from hpc_mp.layout.models.shape import ModelShape
 
-
 NO_PLAN = "transformers has no plan of tensor parallelism for it"
 
 
@@ -74,7 +73,7 @@ def shape_of(sheet: Sheet) -> ModelShape:
         block_weights=partial(_block, sheet), alike=False, unattended=frozenset(sheet.unattended), tuples=sheet.tuples,
         head_scale=sheet.head_scale,
         embedding_weights=lambda _: sheet.embeddings, norm_weights=lambda _: sheet.norm, head_weights=lambda _: sheet.head)
-    sizes = {name: tuple(value) if isinstance(value, list) else value for name, value in sheet.sizes.items()}
+    sizes: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in sheet.sizes.items()}
     return ModelShape(**sizes, table=family)
 
 

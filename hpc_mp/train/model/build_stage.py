@@ -56,7 +56,8 @@ def _embedding(stage: TransformersStage, model: TransformersModules, whole: nn.M
 
 
 def embedding_scale(embedding: nn.Module) -> tuple[float, bool]:
-    """Return the factor by which an embedding of transformers multiplies hidden states, and whether it is rounded to their format."""
+    """Return the factor by which an embedding of transformers multiplies hidden states, and whether it is first rounded to their
+    format."""
     scale = getattr(embedding, "scalar_embed_scale", None)
     return (float(getattr(embedding, "embed_scale", 1.0)), False) if scale is None else (float(scale), True)
 
@@ -148,7 +149,8 @@ def _attention(stage: TransformersStage, model: TransformersModules, whole: nn.M
                 setattr(attention, name, value)
         first_head, heads = tensor.part(shape.heads)
         inner = family.attention_dropout
-        probability = cast(float, getattr(attention, "attention_dropout", 0.0) if inner is None else attention.get_submodule(inner).p)
+        probability = cast(float, getattr(attention, "attention_dropout", 0.0) if inner is None
+                           else attention.get_submodule(inner).p)
         rows = torch.arange(first_head, first_head + heads, device=stage.positions.device)
         site = HashDropout(probability, f"attention.{layer}", stage.around.clock, rows)
         attention.attention_site = site
@@ -159,16 +161,17 @@ def _attention(stage: TransformersStage, model: TransformersModules, whole: nn.M
 
 def _buffers(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
     """Give values to buffers, as transformers does it for a model that was made without any."""
+    device = stage.positions.device
     for path, module in stage.named_modules():
         empty = {name: buffer for name, buffer in module._buffers.items() if buffer is not None and buffer.is_meta}
         for name, buffer in empty.items():
-            module._buffers[name] = torch.full_like(buffer, UNSET if buffer.is_floating_point() else 0, device=stage.positions.device)
+            module._buffers[name] = torch.full_like(buffer, UNSET if buffer.is_floating_point() else 0, device=device)
         if empty:
             with stage.precision.computing():
                 cast(PreTrainedModel, whole)._init_weights(module)
                 if _unset(module, empty):  # values that its constructor sets
                     with suppress(TypeError):
-                        module._buffers |= {name: buffer.to(stage.positions.device) for name, buffer in type(module)().named_buffers()}
+                        module._buffers |= {name: buffer.to(device) for name, buffer in type(module)().named_buffers()}
         if unset := _unset(module, empty):
             raise RuntimeError(f"{model.family.model_type}: nothing gives values to {path}.{unset[0]}")
 
@@ -193,7 +196,8 @@ def _compilation(stage: TransformersStage, model: TransformersModules, whole: nn
 def _driver(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
     """Let the model's own forward drive. Around the layers it calls the stage's modules, or nothing."""
     family = model.family
-    ends = {path: stage.span.first for path in (*family.lookups, *family.behind_embedding)} | {family.norm: stage.span.last}
+    ends = {path: stage.span.first for path in (*family.lookups, *family.behind_embedding)}
+    ends[family.norm] = stage.span.last or ends.get(family.norm, False)
     replaced = {path: stage.get_submodule(path) if here else Absent() for path, here in ends.items()}
     for path in family.rotary:
         with stage.precision.computing():

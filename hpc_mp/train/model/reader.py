@@ -38,6 +38,8 @@ ANOTHER = "use a model of another type, or write your own as layers (hpc_mp.para
 # Words of transformers' plans: dimension that is cut; None: whole inside a cut module.
 CUT: Mapping[str, int | None] = {"colwise": 0, "rowwise": 1, "packed_colwise": 1, "replicated_with_grad_allreduce": None,
                                  "mla_kv_a_proj": None}
+ATTENTIONS = ("full_attention", "sliding_attention")  # kinds of layers
+MIXERS = ("linear_attention", "conv", "mamba")  # those that mix tokens by something else
 LIMITED = ("k_", "v_", "key", "value")  # beginnings of the names of projections of key-value heads
 
 
@@ -139,15 +141,18 @@ def read_model(values: Mapping[str, Any]) -> Sheet:
     behind = [paths[module] for module in trace.behind]
     called = {*before, *behind, *rotary, blocks_path, paths[embedding]}
     idle = [path for path, module in _children(base, paths) if path not in called and any(True for _ in module.parameters())]
+    if behind and behind[0] in before and any(True for _ in model.get_submodule(behind[0]).parameters()):
+        raise refused(values, f"calls {behind[0]} before and behind its layers")
     if len(behind) != 1 or idle:
         raise refused(values, f"has {', '.join(behind) or 'nothing'} behind its layers, not one norm" if len(behind) != 1 else
                       f"has modules that are not called for text: {', '.join(idle)}")
     attention = _attention_path(layers, trace, values)
     plan = _plan(model, blocks_path, len(layers))
-    regions, whole = _regions(layers, plan, attention)
+    unattended = tuple(layer for layer in range(len(layers)) if not trace.attentions.get(layer))
+    others = {name for layer in unattended for name, _ in layers[layer].named_children()}
+    regions, whole = _regions(layers, plan, attention, attention in others)
     tables = [_block(block, regions, plan, config, model) for block in layers]
     kinds = {table: number for number, table in enumerate(dict.fromkeys(tables))}
-    unattended = tuple(layer for layer in range(len(layers)) if not trace.attentions.get(layer))
     tied = model.config.tie_word_embeddings and head.weight is embedding.weight
     head_path, embedding_path = paths[head], paths[embedding]
     return Sheet(
@@ -167,7 +172,8 @@ def _config(values: Mapping[str, Any]) -> PreTrainedConfig:
     kind = values["model_type"]
     if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         hint = did_you_mean(kind, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
-        raise refused(values, f"is no causal language model of transformers {transformers.__version__}", f"{hint} {ANOTHER}".strip())
+        rule = f"is no causal language model of transformers {transformers.__version__}"
+        raise refused(values, rule, f"{hint} {ANOTHER}".strip())
     fields = {key: value for key, value in values.items() if key not in ("model_type", "architectures")}
     try:
         config = CONFIG_MAPPING[kind](**fields)
@@ -232,10 +238,13 @@ def _run(model: PreTrainedModel, base: nn.Module, layers: nn.ModuleList, trace: 
         trace.faults.append("is not causal")
     if any(len(calls) > 1 for calls in trace.attentions.values()):
         trace.faults.append("has several attentions in a layer")
-    kinds = set(getattr(model.config, "layer_types", None) or ()) - {"full_attention", "sliding_attention", "linear_attention",
-                                                                     "conv", "mamba"}
-    if kinds:
-        trace.faults.append(f"has layers of the kind {', '.join(sorted(kinds))}")
+    kinds = getattr(model.config, "layer_types", None) or ["full_attention"] * len(layers)
+    if unknown := sorted({*kinds} - {*ATTENTIONS, *MIXERS}):
+        trace.faults.append(f"has layers of the kind {', '.join(unknown)}")
+    if own := [layer for layer, kind in enumerate(kinds) if layer not in trace.attentions and kind not in MIXERS]:
+        trace.faults.append(f"computes an attention of its own in layer {own[0]}")
+    if frozen := [name for name, parameter in model.named_parameters() if not parameter.requires_grad]:
+        trace.faults.append(f"has parameters that are not trained: {frozen[0]}")
     if trace.faults:
         raise refused(values, trace.faults[0])
 
@@ -267,18 +276,26 @@ def _word(plan: Mapping[str, str], path: str) -> str | None:
     return next((word for pattern, word in plan.items() if fnmatchcase(path, pattern)), None)
 
 
-def _regions(layers: nn.ModuleList, plan: Mapping[str, str], attention: str) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the modules of a block that are cut, and those that stay whole, with the reason."""
-    children = dict.fromkeys(name for layer in layers for name, module in layer.named_children() if any(True for _ in module.parameters()))
+def _regions(layers: nn.ModuleList, plan: Mapping[str, str], attention: str,
+             mixed: bool) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return the modules of a block that are cut, and those that stay whole, with the reason.
+
+    Args:
+        mixed: True if some layers have something else under the name of the attention.
+    """
+    children = dict.fromkeys(name for layer in layers for name, module in layer.named_children()
+                             if any(True for _ in module.parameters()))
     regions, whole = [], {}
     for name in children:
         words = {word for pattern, word in plan.items() if pattern.partition(".")[0] == name}
         if not words:
             if name == attention.partition(".")[0]:
                 whole[name] = NO_PLAN
+        elif mixed and name == attention:
+            whole[name] = "some layers have no attention there"
         elif unknown := sorted(words - CUT.keys()):
             whole[name] = f"its plan has {', '.join(unknown)}"
-        elif "rowwise" not in words or "." in attention and name == attention.partition(".")[0]:
+        elif "rowwise" not in words or ("." in attention and name == attention.partition(".")[0]):
             whole[name] = "its plan has no row projection"
         else:
             regions.append(name)
@@ -289,7 +306,7 @@ def _block(block: nn.Module, regions: Sequence[str], plan: Mapping[str, str], co
            model: PreTrainedModel) -> tuple[Weight, ...]:
     """Return the weights of a block."""
     weights = []
-    kv = int(getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", 1))
+    kv = _kv_heads(config)
     for name, parameter in block.named_parameters():
         path, _, leaf = name.rpartition(".")
         word = _word(plan, path) if name.partition(".")[0] in regions else None
@@ -380,6 +397,10 @@ def _ratio(result: Tensor, base: Tensor) -> float | None:
     return None if not torch.allclose(result, base * factor, rtol=1e-4, atol=1e-5) else 1.0 if abs(factor - 1) < 1e-5 else factor
 
 
+def _kv_heads(config: PreTrainedConfig) -> int:
+    return int(getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", None) or 1)
+
+
 def _dropouts(config: PreTrainedConfig) -> tuple[str, ...]:
     names = (name for name in config.to_dict() if "dropout" in name or name.endswith("pdrop"))
     return tuple(name for name in names if isinstance(getattr(config, name), float))
@@ -396,12 +417,13 @@ def _sizes(config: PreTrainedConfig, values: Mapping[str, Any], layers: nn.Modul
         windows[layer] = calls[0].settings.get("sliding_window")
     return {
         "model_type": values["model_type"], "layers": len(layers), "hidden": hidden, "heads": heads,
-        "kv_heads": int(getattr(config, "num_key_value_heads", None) or heads),
+        "kv_heads": _kv_heads(config),
         "head_dim": int(getattr(config, "head_dim", None) or hidden // heads),
         "intermediate": int(intermediate if not isinstance(intermediate, list) else max(intermediate)),
         "vocabulary": embedding.num_embeddings, "positions": int(getattr(config, "max_position_embeddings", None) or 2**31 - 1),
         "tied": bool(tied), "attention_bias": False, "mlp_bias": False, "gated_mlp": True,
-        "initializer_range": float(getattr(config, "initializer_range", None) or 0.02), "windows": windows if any(windows) else []}
+        "initializer_range": float(getattr(config, "initializer_range", None) or 0.02),
+        "windows": windows if any(windows) else []}
 
 
 def main() -> int:

@@ -28,16 +28,24 @@ class RotaryTables(nn.Module):
         self.positions, self.length, self.places = positions, length, positions
         self.kept: dict[tuple[Any, ...], Tensor | tuple[Tensor, ...]] = {}
 
-    def forward(self, hidden: Tensor, position_ids: Tensor, *kind: Any) -> Tensor | tuple[Tensor, ...]:
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of transformers' module, which the model's forward may read."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self._rotary[0], name)
+
+    def forward(self, hidden: Tensor, position_ids: Tensor, *kind: Any, **named: Any) -> Tensor | tuple[Tensor, ...]:
         if self.places is not self.positions:
-            return self._tables(hidden, self.places, *kind)
-        if kind not in self.kept:
-            self.kept[kind] = self._tables(hidden, self.places, *kind)
-        return self.kept[kind]
+            return self._tables(hidden, self.places, *kind, **named)
+        key = (*kind, *named.values())
+        if key not in self.kept:
+            self.kept[key] = self._tables(hidden, self.places, *kind, **named)
+        return self.kept[key]
 
     @torch.no_grad()
-    def _tables(self, hidden: Tensor, places: Tensor, *kind: Any) -> Tensor | tuple[Tensor, ...]:
-        tables = self._rotary[0].to(hidden.device)(hidden, behind_the_last(places, self.length), *kind)
+    def _tables(self, hidden: Tensor, places: Tensor, *kind: Any, **named: Any) -> Tensor | tuple[Tensor, ...]:
+        tables = self._rotary[0].to(hidden.device)(hidden, behind_the_last(places, self.length), *kind, **named)
         if isinstance(tables, Tensor):
             return tables[:, 1:].contiguous()
         return tuple(table[:, 1:].contiguous() for table in tables)
