@@ -9,7 +9,7 @@ from hpc_mp.layout.checks import check_layout
 from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.model_profile import ModelProfile, conditions, read_profile
 from hpc_mp.layout.models import ModelShape, family_of
-from hpc_mp.layout.models.fields import check_fields
+from hpc_mp.layout.models.reading import model_shape
 from hpc_mp.layout.models.shape import Config, config_of
 from hpc_mp.layout.models.weight_files import check_weights
 from hpc_mp.layout.placement import Degrees
@@ -30,18 +30,15 @@ def read_config(spec: JobSpec) -> Config:
 def read_shape(spec: JobSpec) -> ModelShape:
     """Return the shape of a job's model. Raises HpcMpError for a missing checkpoint, an unknown family, impossible sizes, or an
     unknown field of its configuration."""
-    config = read_config(spec)
-    family = family_of(config["model_type"])
-    check_fields(config, family.fields, family.model_type, spec.model.pretrained)
-    return family.read(config)
+    return model_shape(read_config(spec), spec.model.pretrained)
 
 
 def check_pretrained(spec: JobSpec) -> None:
     """Check that the checkpoint for first values belongs to the model. Raises HpcMpError."""
     if spec.model.pretrained is not None:
         config = read_config(spec)
-        family = family_of(config["model_type"])
-        check_weights(Path(spec.model.pretrained), config, family, family.read(config))
+        shape = model_shape(config, spec.model.pretrained)
+        check_weights(Path(spec.model.pretrained), config, family_of(shape), shape)
 
 
 def degrees_of(spec: JobSpec) -> Degrees:

@@ -16,7 +16,7 @@ from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.extras import REMEDY
-from hpc_mp.layout.models import family_of
+from hpc_mp.layout.models.reading import family_in
 from hpc_mp.rundir.origin import TAKE_WEIGHTS, counters_of, first_difference, model_fields
 
 ModelChecker = Callable[[dict[str, Any], int, str | None, str | None, list[str]], list[str]]
@@ -48,7 +48,7 @@ def check_model(config: dict[str, Any], vocabulary: int, origin: str | None = No
         with suppress(OSError):  # a full or read-only home costs the next launch some seconds
             accepted.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             accepted.touch()
-        fields = model_fields(built, family_of(config["model_type"]).dropouts)
+        fields = model_fields(built, family_in(config).dropouts)
         if origin is not None and (difference := first_difference(counters_of(Path(origin)).origin, {"model": fields})):
             raise HpcMpError(f"checkpoint.resume = {origin}", str(difference), TAKE_WEIGHTS)
     if tokenizer is not None and find_spec("tokenizers") is not None:

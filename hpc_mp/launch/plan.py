@@ -232,7 +232,7 @@ def _resolution(
     layout: Layout, order: RankOrder, resumed: RunDirectory | None,
 ) -> Resolution:
     slow = expected_slow_links(spec.parallel.rank_map, spec.job.nodes, measured)
-    unsplit = left_whole(family_of(shape.model_type), shape, layout.tensor_cut())
+    unsplit = left_whole(family_of(shape), shape, layout.tensor_cut())
     replicated = f"on every tensor rank: {unsplit}" if unsplit else ""
     return Resolution(
         machine.device, machine.gpu_request, machine.gpu_type, machine.exclude, machine.profile,

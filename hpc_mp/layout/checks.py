@@ -15,7 +15,7 @@ from hpc_mp.layout.stages import Partition, cut_at
 
 def check_layout(layout: Layout, shape: ModelShape, partition: Partition) -> None:
     """Raise HpcMpError, with the arithmetic, if the model cannot be divided as the layout requires."""
-    family = family_of(shape.model_type)
+    family = family_of(shape)
     _check_stages(layout, shape, partition.method)
     _check_tensor(layout, family, shape)
     _check_experts(layout, shape)
@@ -88,8 +88,13 @@ def _check_heads(shape: ModelShape, tensor: int) -> None:
 
 
 def _check_attention(layout: Layout, family: Family, shape: ModelShape) -> None:
-    """Check that the model's attention supports the tokens of ``context`` ranks."""
+    """Check that what mixes tokens supports the tokens of ``context`` and of sequence-parallel ranks."""
     context = layout.degrees.context
+    for key, used in ((f"parallel.context = {context}", context > 1),
+                      ("parallel.sequence = true", layout.sequence_parallel and layout.degrees.tensor > 1)):
+        if used and family.unattended:
+            raise HpcMpError(key, f"gives each rank only some of the tokens, but layer {min(family.unattended)} of a "
+                             f"{shape.model_type} model mixes tokens by something else than attention", "leave it out")
     if context == 1:
         return
     if (window := shape.narrowest(layout.sequence)) is not None:

@@ -193,7 +193,7 @@ def rank_units(layout: Layout, shape: ModelShape, spans: Iterable[StageSpan], te
                ) -> dict[str, FlatLayout]:
     """Return the units of a rank with these stages and these tensor and expert coordinates. A tied weight appears once, even if
     the rank has both ends."""
-    spans, family, experts = list(spans), family_of(shape.model_type), layout.expert_cut(expert)
+    spans, family, experts = list(spans), family_of(shape), layout.expert_cut(expert)
     weights: dict[str, list[Weight]] = {}
     for span in spans:
         weights |= unit_weights(family, shape, span, experts)

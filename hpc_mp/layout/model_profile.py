@@ -6,7 +6,7 @@ is refused.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,8 @@ class ModelProfile:
 
 def conditions(layout: Layout, shape: ModelShape, documents: str, dropout: float | None) -> dict[str, Any]:
     """Return the settings that measured seconds and bytes depend on, without the number of layers."""
-    sizes = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(shape).items()}  # as in JSON
+    sizes = {name: list(value) if isinstance(value, tuple) else value
+             for name, value in asdict(replace(shape, table=None)).items() if name != "table"}  # as in JSON
     sizes["dense"] = sorted(shape.dense)
     del sizes["layers"], sizes["initializer_range"]
     return {**sizes, "sequences of a microbatch": layout.samples, "sequence_length": layout.sequence, "documents": documents,

@@ -85,7 +85,7 @@ def _parameters(shape: ModelShape) -> LayerCosts:
     def count(*weights: Weight) -> float:
         return float(sum(prod(weight.shape) for weight in weights))
 
-    family = family_of(shape.model_type)
+    family = family_of(shape)
     return LayerCosts(count(*family.embedding_weights(shape)),
                       tuple(count(*family.block_weights(shape, layer)) for layer in range(shape.layers)),
                       count(*family.norm_weights(shape), *family.head_weights(shape)))
@@ -144,7 +144,7 @@ def _balance(costs: LayerCosts, layers: Sequence[int]) -> str:
 
 def cut_at(requested: str, shape: ModelShape, stages: int) -> StageCut:
     """Return the stages that begin where a pattern matches. Raises HpcMpError if it names too few or too many of them."""
-    family = family_of(shape.model_type)
+    family = family_of(shape)
     names = [*(f"{family.blocks}.{layer}" for layer in range(shape.layers)), family.norm]
     pattern = re.compile(requested.removeprefix(AT))
     begins = [place for place, name in enumerate(names) if pattern.fullmatch(name)]

@@ -101,7 +101,7 @@ def rank_traffic(layout: Layout, shape: ModelShape, pipeline: int) -> Traffic:
     back = sum(stage > 0 and placement[stage - 1] != pipeline for stage in held)
     copied = TIED in units and not (first and last)
     same, expert = layout.state_degree // degrees.expert, layout.expert_cut()
-    rank_spans, family = [spans[stage] for stage in held], family_of(shape.model_type)
+    rank_spans, family = [spans[stage] for stage in held], family_of(shape)
     dp, replicas = _data_axis(layout, family, _kind(units, False), layout.state_degree, layout.shard_degree, first, last)
     expert_dp, expert_replicas = _data_axis(layout, family, _kind(units, True), same, expert.shards, False, False)
     cp, cp_pairs = _context_axis(layout, shape, rank_spans)
@@ -116,7 +116,7 @@ def rank_traffic(layout: Layout, shape: ModelShape, pipeline: int) -> Traffic:
 
 def _tensor_axis(layout: Layout, shape: ModelShape, spans: list[StageSpan], activation: int) -> float:
     """Return a tensor rank's bytes for these stages' activations, their gradients and the loss. ``activation``: bytes of one."""
-    family, cut = family_of(shape.model_type), layout.tensor_cut()
+    family, cut = family_of(shape), layout.tensor_cut()
     ends = heads = 0  # of cut layers: each has an all-reduce, or an all-gather and a reduce-scatter
     again = 0.0
     for span in spans:
@@ -191,7 +191,7 @@ def _choices(layout: Layout, shape: ModelShape, spans: list[StageSpan]) -> tuple
 
 def _sharing_tensor_ranks(layout: Layout, shape: ModelShape, layer: int) -> int:
     """Return the number of tensor ranks that share the tokens of samples at a layer's experts."""
-    family = family_of(shape.model_type)
+    family = family_of(shape)
     whole = not layout.tensor_cut().cuts(family.module_of(shape, f"{family.blocks}.{layer}.{family.experts}.weight"))
     return layout.degrees.tensor if layout.sequence_parallel and whole else 1
 
@@ -220,7 +220,7 @@ def _data_axis(layout: Layout, family: Family, units: dict[str, FlatLayout], ran
 def _context_axis(layout: Layout, shape: ModelShape, spans: list[StageSpan]) -> tuple[float, float]:
     """Return the bytes of ``cp`` and of ``cp_pairs`` for a rank of these stages."""
     context, computed = layout.degrees.context, BYTES[layout.precision][1]
-    family, cut = family_of(shape.model_type), layout.tensor_cut()
+    family, cut = family_of(shape), layout.tensor_cut()
     passes = 2 if blocks_together(layout.recompute) is None else 3  # forward and backward, or the forward twice
     ring = pairs = 0.0  # for each token
     for layer in (layer for span in spans for layer in span.layers):

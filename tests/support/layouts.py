@@ -167,7 +167,7 @@ def relaunch(run: RunDirectory, directory: Path, model: str, overrides: Sequence
 def unfilled(spec: JobSpec) -> dict[str, Tensor]:
     """Return a NaN for every number of every parameter, in the engine's shapes."""
     shape = read_shape(spec)
-    return {w.name: torch.full(w.shape, math.nan, dtype=torch.float64) for w in family_of(shape.model_type).all_weights(shape)}
+    return {w.name: torch.full(w.shape, math.nan, dtype=torch.float64) for w in family_of(shape).all_weights(shape)}
 
 
 def parameters(spec: JobSpec, checkpoint: Path) -> dict[str, Tensor]:

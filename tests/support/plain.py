@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from engines import quiet
@@ -17,6 +18,7 @@ from hpc_mp.job import JobSpec
 from hpc_mp.job.inputs import find_files
 from hpc_mp.job.layout import read_config, read_shape
 from hpc_mp.layout.models import family_of
+from hpc_mp.layout.models.tensor import matches
 from hpc_mp.train.data import IGNORE, Samples, TokenSet, prepare_held_out, prepare_job
 from hpc_mp.train.device.precision import StaysDouble
 from hpc_mp.train.model import initial
@@ -136,11 +138,12 @@ def plain(spec: JobSpec, skipped: Collection[int] = (), documents: Sequence[int]
         documents: the number of tokens of each document of the text, if documents are separate.
     """
     torch.set_num_threads(1)
-    shape, config = read_shape(spec), read_config(spec)
-    family = family_of(shape.model_type)
+    shape = read_shape(spec)
+    family = family_of(shape)
     weights = {w.name: w for w in family.all_weights(shape)}
     model = _built(spec)
-    padding = {f"{family.embedding}.weight": config["pad_token_id"]} if "pad_token_id" in config else {}
+    row = getattr(model.get_input_embeddings(), "padding_idx", None)
+    padding = {} if row is None else {f"{family.embedding}.weight": row}
     source = initial.drawn(spec.train.seed, shape.layers, shape.initializer_range, padding)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -152,9 +155,9 @@ def plain(spec: JobSpec, skipped: Collection[int] = (), documents: Sequence[int]
     samples = Samples(training, spec.data.sequence_length, spec.train.seed)
     assert samples.masked, "some labels must not count"
     settings = spec.train
-    matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]  # biases and norms do not decay
-    vectors = [parameter for parameter in model.parameters() if parameter.dim() == 1]
-    groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    groups: list[dict[str, Any]] = [
+        {"params": [parameter for name, parameter in model.named_parameters() if matches(name, settings.no_decay) == spared],
+         "weight_decay": 0.0 if spared else settings.weight_decay} for spared in (False, True)]
     if settings.optimizer == "adamw":
         optimizer: torch.optim.Optimizer = torch.optim.AdamW(
             groups, lr=settings.learning_rate, betas=settings.betas, eps=settings.eps, foreach=False)

@@ -40,7 +40,7 @@ def test_bytes_are_those_of_the_units(tmp_path: Path, model: str) -> None:
     spans = [StageSpan(range(0), True, False), *(StageSpan(range(layer, layer + 1), False, False) for layer in MODELS[model]),
              StageSpan(range(0), False, True)]
     for span, one, other in zip(spans, units(full), units(bf16), strict=True):
-        weights = unit_weights(family_of(shape.model_type), shape, span).values()
+        weights = unit_weights(family_of(shape), shape, span).values()
         elements = sum(-(-sum(prod(weight.shape) for weight in unit) // 8) * 8 for unit in weights)
         assert (one.parameters, other.parameters) == (8 * elements, 2 * elements)
         assert one.seconds > 0

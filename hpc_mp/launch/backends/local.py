@@ -66,7 +66,7 @@ def start(launch: Launch, entry: str = ENTRY) -> Outcome:
     spec = plan.spec
     groups = spec.parallel.tensor + spec.data_degree * spec.parallel.context  # gloo connects all members of a group
     check_open_files(spec.ranks + groups, resource.getrlimit(resource.RLIMIT_NOFILE)[1], "on this machine")
-    modules = (entry.partition(":")[0], ASSEMBLY, *family_of(plan.shape.model_type).modules)
+    modules = (entry.partition(":")[0], ASSEMBLY, *family_of(plan.shape).modules)
     environment = shared_environment(spec, os.environ, len(os.sched_getaffinity(0)), EMULATED)
     with ExitStack() as stack:
         emulator = stack.enter_context(Emulator(modules, environment))

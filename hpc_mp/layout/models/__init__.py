@@ -13,7 +13,7 @@ from hpc_mp.layout.models.tensor import TensorCut, kv_copies, left_whole
 
 __all__ = [
     "FAMILIES", "ExpertCut", "Family", "ModelShape", "TensorCut", "Weight", "chunk_sizes", "expert_capacity", "expert_slots",
-    "family_of", "kv_copies", "left_whole",
+    "family_of", "kv_copies", "left_whole", "table_of",
 ]
 
 MODULES = [import_module(f"{families.__name__}.{file.name}") for file in iter_modules(families.__path__)]
@@ -23,7 +23,12 @@ FAMILIES: dict[str, Family] = {module.FAMILY.model_type: module.FAMILY for modul
 OTHERS = frozenset({"mistral", "ministral", "qwen2_moe", "qwen2_vl", "gpt_neo", "gpt_oss", "mllama", "codellama"})
 
 
-def family_of(model_type: str) -> Family:
+def family_of(shape: ModelShape) -> Family:
+    """Return the family of a model: as it was read, or its table."""
+    return shape.table or FAMILIES[shape.model_type]
+
+
+def table_of(model_type: str) -> Family:
     """Return the table of a family. Raises HpcMpError for a family without a table."""
     if model_type in FAMILIES:
         return FAMILIES[model_type]

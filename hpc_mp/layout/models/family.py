@@ -79,11 +79,11 @@ class Family:
         fields: allowed values of each field of its configuration; a field without an entry is refused.
         read: config dictionary -> ModelShape, with Hugging Face's defaults.
         embedding, blocks, norm, head: module names inside that class; ``norm`` stands between blocks and head.
-        rotary: the module that makes rotary cosines and sines.
+        code: the module of transformers that has its code; None: that of its model_type.
+        rotary: the modules that make rotary cosines and sines.
         lookups: further embeddings, which are added to that of the token: module -> its index of each token, ``POSITIONS`` or
             a tensor of the batch (zeros if the batch has none).
         behind_embedding: modules applied to the sum, in this order.
-        hidden_argument: under which the forward around the blocks takes hidden states.
         attention, mlp: modules of a block; the projections cut in each share its input (one gradient all-reduce each).
         attention_dropout: the module inside ``attention`` that drops attention weights (None: the attention function gets a
             probability).
@@ -96,6 +96,11 @@ class Family:
             of what is behind them.
         older_names: pattern of a part of a weight's name -> the same in older checkpoints, which transformers still reads.
         beside: name patterns of a checkpoint's weights that other models of the family use.
+        whole: modules of a block that are never cut -> the reason.
+        alike: True if a model of one layer has all modules but further layers.
+        unattended: layers that mix tokens by something else than attention.
+        tuples: True if a layer returns a tuple, in which hidden states are first.
+        head_scale: what hidden states are multiplied with before the head.
     """
 
     model_type: str
@@ -112,10 +117,10 @@ class Family:
     norm_weights: Callable[[ModelShape], tuple[Weight, ...]]
     head_weights: Callable[[ModelShape], tuple[Weight, ...]]
     since: str = "5.0"
-    rotary: str | None = None
+    code: str | None = None
+    rotary: tuple[str, ...] = ()
     lookups: Mapping[str, str] = field(default_factory=dict)
     behind_embedding: tuple[str, ...] = ()
-    hidden_argument: str = "inputs_embeds"
     mlp: str = "mlp"
     attention_dropout: str | None = None
     transposed: bool = False
@@ -124,11 +129,21 @@ class Family:
     router: str = "gate"
     older_names: Mapping[str, str] = field(default_factory=dict)
     beside: tuple[str, ...] = ()
+    whole: Mapping[str, str] = field(default_factory=dict)
+    alike: bool = True
+    unattended: frozenset[int] = frozenset()
+    tuples: bool = False
+    head_scale: float = 1.0
+
+    @property
+    def base(self) -> str:
+        """The module whose forward calls all others but the head."""
+        return self.blocks.partition(".")[0]
 
     @property
     def modules(self) -> tuple[str, ...]:
         """The modules of transformers that a rank needs (imported before ranks are forked)."""
-        return f"transformers.models.{self.model_type}.modeling_{self.model_type}",
+        return self.code or f"transformers.models.{self.model_type}.modeling_{self.model_type}",
 
     @property
     def dropouts(self) -> tuple[str, ...]:
@@ -164,7 +179,7 @@ class Family:
     @property
     def block_modules(self) -> tuple[str, ...]:
         """The modules of a block that tensor parallelism cuts, each as a whole."""
-        return tuple(map(self.block_module, self.enters))
+        return tuple(module for module in map(self.block_module, self.enters) if module not in self.whole)
 
     def block_module(self, inner: str) -> str:
         """Return the module of a block that something inside it is cut with."""

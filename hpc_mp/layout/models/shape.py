@@ -3,13 +3,16 @@
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import shown
 from hpc_mp.layout.models.fields import is_number
+
+if TYPE_CHECKING:
+    from hpc_mp.layout.models.family import Family
 
 Config = dict[str, Any]  # the fields of a Hugging Face configuration
 MOST, MOST_LAYERS = 2**31 - 1, 2**16
@@ -35,6 +38,7 @@ class ModelShape:
             all others in turn. Empty: None for all.
         bidirectional: True if tokens attend to later ones too; such a model learns masked tokens, not the next one.
         token_types: kinds of tokens, each with an embedding beside that of the word; 0: none.
+        table: the family of a model that was read; None: that of its model_type.
     """
 
     model_type: str
@@ -58,6 +62,7 @@ class ModelShape:
     windows: tuple[int | None, ...] = ()
     bidirectional: bool = False
     token_types: int = 0
+    table: "Family | None" = field(default=None, compare=False, repr=False)
 
     def experts_of(self, layer: int) -> int:
         """Return the number of experts of a layer; 0: one MLP for all tokens."""

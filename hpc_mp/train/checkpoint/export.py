@@ -25,6 +25,7 @@ from hpc_mp.job.layout import read_config, read_shape
 from hpc_mp.job.tokenizer_files import read_object
 from hpc_mp.layout.flat import Box
 from hpc_mp.layout.models import family_of
+from hpc_mp.layout.models.reading import family_in
 from hpc_mp.rundir import RunDirectory, newest_complete, problem, sync, write_json
 from hpc_mp.rundir.checkpoint_index import CheckpointIndex, StoredTensor, read_indexes
 from hpc_mp.rundir.checkpoints import checkpoint_name, complete_steps, step_of
@@ -165,7 +166,7 @@ def _config(spec: JobSpec, tokenizer: Path | None) -> PreTrainedConfig:
     """Return the model's configuration with its own dropout. Ids of special tokens that it does not name come from the
     tokenizer, because a family's defaults belong to another vocabulary."""
     fields = read_config(spec)
-    family = family_of(fields["model_type"])
+    family = family_in(fields)
     if tokenizer is not None:
         try:
             loaded = AutoTokenizer.from_pretrained(tokenizer, local_files_only=True)
@@ -181,7 +182,7 @@ def _config(spec: JobSpec, tokenizer: Path | None) -> PreTrainedConfig:
 def _outputs(checkpoint: Path, index: CheckpointIndex, config: PreTrainedConfig, spec: JobSpec) -> dict[str, _Output]:
     """Return the tensors of the Hugging Face checkpoint, with the names and shapes that ``save_pretrained`` gives them."""
     held, model = index.tensors, read_shape(spec)
-    family = family_of(model.model_type)
+    family = family_of(model)
     shapes = {name: parameter.shape for name, parameter in without_values(family, config).named_parameters()}
     outputs: dict[str, _Output] = {}
     for weight in family.all_weights(model):

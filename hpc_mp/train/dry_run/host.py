@@ -107,7 +107,7 @@ def loading(spec: JobSpec, shape: ModelShape, engine: Engine, rank: int) -> Load
     values = torch.float32.itemsize * min(CHUNK, max((piece.size for piece in pieces), default=0))
     largest = max((item.values.nbytes for item in engine.held()), default=0)
     indexes = tuple(INDEX.format(stage=place) for place in range(spec.parallel.pipeline))
-    return Loading(_weights(spec, family_of(shape.model_type), units), (SHARD.format(number=rank + 1), *indexes),
+    return Loading(_weights(spec, family_of(shape), units), (SHARD.format(number=rank + 1), *indexes),
                    values, BLOCK + min(PIECE, largest))
 
 

@@ -1,10 +1,13 @@
 """The construction of a stage: changes of Hugging Face's modules, one after another."""
 
+from collections.abc import Iterable
+from contextlib import suppress
 from functools import partial
 from typing import cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from hpc_mp.layout.flat import StageSpan
 from hpc_mp.train.model.attention_table import attention_function
@@ -12,13 +15,15 @@ from hpc_mp.train.model.compilation import compile_block
 from hpc_mp.train.model.logits import LogitsObjective
 from hpc_mp.train.model.rotary_tables import RotaryTables
 from hpc_mp.train.model.transformers_modules import TransformersModules
-from hpc_mp.train.model.transformers_stage import NoPositions, TransformersStage
+from hpc_mp.train.model.transformers_stage import Absent, TransformersStage
 from hpc_mp.train.model.vocabulary import NextToken, VocabularyEmbedding
 from hpc_mp.train.parallel.capacity import Intake
 from hpc_mp.train.parallel.dropout import HashDropout
 from hpc_mp.train.parallel.experts import Experts
-from hpc_mp.train.parallel.projection import Projection, TensorAxis, change_input
+from hpc_mp.train.parallel.projection import Projection, TensorAxis, change_input, change_output
 from hpc_mp.train.parallel.surroundings import Surroundings
+
+UNSET = -987654321.0  # in buffers without values
 
 
 def build_stage(model: TransformersModules, span: StageSpan, around: Surroundings) -> TransformersStage:
@@ -26,10 +31,8 @@ def build_stage(model: TransformersModules, span: StageSpan, around: Surrounding
     whole, stage = model.skeleton(), TransformersStage(model.family, model.shape, span, around)
     for path, layer in zip(stage.blocks, span.layers, strict=True):
         stage.graft(path, model.block(whole, layer))
-    for change in (_embedding, _tensor, _experts, _head, _dropout, _attention, _compilation, _driver):
+    for change in (_embedding, _tensor, _experts, _head, _dropout, _attention, _buffers, _compilation, _driver):
         change(stage, model, whole)
-    if empty := [name for name, buffer in stage.named_buffers() if buffer.is_meta]:
-        raise RuntimeError(f"{model.family.model_type}: nothing gives values to {', '.join(empty)}")
     return stage
 
 
@@ -46,20 +49,22 @@ def _embedding(stage: TransformersStage, model: TransformersModules, whole: nn.M
         return
     embedding = cast(nn.Embedding, whole.get_submodule(family.embedding))
     stage.graft(family.embedding, VocabularyEmbedding(
-        f"{family.embedding}.weight", model.shape.vocabulary, embedding.padding_idx, embedding_scale(embedding), stage.tensor,
+        f"{family.embedding}.weight", model.shape.vocabulary, embedding.padding_idx, *embedding_scale(embedding), stage.tensor,
         _tensor_of(stage, family.embedding)))
     for path in (*family.lookups, *family.behind_embedding):
         stage.graft(path, whole.get_submodule(path))
 
 
-def embedding_scale(embedding: nn.Module) -> float:
-    """Return the factor by which an embedding of transformers multiplies hidden states."""
-    return float(getattr(embedding, "scalar_embed_scale", 1.0))
+def embedding_scale(embedding: nn.Module) -> tuple[float, bool]:
+    """Return the factor by which an embedding of transformers multiplies hidden states, and whether it is first rounded to their
+    format."""
+    scale = getattr(embedding, "scalar_embed_scale", None)
+    return (float(getattr(embedding, "embed_scale", 1.0)), False) if scale is None else (float(scale), True)
 
 
 def _tensor(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
     """Put column and row projections in place of linear ones; sum gradients of shared inputs."""
-    family = model.family
+    family, present = model.family, {path for path, _ in stage.named_modules()}
     for layer, block in zip(stage.span.layers, stage.blocks, strict=True):
         names = {weight.name for weight in family.layer_weights(model.shape, layer)}
         for inner, weight in family.projections(model.shape, layer).items():
@@ -72,10 +77,14 @@ def _tensor(stage: TransformersStage, model: TransformersModules, whole: nn.Modu
                 change_input(projection, partial(stage.tensor.share, dim=1))  # attention has all tokens
         for inner in family.enters:
             path = f"{block}.{inner}"
+            if path not in present:
+                continue  # layers of other kinds
             if _tensor_of(stage, path).size > 1:
                 change_input(stage.get_submodule(path), stage.tensor.enter)
             elif inner == family.attention:
                 change_input(stage.get_submodule(path), stage.tensor.all_tokens)
+                if inner in family.whole:
+                    change_output(stage.get_submodule(path), partial(stage.tensor.share, dim=1))
 
 
 def _experts(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
@@ -128,22 +137,47 @@ def _attention(stage: TransformersStage, model: TransformersModules, whole: nn.M
     """Attach this rank's heads, their dropout, and the context axis to attention modules."""
     family, shape = model.family, model.shape
     for block, layer in zip(stage.blocks, stage.span.layers, strict=True):
+        if layer in family.unattended:
+            continue
         path = f"{block}.{family.attention}"
         attention, tensor = stage.get_submodule(path), _tensor_of(stage, path)
-        numbers = {"split_size": shape.hidden // tensor.size, "num_attention_heads": shape.heads // tensor.size,
-                   "num_key_value_groups": shape.heads // max(tensor.size, shape.kv_heads)}
+        heads, kv_heads = shape.heads // tensor.size, max(1, shape.kv_heads // tensor.size)
+        numbers = {"split_size": shape.hidden // tensor.size, **dict.fromkeys(("num_attention_heads", "num_heads"), heads),
+                   **dict.fromkeys(("num_key_value_heads", "num_kv_heads"), kv_heads), "num_key_value_groups": heads // kv_heads}
         for name, value in numbers.items() if tensor.size > 1 else ():
             if hasattr(attention, name):  # a module has some of these numbers
                 setattr(attention, name, value)
         first_head, heads = tensor.part(shape.heads)
         inner = family.attention_dropout
-        probability = cast(float, attention.attention_dropout if inner is None else attention.get_submodule(inner).p)
+        probability = cast(float, getattr(attention, "attention_dropout", 0.0) if inner is None
+                           else attention.get_submodule(inner).p)
         rows = torch.arange(first_head, first_head + heads, device=stage.positions.device)
         site = HashDropout(probability, f"attention.{layer}", stage.around.clock, rows)
         attention.attention_site = site
         if inner is not None:
             setattr(attention, inner, site)
         stage.context.attach(attention, heads, attention_function)
+
+
+def _buffers(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
+    """Give values to buffers, as transformers does it for a model that was made without any."""
+    device = stage.positions.device
+    for path, module in stage.named_modules():
+        empty = {name: buffer for name, buffer in module._buffers.items() if buffer is not None and buffer.is_meta}
+        for name, buffer in empty.items():
+            module._buffers[name] = torch.full_like(buffer, UNSET if buffer.is_floating_point() else 0, device=device)
+        if empty:
+            with stage.precision.computing():
+                cast(PreTrainedModel, whole)._init_weights(module)
+                if _unset(module, empty):  # values that its constructor sets
+                    with suppress(TypeError):
+                        module._buffers |= {name: buffer.to(device) for name, buffer in type(module)().named_buffers()}
+        if unset := _unset(module, empty):
+            raise RuntimeError(f"{model.family.model_type}: nothing gives values to {path}.{unset[0]}")
+
+
+def _unset(module: nn.Module, names: Iterable[str]) -> list[str]:
+    return [name for name in names if bool((cast(Tensor, module._buffers[name]) == UNSET).any())]
 
 
 def _compilation(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
@@ -160,19 +194,21 @@ def _compilation(stage: TransformersStage, model: TransformersModules, whole: nn
 
 
 def _driver(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
-    """Let the model's own forward drive. Modules that the stage calls itself do nothing there."""
+    """Let the model's own forward drive. Around the layers it calls the stage's modules, or nothing."""
     family = model.family
-    replaced: dict[str, nn.Module] = {path: NoPositions() for path in family.lookups}
-    replaced |= {path: nn.Identity() for path in (*family.behind_embedding, family.norm)}
-    if family.rotary is not None:
+    ends = {path: stage.span.first for path in (*family.lookups, *family.behind_embedding)}
+    ends[family.norm] = stage.span.last or ends.get(family.norm, False)
+    replaced = {path: stage.get_submodule(path) if here else Absent() for path, here in ends.items()}
+    for path in family.rotary:
         with stage.precision.computing():
-            rotary = type(whole.get_submodule(family.rotary))(model.config)
-        replaced[family.rotary] = stage.rotary = RotaryTables(rotary, stage.whole_samples, stage.context.sequence)
+            rotary = type(whole.get_submodule(path))(model.config)
+        replaced[path] = tables = RotaryTables(rotary, stage.whole_samples, stage.context.sequence)
+        stage.rotary.append(tables)
     for path, module in replaced.items():
         whole.set_submodule(path, module)
     path, _, name = family.blocks.rpartition(".")
-    base = whole.get_submodule(path)
-    base.config = model.config
-    base._modules.pop(name)
-    vars(base)[name] = stage.layer_calls()
+    parent, base = whole.get_submodule(path), whole.get_submodule(family.base)
+    for module in (parent, base):
+        module.config = model.config
+    vars(parent)[name] = stage.layer_calls(cast(nn.ModuleList, parent._modules.pop(name)))
     stage.drive_with(base)

@@ -42,15 +42,19 @@ class TransformersModules:
         return {} if row is None else {f"{self.family.embedding}.weight": row}
 
     def skeleton(self) -> nn.Module:
-        """Return the modules of a model with one layer, without values, from which a stage takes those at its ends."""
-        config = copy.copy(self.config)
-        config.num_hidden_layers = 1
+        """Return the modules of a model without values, from which a stage takes those at its ends; with one layer if others are
+        alike."""
+        config, layers = copy.copy(self.config), 1 if self.family.alike else self.shape.layers
+        if self.family.alike:
+            config.num_hidden_layers = 1
         whole = without_values(self.family, config)
-        _check_table(self.family, self.family.all_weights(replace(self.shape, layers=1)), whole)
+        _check_table(self.family, self.family.all_weights(replace(self.shape, layers=layers)), whole)
         return whole
 
     def block(self, skeleton: nn.Module, layer: int) -> nn.Module:
         """Return a layer's module, without values. A rank makes only those of its own stages."""
+        if not self.family.alike:
+            return skeleton.get_submodule(f"{self.family.blocks}.{layer}")
         kind = type(skeleton.get_submodule(f"{self.family.blocks}.0"))
         with torch.device("meta"):
             block: nn.Module = kind(self.config, layer)
@@ -77,8 +81,9 @@ def hugging_face_config(config: Mapping[str, Any], family: Family, dropout: floa
     if dropout is not None:
         values |= dict.fromkeys(family.dropouts, dropout)
     built = AutoConfig.for_model(family.model_type, **values)
-    drops_attention = max(getattr(built, name) for name in family.dropouts if name.startswith("att")) > 0
+    drops_attention = any(getattr(built, name) > 0 for name in family.dropouts if name.startswith("att"))
     caps_scores = getattr(built, "attn_logit_softcapping", None) is not None  # torch's fused attention has no cap
+    built._experts_implementation = "eager"  # of a model that was read; ours replace those of a table
     built._attn_implementation = attention_name(drops_attention or caps_scores, recompute)
     return built
 

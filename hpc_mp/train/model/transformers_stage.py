@@ -6,7 +6,9 @@ tree has Hugging Face's names, so that the names of ``named_parameters`` are tho
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import cycle
 from typing import Any, cast
 
 import torch
@@ -19,7 +21,7 @@ from hpc_mp.layout.models.family import POSITIONS
 from hpc_mp.train.device.spans import profiled
 from hpc_mp.train.model.logits import LogitsObjective
 from hpc_mp.train.model.rotary_tables import RotaryTables
-from hpc_mp.train.model.unit_stage import Prefetch, UnitStage, unsharded
+from hpc_mp.train.model.unit_stage import Prefetch, UnitStage, closed, opened
 from hpc_mp.train.model.vocabulary import NextToken
 from hpc_mp.train.parallel.data_axis import Unit
 from hpc_mp.train.parallel.masks import Visible, begins_of, first_seen, offsets_of, restarted
@@ -28,6 +30,24 @@ from hpc_mp.train.pipeline.stage import Batch, Boundary
 
 HIDDEN = "hidden"
 Settings = dict[str, Any]  # arguments of a layer besides hidden states
+ARGUMENTS = {"token_types": "token_type_ids"}  # an embedding's index -> its name in Hugging Face's forward
+
+
+@dataclass(slots=True)
+class Microbatch:
+    """What the layers of a stage get besides the arguments of their calls, and what they leave.
+
+    Attributes:
+        received: hidden states from the stage before; None on the first stage.
+        places: positions of this context rank's tokens, (samples or 1, tokens).
+        visible: window -> what tokens see; None: all before them, or all.
+        result: hidden states behind the stage's last layer.
+    """
+
+    received: Tensor | None
+    places: Tensor
+    visible: Mapping[int | None, Visible | None]
+    result: Tensor | None = None
 
 
 class TransformersStage(UnitStage):
@@ -38,13 +58,14 @@ class TransformersStage(UnitStage):
 
     Attributes:
         positions: positions in their sample of this context rank's tokens, (tokens,).
-        driver: the model's forward without its head: hidden states and positions -> hidden states.
-        rotary: the model's rotary tables; None if it has none.
+        driver: the model's forward without its head: embeddings, positions and further indexes -> hidden states.
+        rotary: the model's rotary tables.
         objective: the loss; only on the last stage.
-        visible: window -> what tokens of the current microbatch see; None: all before them, or all.
+        microbatch: the current one.
     """
 
-    driver: Callable[[Tensor, Tensor], Tensor]
+    driver: Callable[..., Tensor]
+    microbatch: Microbatch
     objective: NextToken | LogitsObjective
 
     def __init__(self, family: Family, shape: ModelShape, span: StageSpan, around: Surroundings) -> None:
@@ -54,9 +75,9 @@ class TransformersStage(UnitStage):
         self.positions = self.context.positions
         self.whole_samples = self.positions.unsqueeze(0)
         self.all_positions = torch.arange(self.context.sequence, device=self.positions.device)
-        self.windows = {path: shape.window_of(layer) for path, layer in zip(self.blocks, span.layers, strict=True)}
-        self.rotary: RotaryTables | None = None
-        self.visible: dict[int | None, Visible | None] = {}
+        self.windows = {path: shape.window_of(layer) for path, layer in zip(self.blocks, span.layers, strict=True)
+                        if layer not in family.unattended}
+        self.rotary: list[RotaryTables] = []
         self._kept: dict[int | None, Visible | None] = {}  # for samples of one document
         self._noted: list[Settings] = []
 
@@ -75,29 +96,28 @@ class TransformersStage(UnitStage):
             node = node.get_submodule(name)
         node.add_module(leaf, module)
 
-    def layer_calls(self) -> list[Callable[..., Tensor]]:
-        """Return what the model's forward calls in place of its layers: those of other stages return their input."""
+    def layer_calls(self, layers: nn.ModuleList) -> list["LayerCall"]:
+        """Return what the model's forward finds in place of its layers: calls of the stage, or none for those of other stages."""
         calls: list[Callable[..., Tensor]] = [_passed] * self.shape.layers
         for number, paths in enumerate(self.groups):
             for path in paths:
                 names = [*inspect.signature(type(self.get_submodule(path)).forward).parameters][2:]
                 calls[int(path.rpartition(".")[2])] = partial(self.called, number, path, names)
-        return calls
+        if not self.groups:
+            calls[0] = lambda hidden, *_, **__: self._leave(self._enter(hidden))
+        return [LayerCall(call, layer, self.family.tuples) for call, layer in zip(calls, cycle(layers), strict=False)]
 
     def drive_with(self, base: nn.Module) -> None:
         """Let the forward of a model without its head drive the stage."""
-        def drive(hidden: Tensor, positions: Tensor) -> Tensor:
-            arguments = {self.family.hidden_argument: hidden, "position_ids": positions, "use_cache": False}
-            return cast(Tensor, base(**arguments).last_hidden_state)
-
-        self.driver = drive
+        self.driver = lambda **arguments: cast(Tensor, base(**arguments, use_cache=False).last_hidden_state)
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield the tensors that a stage holds besides activations: parameters, positions and rotary tables."""
         yield from super().tensors()
         yield from (self.whole_samples, self.all_positions)
         yield from (tensor for visible in self._kept.values() if visible for tensor in (visible.first, visible.offsets))
-        yield from (table for tables in (self.rotary.kept.values() if self.rotary else ()) for table in tables)
+        yield from (table for rotary in self.rotary for tables in rotary.kept.values()
+                    for table in ((tables,) if isinstance(tables, Tensor) else tables))
 
     def forward(self, received: Boundary, batch: Batch) -> Boundary | tuple[Tensor, Tensor]:
         """Compute this context rank's tokens of a microbatch.
@@ -112,10 +132,17 @@ class TransformersStage(UnitStage):
         documents = batch.get("documents")
         begins = None if documents is None else begins_of(documents, self.all_positions)
         places = self.whole_samples if begins is None else restarted(self.positions, begins)
-        hidden = self._embed(batch, places) if self.span.first else received[HIDDEN]
-        self.visible = self._visible(documents, begins, len(hidden))
-        hidden = self.driver(hidden, places)
-        return self._finish(hidden, batch) if self.span.last else {HIDDEN: hidden}
+        hidden = self._embed(batch) if self.span.first else received[HIDDEN].detach()  # of others only the shape is used
+        self.microbatch = Microbatch(received.get(HIDDEN), places, self._visible(documents, begins, len(hidden)))
+        for rotary in self.rotary:
+            rotary.places = places
+        own = self.tensor.share(places, 1)
+        indexes = {ARGUMENTS[name]: self._index(name, batch, own) for name in self.family.lookups.values() if name != POSITIONS}
+        with self.precision.computing():
+            hidden = self.driver(inputs_embeds=hidden, position_ids=own, **indexes)
+        result = self.microbatch.result
+        self.microbatch.received = self.microbatch.result = None
+        return self._finish(hidden, batch) if result is None else {HIDDEN: result}
 
     def called(self, group: int, path: str, names: Sequence[str], hidden: Tensor, *positional: Any, **settings: Any) -> Tensor:
         """Take the call of a layer by the model's forward.
@@ -126,8 +153,13 @@ class TransformersStage(UnitStage):
         Args:
             names: of the layer's arguments behind hidden states.
         """
+        if path == self.blocks[0]:
+            hidden = self._enter(hidden)
         arguments = dict(zip(names, positional, strict=False)) | settings
-        self._noted.append(arguments | {"attention_mask": self.visible[self.windows[path]]})
+        arguments |= {"position_ids": self.microbatch.places} if "position_ids" in arguments else {}
+        if path in self.windows:
+            arguments["attention_mask"] = self.microbatch.visible[self.windows[path]]
+        self._noted.append(arguments)
         paths = self.groups[group]
         if path != paths[-1]:
             return hidden
@@ -139,7 +171,8 @@ class TransformersStage(UnitStage):
                 hidden = self.block(path, hidden, settings)
             return (hidden,)
 
-        return self.compute(group, compute, [hidden], leaves)[0]
+        hidden, = self.compute(group, compute, [hidden], leaves)
+        return self._leave(hidden) if path == self.blocks[-1] else hidden
 
     def block(self, path: str, hidden: Tensor, settings: Settings) -> Tensor:
         """Compute one layer, in ``Precision.computing``, which a recomputation does not inherit from the backward."""
@@ -160,29 +193,38 @@ class TransformersStage(UnitStage):
             self._kept = visible
         return visible
 
-    def _embed(self, batch: Batch, places: Tensor) -> Tensor:
-        def compute(hidden: Tensor) -> tuple[Tensor]:
-            for path in self.family.behind_embedding:
-                hidden = self.get_submodule(path)(hidden)
-            return (hidden,)
-
+    def _embed(self, batch: Batch) -> Tensor:
+        """Return the tokens' embeddings. What the forward does with them before the first layer needs the same units."""
         for unit in self.embedding_units:
             unit.need()
         hidden: Tensor = self.get_submodule(self.family.embedding)(self.context.own(batch["ids"]))
-        for path, name in self.family.lookups.items():
-            index = places
-            if name != POSITIONS:
-                index = self.context.own(batch[name] if name in batch else torch.zeros_like(batch["ids"]))
-            hidden = hidden + self.get_submodule(path)(self.tensor.share(index, 1))
+        return opened(self.units_behind, Prefetch(), hidden)[0]
+
+    def _index(self, name: str, batch: Batch, own: Tensor) -> Tensor:
+        """Return the index of a further embedding for this rank's tokens, zeros if the batch has none."""
+        return self.tensor.share(self.context.own(batch[name]), 1) if name in batch else torch.zeros_like(own)
+
+    def _enter(self, hidden: Tensor) -> Tensor:
+        """Return the input of the first layer, given what the forward made of the embeddings."""
+        if self.microbatch.received is not None:
+            return self.microbatch.received
         for unit in self.embedding_units:
-            if unit not in self.units_behind:
-                unit.release()  # the backward of a lookup needs no parameter
-        return unsharded(self.units_behind, Prefetch(), compute, hidden)[0]
+            unit.release()  # the backward of a lookup needs no parameter
+        return closed(self.units_behind, Prefetch(), (hidden,))[0]
+
+    def _leave(self, hidden: Tensor) -> Tensor:
+        """Return what the forward goes on with behind the last layer: on the last stage with the last norm."""
+        if self.span.last:
+            return opened(self.head_units, Prefetch(), hidden)[0]
+        self.microbatch.result = hidden
+        return hidden
 
     def _finish(self, hidden: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        norm = self.get_submodule(self.family.norm)
-        loss, count = unsharded(self.head_units, Prefetch(),
-                                lambda hidden: self.objective(norm(hidden), batch, self.context.own), hidden)
+        if not self.family.norm.startswith(f"{self.family.base}."):
+            hidden = self.get_submodule(self.family.norm)(hidden)
+        if self.family.head_scale != 1.0:
+            hidden = hidden * self.family.head_scale
+        loss, count = closed(self.head_units, Prefetch(), self.objective(hidden, batch, self.context.own))
         return loss, count
 
 
@@ -191,8 +233,27 @@ def _passed(hidden: Tensor, *_: Any, **__: Any) -> Tensor:
     return hidden
 
 
-class NoPositions(nn.Module):
-    """Replacement of learned positions, which the stage itself has added: a scalar zero."""
+class LayerCall:
+    """What the forward of a model finds in place of a layer: a function, with the attributes of the layer.
 
-    def forward(self, positions: Tensor) -> Tensor:
-        return torch.zeros((), device=positions.device)
+    Args:
+        tuples: True if the forward takes hidden states out of a tuple.
+    """
+
+    def __init__(self, function: Callable[..., Tensor], layer: nn.Module, tuples: bool) -> None:
+        self.function, self.layer, self.tuples = function, layer, tuples
+
+    def __call__(self, *tensors: Any, **settings: Any) -> Tensor | tuple[Tensor]:
+        hidden = self.function(*(tensors or (settings.pop("hidden_states"),)), **settings)
+        return (hidden,) if self.tuples else hidden
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.layer, name)
+
+
+class Absent(nn.Module):
+    """Replacement of a module that another stage has. Nobody uses what it returns: its input, a zero for an index."""
+
+    def forward(self, *args: Tensor, **settings: Tensor) -> Tensor:
+        x = next(iter((*args, *settings.values())))
+        return x if x.is_floating_point() and x.dim() > 2 else torch.zeros((), device=x.device)

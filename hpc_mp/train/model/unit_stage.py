@@ -27,14 +27,30 @@ class Prefetch:
 def unsharded(units: Sequence[Unit], prefetch: Prefetch, compute: Callable[..., tuple[Tensor, ...]],
               *tensors: Tensor) -> tuple[Tensor, ...]:
     """Compute with the parameters of units, which are unsharded for the computation and again for its backward."""
-    training = torch.is_grad_enabled() and any(unit.gathers for unit in units)
     passed = any(tensor.requires_grad for tensor in tensors)  # then a gradient leaves, behind which units can be freed
-    if training and passed:
+    return closed(units, prefetch, compute(*opened(units, prefetch, *tensors)), passed)
+
+
+def opened(units: Sequence[Unit], prefetch: Prefetch, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Unshard units for a computation with these tensors; behind its backward they are freed."""
+    if _regathered(units) and any(tensor.requires_grad for tensor in tensors):
         tensors = _marked(partial(_release, units), tensors)
     _unshard(units, prefetch.forward)
-    results = compute(*tensors)
+    return tensors
+
+
+def closed(units: Sequence[Unit], prefetch: Prefetch, results: tuple[Tensor, ...], passed: bool = True) -> tuple[Tensor, ...]:
+    """Free units behind a computation; for its backward they are unsharded again.
+
+    Args:
+        passed: True if a gradient leaves the computation.
+    """
     _release(units)
-    return _marked(partial(_unshard, units, prefetch.backward, not passed), results) if training else results
+    return _marked(partial(_unshard, units, prefetch.backward, not passed), results) if _regathered(units) else results
+
+
+def _regathered(units: Sequence[Unit]) -> bool:
+    return torch.is_grad_enabled() and any(unit.gathers for unit in units)
 
 
 def _unshard(units: Sequence[Unit], prefetch: Sequence[Unit], at_end: bool = False) -> None:

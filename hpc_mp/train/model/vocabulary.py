@@ -24,22 +24,24 @@ class VocabularyEmbedding(SunkWeight):
 
     Args:
         padding: the row that gets no gradient; None for none.
-        scale: what hidden states are multiplied with.
+        scale: what hidden states are multiplied with; ``rounded``: to their format first.
         outer: the tensor axis, whose hidden states come out.
         tensor: the axis along which the rows are cut.
     """
 
-    def __init__(self, name: str, vocabulary: int, padding: int | None, scale: float, outer: TensorAxis,
-                 tensor: TensorAxis) -> None:
+    def __init__(self, name: str, vocabulary: int, padding: int | None, scale: float, rounded: bool,
+                 outer: TensorAxis, tensor: TensorAxis) -> None:
         super().__init__(name)
-        self.padding, self.scale, self.outer, self.tensor = padding, scale, outer, tensor
+        self.padding, self.scale, self.rounded, self.outer, self.tensor = padding, scale, rounded, outer, tensor
         self.start, self.length = tensor.part(vocabulary)
 
     def forward(self, ids: Tensor) -> Tensor:
         if self.tensor.size == 1:
             ids = self.outer.share(ids, 1)
         hidden: Tensor = self.tensor.leave(_Rows.apply(self.weight, ids, self))
-        return hidden if self.scale == 1.0 else hidden * float(torch.tensor(self.scale).to(hidden.dtype))
+        if self.scale == 1.0:
+            return hidden
+        return hidden * (float(torch.tensor(self.scale).to(hidden.dtype)) if self.rounded else self.scale)
 
 
 class _Rows(torch.autograd.Function):

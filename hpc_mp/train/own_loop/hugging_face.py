@@ -16,7 +16,7 @@ from hpc_mp.job.layout import check_division, stage_cut
 from hpc_mp.layout.flat import Box
 from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.models import Family, ModelShape, Weight, family_of, kv_copies
-from hpc_mp.layout.models.fields import check_fields
+from hpc_mp.layout.models.reading import model_shape
 from hpc_mp.layout.models.weight_files import check_weights
 from hpc_mp.rundir.origin import model_fields
 from hpc_mp.train.checkpoint.export import GENERATION
@@ -63,9 +63,8 @@ class HuggingFace:
         if not isinstance(config.get("model_type"), str):
             raise HpcMpError(f"model = {written(dict(config))}", "does not name the model's family",
                              'add for example "model_type": "llama"')
-        family = family_of(config["model_type"])
-        check_fields(dict(config), family.fields, family.model_type, origin)
-        return cls(config, family, family.read(dict(config)), directory, state, loss)
+        shape = model_shape(dict(config), origin)
+        return cls(config, family_of(shape), shape, directory, state, loss)
 
     @classmethod
     def in_memory(cls, model: PreTrainedModel, config: Mapping[str, Any], loss: LossFunction | None) -> "HuggingFace":

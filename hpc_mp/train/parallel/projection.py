@@ -241,3 +241,11 @@ def change_input(module: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
         return args, {**kwargs, "hidden_states": change(kwargs["hidden_states"])}
 
     module.register_forward_pre_hook(hook, with_kwargs=True)
+
+
+def change_output(module: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
+    """Make a module return changed hidden states, which may be the first of several results."""
+    def hook(_: nn.Module, args: tuple[Any, ...], output: Tensor | tuple[Any, ...]) -> Tensor | tuple[Any, ...]:
+        return change(output) if isinstance(output, Tensor) else (change(output[0]), *output[1:])
+
+    module.register_forward_hook(hook)

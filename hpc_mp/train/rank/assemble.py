@@ -67,7 +67,7 @@ def check_compiler(device: torch.device) -> None:
 
 
 def model_of(spec: JobSpec, shape: ModelShape) -> TransformersModel:
-    family = family_of(shape.model_type)
+    family = family_of(shape)
     config = hugging_face_config(read_config(spec), family, spec.train.dropout, spec.parallel.recompute)
     return TransformersModel(config, family, shape)
 
@@ -97,7 +97,7 @@ def restore(spec: JobSpec, shape: ModelShape, context: RankContext, engine: Engi
     Raises:
         HpcMpError: nothing to resume from, or a checkpoint with another origin.
     """
-    family = family_of(shape.model_type)
+    family = family_of(shape)
     configuration = hugging_face_config(read_config(spec), family, spec.train.dropout).to_dict()
     now = Origin(model_fields(configuration, family.dropouts), spec.train.optimizer, tokens.tokenizer_sha256,
                  tokens.directory.name, spec.data.sequence_length, spec.train.seed, spec.data.documents)

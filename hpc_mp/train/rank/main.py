@@ -181,7 +181,7 @@ def _train(spec: JobSpec, shape: ModelShape, context: RankContext, nodes: Mappin
         if reason is not None:
             raise Stopped(reason)
 
-    import_model_code(family_of(shape.model_type))  # all ranks at once; those behind rank 0 would wait for its tokens anyway
+    import_model_code(family_of(shape))  # all ranks at once; those behind rank 0 would wait for its tokens anyway
     from hpc_mp.train.rank.assemble import assemble, check_precision, restore
 
     check_precision(spec.train.precision, device)

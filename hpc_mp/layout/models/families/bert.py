@@ -54,7 +54,6 @@ FAMILY = Family(
     embedding=f"{EMBEDDINGS}.word_embeddings", blocks="bert.encoder.layer", norm=f"{HEAD}.transform", head=f"{HEAD}.decoder",
     lookups={f"{EMBEDDINGS}.position_embeddings": POSITIONS, f"{EMBEDDINGS}.token_type_embeddings": "token_types"},
     behind_embedding=(f"{EMBEDDINGS}.LayerNorm", f"{EMBEDDINGS}.dropout"),
-    hidden_argument="hidden_states",
     attention="attention.self", attention_dropout="dropout", mlp="intermediate", cut_with={"output": "intermediate"},
     block_weights=block_weights,
     embedding_weights=lambda s: (

@@ -54,7 +54,7 @@ FAMILY = Family(
     model_type="gpt_neox", architecture="GPTNeoXForCausalLM", since="5.24",
     fields=FIELDS, read=read,
     embedding="gpt_neox.embed_in", blocks="gpt_neox.layers", norm="gpt_neox.final_layer_norm", head="lm_head",
-    behind_embedding=("gpt_neox.emb_dropout",), rotary="gpt_neox.rotary_emb", attention="attention",
+    behind_embedding=("gpt_neox.emb_dropout",), rotary=("gpt_neox.rotary_emb",), attention="attention",
     block_weights=block_weights,
     embedding_weights=lambda s: column("gpt_neox.embed_in", s.vocabulary, s.hidden),
     norm_weights=lambda s: norm("gpt_neox.final_layer_norm", s.hidden, bias=True),

@@ -47,7 +47,7 @@ FAMILY = replace(
     gpt2.FAMILY,
     model_type="gptj", architecture="GPTJForCausalLM", since="5.24",
     fields=FIELDS, read=read,
-    lookups={}, rotary="transformer.rotary_emb",
+    lookups={}, rotary=("transformer.rotary_emb",),
     attention_dropout=None, transposed=False,
     block_weights=block_weights,
     embedding_weights=lambda s: column("transformer.wte", s.vocabulary, s.hidden),

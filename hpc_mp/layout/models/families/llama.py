@@ -58,7 +58,7 @@ FAMILY = Family(
     model_type="llama", architecture="LlamaForCausalLM",
     fields=FIELDS, read=read,
     embedding="model.embed_tokens", blocks="model.layers", norm="model.norm", head="lm_head",
-    rotary="model.rotary_emb", attention="self_attn",
+    rotary=("model.rotary_emb",), attention="self_attn",
     block_weights=block_weights,
     embedding_weights=lambda s: column("model.embed_tokens", s.vocabulary, s.hidden),
     norm_weights=lambda s: norm("model.norm", s.hidden),

@@ -1,0 +1,96 @@
+"""``hpc-mp model``: what a model is, how it is cut, and which degrees are possible."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.job import load_job
+from hpc_mp.job.layout import read_config
+from hpc_mp.layout.models.description import Description, LayerKind, describe
+from hpc_mp.layout.models.reading import model_shape
+from hpc_mp.layout.models.shape import config_of
+
+
+@click.command(help="Show what a model is: its size, the kinds of its layers, how it is cut, and which degrees are possible.\n\n"
+                    "MODEL is the directory of a checkpoint, a config.json, a job file, or a type (with transformers' defaults).")
+@click.argument("model")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def command(model: str, as_json: bool) -> None:
+    config, checkpoint = configuration(model)
+    description = describe(model_shape(config, checkpoint))
+    if as_json:
+        click.echo(json.dumps(asdict(description)))
+    else:
+        Console().print(picture(description))
+
+
+def configuration(model: str) -> tuple[dict[str, Any], str | None]:
+    """Return a configuration, and the checkpoint that it comes from. Raises HpcMpError if it cannot be read."""
+    path = Path(model)
+    if path.is_dir():
+        return config_of(path), model
+    if path.suffix == ".toml":
+        spec = load_job(path)
+        return read_config(spec), spec.model.pretrained
+    if not path.is_file():
+        if path.suffix or len(path.parts) > 1:
+            raise HpcMpError(f"MODEL = {model}", "does not exist",
+                             "name a checkpoint's directory, a config.json, a job file or a type")
+        return {"model_type": model}, None
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise HpcMpError(f"MODEL = {model}", f"is not JSON ({error})", "name a config.json of Hugging Face") from None
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise HpcMpError(f"MODEL = {model}", "names no model_type", "name a config.json of Hugging Face")
+    return config, model
+
+
+def picture(model: Description) -> Table:
+    """Return the description as a table."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    whole = [f"{name}: {reason}" for name, reason in model.whole.items()]
+    active = "" if model.active == model.parameters else f", of which a token uses {billions(model.active)}"
+    rows = {
+        "model": f"{model.model_type} ({model.architecture}), {model.source}",
+        "parameters": f"{billions(model.parameters)}{active}; embedding {billions(model.embedding)}"
+                      + (", which is also the head" if model.tied else ""),
+        "sizes": f"hidden {model.hidden}, {model.heads} heads of {model.head_dim} elements, {model.kv_heads} of keys and values; "
+                 f"vocabulary {model.vocabulary}, {model.positions} positions",
+        "layers": "\n".join(map(kind, model.kinds)),
+        "tensor ranks cut": ", ".join(model.cut),
+        "whole": "\n".join([*whole, *filter(None, [model.shared])]),
+        "degrees": f"tensor {', '.join(map(str, model.tensor))}; pipeline up to {model.pipeline}"
+                   + (f"; expert up to {model.expert}" if model.expert > 1 else ""),
+    }
+    for name, text in rows.items():
+        if text:
+            table.add_row(f"{name}  ", text)
+    return table
+
+
+def kind(layers: LayerKind) -> str:
+    """Return a line about layers of one kind."""
+    numbers = f"{len(layers.layers)} (layer {layers.layers[0]}{', …' if len(layers.layers) > 1 else ''})"
+    facts = [f"{billions(layers.parameters)} parameters each"]
+    if layers.window is not None:
+        facts.append(f"window of {layers.window} tokens")
+    if layers.experts:
+        facts.append(f"{layers.experts} experts")
+    if not layers.attention:
+        facts.append("no attention")
+    return f"{numbers}: {', '.join(facts)}"
+
+
+def billions(number: int) -> str:
+    """Return a number of parameters with three digits."""
+    for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return str(number)

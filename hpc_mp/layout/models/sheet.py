@@ -1,0 +1,81 @@
+"""A model's sheet: what a reader of transformers' code found out about a model that no family's table describes. No torch.
+
+``hpc_mp.train.model.reader`` writes it, once for a configuration and a release of transformers; it is a JSON file, from which the
+control half makes the same ``Family`` and ``ModelShape`` as from a table.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from hpc_mp.layout.models.family import Family, Weight
+from hpc_mp.layout.models.fields import DROPOUT
+from hpc_mp.layout.models.shape import ModelShape
+
+NO_PLAN = "transformers has no plan of tensor parallelism for it"
+
+
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """A model as it was read.
+
+    Attributes:
+        sizes: those of ``ModelShape``.
+        module: the module of transformers that has its code.
+        dropouts: fields of its configuration that hold a dropout probability.
+        kinds: of every layer, the number of its weights in ``blocks``.
+        regions: modules of a block that tensor ranks cut as a whole; others are whole on every rank. ``attention`` may be among
+            them.
+        whole: module of a block -> the reason why it is not cut.
+        unattended: layers without an attention that the engine knows: mixers of tokens of another kind.
+        head_scale: what hidden states are multiplied with before the head, or logits behind it.
+        embeddings, norm, head: weights around the blocks, by full name.
+    """
+
+    transformers: str
+    module: str
+    architecture: str
+    sizes: dict[str, Any]
+    dropouts: tuple[str, ...]
+    embedding: str
+    layers: str
+    norm_module: str
+    head_module: str
+    rotary: tuple[str, ...]
+    before: tuple[str, ...]
+    attention: str
+    regions: tuple[str, ...]
+    whole: dict[str, str]
+    unattended: tuple[int, ...]
+    tuples: bool
+    head_scale: float
+    kinds: tuple[int, ...]
+    blocks: tuple[tuple[Weight, ...], ...]
+    embeddings: tuple[Weight, ...]
+    norm: tuple[Weight, ...]
+    head: tuple[Weight, ...]
+
+
+FORMAT = TypeAdapter(Sheet)
+
+
+def shape_of(sheet: Sheet) -> ModelShape:
+    """Return the shape of a model that was read, with its family."""
+    mlp = next((region for region in sheet.regions if region != sheet.attention), "mlp")
+    family = Family(
+        model_type=sheet.sizes["model_type"], architecture=sheet.architecture, code=sheet.module,
+        fields=dict.fromkeys(sheet.dropouts, DROPOUT), read=lambda _: shape_of(sheet),
+        embedding=sheet.embedding, blocks=sheet.layers, norm=sheet.norm_module, head=sheet.head_module,
+        rotary=sheet.rotary, behind_embedding=sheet.before,
+        attention=sheet.attention, mlp=mlp, whole=dict.fromkeys({sheet.attention, mlp} - {*sheet.regions}, NO_PLAN) | sheet.whole,
+        block_weights=partial(_block, sheet), alike=False, unattended=frozenset(sheet.unattended), tuples=sheet.tuples,
+        head_scale=sheet.head_scale,
+        embedding_weights=lambda _: sheet.embeddings, norm_weights=lambda _: sheet.norm, head_weights=lambda _: sheet.head)
+    sizes: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in sheet.sizes.items()}
+    return ModelShape(**sizes, table=family)
+
+
+def _block(sheet: Sheet, _: ModelShape, layer: int) -> tuple[Weight, ...]:
+    return sheet.blocks[sheet.kinds[layer]]
