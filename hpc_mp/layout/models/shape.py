@@ -9,6 +9,7 @@ from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import shown
+from hpc_mp.layout.models.adapters import Adapters
 from hpc_mp.layout.models.fields import is_number
 
 Config = dict[str, Any]  # the fields of a Hugging Face configuration
@@ -35,6 +36,7 @@ class ModelShape:
             all others in turn. Empty: None for all.
         bidirectional: True if tokens attend to later ones too; such a model learns masked tokens, not the next one.
         token_types: kinds of tokens, each with an embedding beside that of the word; 0: none.
+        adapters: what is trained in place of the model's own weights; None: these are.
     """
 
     model_type: str
@@ -58,6 +60,7 @@ class ModelShape:
     windows: tuple[int | None, ...] = ()
     bidirectional: bool = False
     token_types: int = 0
+    adapters: Adapters | None = None
 
     def experts_of(self, layer: int) -> int:
         """Return the number of experts of a layer; 0: one MLP for all tokens."""
