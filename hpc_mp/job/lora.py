@@ -19,20 +19,21 @@ class Lora(values.Section):
     alpha: values.Positive | None = None
     """The strength: what an adapter adds is multiplied by alpha / rank. Default: the rank. Example: `32`."""
     modules: tuple[values.Line, ...] = ("*",)
-    """The projections of blocks that have an adapter: patterns (`*`, `?`) of Hugging Face's names, or of the ends of names. Those of
-    experts are parameters, such as `experts.gate_up_proj`. Example: `["q_proj", "v_proj", "layers.1?.mlp.*"]`."""
+    """The projections of blocks that have an adapter: patterns (`*`, `?`) of Hugging Face's names, or of the ends of names. Those
+    of experts are parameters, such as `experts.gate_up_proj`. Example: `["q_proj", "v_proj", "layers.1?.mlp.*"]`."""
     dropout: values.Share = 0.0
     """The probability with which elements of an adapter's input are dropped. Refused for adapters of experts, as in PEFT."""
     rslora: bool = False
     """Multiply by alpha / sqrt(rank) instead."""
     pretrained: values.PathName | None = None
-    """A directory with adapters in PEFT's format, from which training begins. Rank, alpha, modules and rslora are then those of its
-    `adapter_config.json`. Example: `"adapters"`."""
+    """A directory with adapters in PEFT's format, from which training begins. Rank, alpha, modules and rslora are then those of
+    its `adapter_config.json`. Example: `"adapters"`."""
 
 
 def check_lora(lora: Lora) -> None:
     """Check that no key is without effect. Raises HpcMpError."""
-    stated = [name for name in ("alpha", "modules", "rslora", "dropout") if getattr(lora, name) != Lora.model_fields[name].default]
+    defaults = Lora.model_fields
+    stated = [name for name in ("alpha", "modules", "rslora", "dropout") if getattr(lora, name) != defaults[name].default]
     if lora.pretrained is None and lora.rank == 0 and stated:
         raise HpcMpError(f"lora.{stated[0]} = {shown(getattr(lora, stated[0]))}", "has no effect without lora.rank",
                          f"set lora.rank, or leave {stated[0]} out")

@@ -34,8 +34,9 @@ def _check_adapters(family: Family, shape: ModelShape) -> None:
     for pattern in adapters.modules:
         if not any(chooses(pattern, name) for name in names):
             inner = dict.fromkeys(family.without_layer(name)[0].partition("{}.")[2] for name in names)
-            raise HpcMpError(f"lora.modules = {shown(list(adapters.modules))}", "matches no projection of a block with "
-                             f"{shown(pattern)}", f"they are {', '.join(inner)}; embedding, head, norms and routers keep their values")
+            raise HpcMpError(
+                f"lora.modules = {shown(list(adapters.modules))}", f"matches no projection of a block with {shown(pattern)}",
+                f"they are {', '.join(inner)}; embedding, head, norms and routers keep their values")
     experts = [name for name, (weight, *_) in adapted_weights(family, shape).items() if weight.experts]
     if experts and adapters.dropout:
         raise HpcMpError(f"lora.dropout = {adapters.dropout:g}", f"is not supported for {experts[0]}, a parameter of experts",

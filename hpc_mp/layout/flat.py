@@ -2,9 +2,10 @@
 
 A stage consists of units: one for each block, one for the embedding, one for the last norm and the head, and one for an embedding
 that is also the head. With expert parallelism, the experts of a block are a separate unit, because they are replicated on other
-ranks. With adapters, those of a block are a unit beside that of its own weights, which are not trained. A unit is one flat array of the parts of its weights that a tensor rank computes with, one after another, padded so that it
-splits into as many equal parts as there are shards. A part is what ZeRO gives a rank to update. A part begins and ends anywhere,
-also within a row. Its piece of a weight is a few rectangles (``boxes``), and checkpoints name it by them.
+ranks. With adapters, those of a block are a unit beside that of its own weights, which are not trained. A unit is one flat array
+of the parts of its weights that a tensor rank computes with, one after another, padded so that it splits into as many equal parts
+as there are shards. A part is what ZeRO gives a rank to update. A part begins and ends anywhere, also within a row. Its piece of
+a weight is a few rectangles (``boxes``), and checkpoints name it by them.
 
 The engine allocates this layout, and the planner counts it.
 """

@@ -128,7 +128,7 @@ def counters_of(checkpoint: Path) -> Counters:
     try:
         document = read_json(checkpoint / COUNTERS)
         origin = Origin(**document["origin"])
-        return Counters(**document | {"origin": replace(origin, model={LORA: None} | origin.model)})
+        return Counters(**document | {"origin": replace(origin, model={LORA: None, **origin.model})})
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise HpcMpError(f"checkpoint {checkpoint}", f"its {COUNTERS} cannot be read ({type(error).__name__}: {error})",
                          "export it with the release that saved it, and start from its weights (model.pretrained)") from None

@@ -27,9 +27,10 @@ from hpc_mp.train.parallel import gloo
 from hpc_mp.train.parallel.communicators import build, everyone
 from hpc_mp.train.parallel.groups import Tree
 from hpc_mp.train.rank import evaluation, facts
-from hpc_mp.train.rank.assemble import assemble, first_values
+from hpc_mp.train.rank.assemble import assemble
 from hpc_mp.train.rank.bootstrap import lay_out
 from hpc_mp.train.rank.devices import Seat, device_choice, own_gpu, seat_of, taken
+from hpc_mp.train.rank.first_values import first_values
 from hpc_mp.train.rank.proof import SignedKeys
 from hpc_mp.train.rank.rendezvous import DEFAULT, rendezvous
 from hpc_mp.train.rank.trainer import TRACED_STEP, evaluation_is_due, share
@@ -108,7 +109,7 @@ def rank_of(spec: JobSpec, number: int) -> Report:
     groups = build(lay_out(spec), layout.shard_degree, device, backend, schedule, None, host,
                    kv_copies(shape, layout.degrees.tensor), expert_shards=layout.expert_cut().shards)
     engine = assemble(spec, shape, layout, groups, schedule, device)
-    engine.start(first_values(spec, shape, who.rank))
+    engine.start(first_values(spec, shape))
     training, *held_out = _tokens(spec, shape.vocabulary, who.rank, store)
     samples = Samples(training, spec.data.sequence_length, spec.train.seed, spec.data.documents)
     rows = [HeldOut(tokens, spec.data.sequence_length, spec.data.documents) for tokens in held_out]

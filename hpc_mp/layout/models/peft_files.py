@@ -1,9 +1,9 @@
 """Adapters in the format of PEFT (github.com/huggingface/peft): its names, its configuration and its files. No torch.
 
 A directory has ``adapter_config.json`` and ``adapter_model.safetensors``. The factors of a projection have its name in the model
-behind ``base_model.model.``. Those of an experts' parameter belong to the module of the experts. If several of its parameters have
-adapters, PEFT wraps the module once for each, and each wrap but the outermost adds ``base_layer`` to the name; the outermost is of
-the last parameter. Their A is (experts × rank, in), their B (out, rank × experts), with the experts innermost.
+behind ``base_model.model.``. Those of an experts' parameter belong to the module of the experts. If several of its parameters
+have adapters, PEFT wraps the module once for each, and each wrap but the outermost adds ``base_layer`` to the name; the outermost
+is of the last parameter. Their A is (experts × rank, in), their B (out, rank × experts), with the experts innermost.
 """
 
 import json
@@ -22,10 +22,10 @@ from hpc_mp.layout.models.weight_files import FLOATING, stored_in
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX, WRAPPED = "base_model.model.", "base_layer"
-# Fields of a configuration that this file reads, or that have no effect on what stored adapters compute. All others must be unset.
+# Fields of a configuration that are read here, or have no effect on what stored adapters compute. All others must be unset.
 READ = ("peft_type", "r", "lora_alpha", "use_rslora", "target_modules", "target_parameters", "init_lora_weights")
-NEUTRAL = ("alora_invocation_tokens", "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config",
-           "exclude_modules", "fan_in_fan_out", "inference_mode", "layers_pattern", "layers_to_transform", "loftq_config",
+NEUTRAL = ("auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config", "exclude_modules",
+           "fan_in_fan_out", "inference_mode", "layers_pattern", "layers_to_transform", "loftq_config",
            "lora_dropout", "lora_ga_config", "megatron_config", "megatron_core", "peft_version", "qalora_group_size", "revision",
            "task_type", "runtime_config")
 KEEPS_BASE = (True, False, "gaussian", "eva", "orthogonal")  # first values; those of other methods change the model's weights too
@@ -116,8 +116,9 @@ def stored_adapters(directory: Path, family: Family, shape: ModelShape, dropout:
     factors = {factor.name: factor for _, *pair in adapted_weights(family, adapted).values() for factor in pair}
     for name, stored in names.items():
         if held[stored].shape != (shape_there := stored_shape(factors[name])) or held[stored].dtype not in FLOATING:
-            raise HpcMpError(f"{value}: {stored}", f"is {held[stored].dtype} of shape {held[stored].shape}, but the model requires "
-                             f"plain numbers of shape {shape_there}", "use the adapters of this model")
+            raise HpcMpError(
+                f"{value}: {stored}", f"is {held[stored].dtype} of shape {held[stored].shape}, but the model requires plain "
+                f"numbers of shape {shape_there}", "use the adapters of this model")
     return adapters
 
 
@@ -125,7 +126,7 @@ def _config(directory: Path) -> Mapping[str, Any]:
     """Return the configuration in a directory. Raises HpcMpError if it cannot be read, or means something else than LoRA."""
     value = f"lora.pretrained = {directory}"
     try:
-        config = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
+        config: dict[str, Any] = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
         whole = isinstance(config, dict) and type(config["r"]) is int and config["r"] > 0 and config["lora_alpha"] > 0
     except OSError as error:
         raise HpcMpError(value, f"its {CONFIG} cannot be read ({error.strerror})", SAVE) from None

@@ -122,8 +122,8 @@ def stored_parts(weight: Weight, held: Container[str], family: Family) -> tuple[
 
 
 def stored_in(path: Path, key: str = "model.pretrained") -> dict[str, StoredWeight]:
-    """Return the weights of one file. Raises HpcMpError for a file that is unreadable or incomplete. ``key``: of the job file, that
-    names it."""
+    """Return the weights of one file. Raises HpcMpError for a file that is unreadable or incomplete. ``key``: the key of the job
+    file that names it."""
     try:
         with path.open("rb") as file:
             size, first = os.fstat(file.fileno()).st_size, file.read(8)

@@ -100,8 +100,8 @@ class UnitStage(nn.Module):
             if isinstance(module, Projection | SunkWeight):
                 module.adopt(parameters, sinks)
                 owned |= module.owned
-        for unit in units.values():
-            for name in unit.parameters.keys() - owned if isinstance(unit, TrainedUnit) else ():
+        for unit in (unit for unit in units.values() if isinstance(unit, TrainedUnit)):
+            for name in unit.parameters.keys() - owned:
                 unit.collect(name)
         first = [self.units_of(blocks[:1]) for blocks in self.groups]
         self.gathered = [(self.units_of(blocks), Prefetch(behind, before)) for blocks, before, behind in zip(

@@ -13,9 +13,9 @@ zero held between steps by each rank of the axis and, while a step computes     
 With ZeRO-2 and 3 too, a schedule may sum gradients once per step: then ranks hold all gradients, and microbatches accumulate in
 them. Parameters of ZeRO-3 may lie in host memory between uses, see ``host_parameters``. With a shard degree, replicas of a part
 all-reduce it once, at the end of a step. If masters and computation have the same format, the masters lie inside the parameters;
-otherwise ranks hold both. Parameters that are not trained have neither masters, gradients nor state: ranks hold them as they
-compute with them, ZeRO-3 its part of them, which it gathers as all others. The loss is divided by the number of labels of the global batch before the backward, so that every
-reduction is a plain sum.
+otherwise ranks hold both. Parameters that are not trained have neither masters, gradients nor state, and the format of
+computation; with ZeRO-3 ranks hold their parts and gather them as all others. The loss is divided by the number of labels of the
+global batch before the backward, so that every reduction is a plain sum.
 """
 
 from collections import Counter

@@ -9,7 +9,6 @@ output; it is entered before router and experts, and left behind them. The exper
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import cast
 
 import torch
 import torch.nn.functional as F

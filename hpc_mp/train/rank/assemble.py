@@ -15,24 +15,21 @@ from hpc_mp.job import JobSpec
 from hpc_mp.job.layout import check_pretrained, read_config
 from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.models import ModelShape, family_of
-from hpc_mp.layout.models.peft_files import stored_names
 from hpc_mp.layout.schedule import Schedule
 from hpc_mp.rundir import find_run, newest_complete
 from hpc_mp.rundir.checkpoints import put_aside
 from hpc_mp.rundir.origin import Counters, Origin, adapter_fields, check_resumable, counters_of, first_difference, model_fields
-from hpc_mp.rundir.staged import staged, staging_root
 from hpc_mp.train.checkpoint import checkpoint
 from hpc_mp.train.checkpoint.shard_file import Damaged
 from hpc_mp.train.data import TokenSet
-from hpc_mp.train.model import initial
 from hpc_mp.train.model.transformers_model import TransformersModel
 from hpc_mp.train.model.transformers_modules import hugging_face_config
 from hpc_mp.train.optimizer.optimizer_state import HomeMaker, OnDevice, Streamed
 from hpc_mp.train.optimizer.state_stores import FileStore, MemoryStore
-from hpc_mp.train.parallel.fill import Source
 from hpc_mp.train.parallel.groups import Groups
 from hpc_mp.train.rank import facts
 from hpc_mp.train.rank.failures import RankContext
+from hpc_mp.train.rank.first_values import first_values
 from hpc_mp.train.step.engine import Engine
 from hpc_mp.train.step.settings import EngineSettings
 
@@ -92,8 +89,9 @@ def home_of(layout: Layout) -> HomeMaker:
 
 
 def restore(spec: JobSpec, shape: ModelShape, context: RankContext, engine: Engine, groups: Groups, tokens: TokenSet) -> Counters:
-    """Restore state from the run's newest complete checkpoint, else from ``checkpoint.resume``, else set first values. Checkpoints
-    hold what is trained: beside adapters, the model's own weights always begin with their first values.
+    """Restore state from the run's newest complete checkpoint, else from ``checkpoint.resume``, else set first values.
+
+    Checkpoints hold what is trained: beside adapters, the model's own weights always begin with their first values.
 
     Return the counters.
 
@@ -106,7 +104,7 @@ def restore(spec: JobSpec, shape: ModelShape, context: RankContext, engine: Engi
                  tokens.tokenizer_sha256, tokens.directory.name, spec.data.sequence_length, spec.train.seed, spec.data.documents)
     damaged: set[Path] = set()
     if shape.adapters is not None:
-        engine.start(first_values(spec, shape, context.who.rank))
+        _start(spec, shape, context, engine)
     while (newest := facts.broadcast(_newest(spec, context, damaged), context.everyone)) is not None:
         path = Path(newest)
         context.log.say(f"going on from {path}")
@@ -120,23 +118,15 @@ def restore(spec: JobSpec, shape: ModelShape, context: RankContext, engine: Engi
             if context.who.rank == 0:
                 _skip(path, str(damage), context)
     if shape.adapters is None:
-        engine.start(first_values(spec, shape, context.who.rank))
+        _start(spec, shape, context, engine)
     return Counters(step=0, samples=0, tokens=0, origin=now)
 
 
-def first_values(spec: JobSpec, shape: ModelShape, rank: int) -> Source:
-    """Return the source of first values of the model's weights, and of its adapters. Raises HpcMpError on rank 0 if the checkpoint
-    in ``model.pretrained`` is not that of the model."""
-    family = family_of(shape.model_type)
-    padding = model_of(spec, shape).padding if spec.model.pretrained is None else {}
-    own = drawn = initial.drawn(spec.train.seed, shape.layers, shape.initializer_range, padding)
-    if spec.model.pretrained is not None:
-        if rank == 0:
-            check_pretrained(spec)
-        own = initial.read(staged(Path(spec.model.pretrained), staging_root()), family)
-    of_adapters = drawn if spec.lora.pretrained is None else initial.read_adapters(Path(spec.lora.pretrained), family, shape)
-    factors = stored_names(family, shape).keys()
-    return lambda weight, box: (of_adapters if weight.name in factors else own)(weight, box)
+def _start(spec: JobSpec, shape: ModelShape, context: RankContext, engine: Engine) -> None:
+    """Set first values. Raises HpcMpError on rank 0 if the checkpoint in ``model.pretrained`` is not that of the model."""
+    if spec.model.pretrained is not None and context.who.rank == 0:
+        check_pretrained(spec)
+    engine.start(first_values(spec, shape))
 
 
 def _newest(spec: JobSpec, context: RankContext, damaged: Collection[Path]) -> str | None:
