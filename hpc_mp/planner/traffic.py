@@ -36,7 +36,9 @@ Parts are those of ``layout/flat.py``, including padding. Tensor ranks sum the g
 with sequence parallelism those of all weights that they hold whole, as often as the data axis does. Modules that are not cut send
 nothing, except attention with sequence parallelism, whose tokens are gathered. If experts have a capacity, context ranks, and
 with sequence parallelism tensor ranks with whole experts, all-reduce 4 bytes for each choice of a microbatch's tokens in each
-layer, once more if it is recomputed. tests/planner/test_traffic.py counts the same bytes in running ranks.
+layer, once more if it is recomputed. Weights beside adapters are not reduced, and gathered by ZeRO-3 alone; what lies before the
+first adapter gets no gradient, so that tensor ranks send less than stated there. tests/planner/test_traffic.py counts the same
+bytes in running ranks.
 """
 
 import math

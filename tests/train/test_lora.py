@@ -175,6 +175,7 @@ def test_what_is_broken_is_seen(place: Path, engine: Engine, control: str) -> No
 
 REFUSED: dict[str, tuple[str, list[str], str]] = {
     "alpha alone": ("llama", ["lora.alpha=8.0"], "has no effect without lora.rank"),
+    "rank beside adapters": ("llama", ["lora.rank=2", 'lora.pretrained="adapters"'], "has no effect beside lora.pretrained"),
     "no such projection": ("llama", ["lora.rank=2", 'lora.modules=["q_proj", "query"]'],
                            "matches no projection of a block with 'query'"),
     "the head": ("llama", ["lora.rank=2", 'lora.modules=["lm_head"]'], "embedding, head, norms and routers keep their values"),

@@ -81,8 +81,9 @@ def config_document(family: Family, shape: ModelShape, base: str | None) -> dict
     parameters = [target for target, (weight, *_) in adapted.items() if weight.experts]
     return {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "inference_mode": True,
-        "r": adapters.rank, "lora_alpha": adapters.alpha, "use_rslora": adapters.rslora, "lora_dropout": adapters.dropout,
-        "bias": "none", "fan_in_fan_out": family.transposed, "init_lora_weights": True,
+        "r": adapters.rank, "lora_alpha": int(adapters.alpha) if adapters.alpha == int(adapters.alpha) else adapters.alpha,
+        "use_rslora": adapters.rslora, "lora_dropout": adapters.dropout, "bias": "none",
+        "fan_in_fan_out": family.transposed, "init_lora_weights": True,
         "target_modules": _shortest(modules, possible), "target_parameters": _shortest(parameters, possible, 3) or None,
     }
 
