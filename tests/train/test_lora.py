@@ -104,11 +104,12 @@ def test_layouts_drop_the_same_inputs(engine: Engine, model: str, name: str) -> 
 HELD = {
     "zero0": AXES["zero0"], "tp2 dp2 zero1": keys_of([], {"tensor": 2, "data": 2, "zero": 1}), "zero2": AXES["zero2"],
     "zero3": AXES["zero3"], "offload": AXES["offload"], "bf16": ['train.precision="bf16"', *LAYOUTS["dp2 zero1"]],
+    "offload from ends without adapters": [*AXES["pp3 layers 0+5+0"], 'parallel.offload=["optimizer"]'],
     "bf16 zero3": ['train.precision="bf16"', *LAYOUTS["dp2 zero3"]],
 }
 
 
-@pytest.mark.parametrize("name", cases(HELD, ("tp2 dp2 zero1", "bf16 zero3")))
+@pytest.mark.parametrize("name", cases(HELD, ("tp2 dp2 zero1", "bf16 zero3", "offload from ends without adapters")))
 def test_only_adapters_have_state(place: Path, engine: Engine, name: str) -> None:
     """The planner knows it to the byte."""
     spec, result = job(place, "llama", [*LORA, *HELD[name]]), engine("llama", *LORA, *HELD[name])

@@ -84,7 +84,7 @@ class Optimizer:
             unit, lambda piece: any(fnmatchcase(piece.slot.weight.name, pattern) for pattern in settings.no_decay))]
         shape = StateShape({name: unit.layout.part for name, unit in units.items()}, self.slots, dtype)
         masters = {name: unit.away for name, unit in units.items() if unit.away is not None}
-        self.home = home(shape, stretches, device, masters)
+        self.home = (home if units else OnDevice)(shape, stretches, device, masters)  # nothing to move: a stage without adapters
         self.turns = [self._torch(turn) for turn in self.home.turns]
 
     def _torch(self, turn: Turn) -> torch.optim.Optimizer:
