@@ -1,11 +1,12 @@
 """Adapters equal PEFT's in one process on every axis, in fp64 to 1e-12, and nothing else is trained."""
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from engines import run_engine
 from exact import EXACT, LAYOUTS, MIXTRAL, WRONG, Engine, Plain, cases, check_state, keys_of
 from layouts import Result, job, layout
@@ -97,6 +98,17 @@ def test_layouts_drop_the_same_inputs(engine: Engine, model: str, name: str) -> 
     one = engine(model, *DROPPED)
     assert engine(model, *DROPPED, *AXES[name]).distance(one) < EXACT
     assert one.distance(engine(model, *LORA)) > WRONG
+
+
+without_compiler = wrapped(torch, "compile", lambda compile_: partial(compile_, backend="aot_eager"))
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("model", ["llama", MIXTRAL])
+def test_compiled_blocks_have_adapters(place: Path, engine: Engine, model: str) -> None:
+    keys = (*(DROPPED if model == "llama" else LORA), 'train.precision="fp32"')
+    compiled = run_engine(job(place, model, [*keys, "train.compile=true"]), before=without_compiler)
+    assert compiled.distance(engine(model, *keys)) < 1e-4
 
 
 # --- state -----------------------------------------------------------------------------------------------------------

@@ -106,7 +106,7 @@ def exported(run: RunDirectory, output: Path, *options: str) -> dict[str, Any]:
     return document
 
 
-@pytest.mark.parametrize("model", cases(MODELS, ("llama", "mixtral")))
+@pytest.mark.parametrize("model", cases(MODELS, ("mixtral",)))
 def test_peft_and_transformers_compute_the_loss_of_the_engine(place: Path, base: Callable[[str], Path], tmp_path: Path,
                                                               model: str) -> None:
     """The loss of the third step is that of the adapters after the second, trained on tp 2 × pp 2."""
@@ -134,7 +134,7 @@ def made_by_peft(directory: Path, output: Path, model: str) -> None:
     adapted.save_pretrained(str(output))
 
 
-@pytest.mark.parametrize("model", cases(MODELS, ("gpt2", "mixtral")))
+@pytest.mark.parametrize("model", cases(MODELS, ("gpt2",)))
 def test_training_begins_with_adapters_of_peft(place: Path, base: Callable[[str], Path], tmp_path: Path, model: str) -> None:
     """And a step that changes nothing writes the same ones."""
     adapters = tmp_path / "adapters"
