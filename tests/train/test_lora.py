@@ -64,6 +64,18 @@ def test_adapters_equal_those_of_peft(engine: Engine, adapted: Adapted, model: s
     assert engine(model, *LORA, *AXES[name]).distance(adapted(model, *LORA)) < EXACT
 
 
+BOTH = ('lora.modules=["self_attn.*", "experts.*"]',)  # PEFT takes the names of dense MLPs for those of experts
+# A scaled embedding, experts in some layers, one norm for attention and MLP, biases.
+OTHERS: dict[str, tuple[str, ...]] = {"gemma2": (), "qwen3_moe": BOTH, "gptj": (), "qwen2": ()}
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("model", OTHERS)
+def test_every_family_can_have_adapters(engine: Engine, adapted: Adapted, model: str) -> None:
+    keys = (*LORA, *OTHERS[model])
+    assert engine(model, *keys, *AXES["tp2"]).distance(adapted(model, *keys)) < EXACT
+
+
 EXPERTS = ("ep2 zero0", "ep2 zero1", "ep2 zero3", "ep3 zero1", "tp2 ep2 zero2", "sp2 ep2 zero3", "sp2 ep2 experts whole",
            "pp2 ep2 zero_bubble", "ep2 zero3 full")
 

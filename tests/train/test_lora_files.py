@@ -22,7 +22,8 @@ from hpc_mp.cli.main import cli
 from hpc_mp.job import JobSpec, load_job
 from hpc_mp.job.inputs import find_files
 from hpc_mp.job.layout import read_shape
-from hpc_mp.layout.models.peft_files import CONFIG, WEIGHTS
+from hpc_mp.layout.models import family_of
+from hpc_mp.layout.models.peft_files import CONFIG, WEIGHTS, config_document
 from hpc_mp.rundir import RunDirectory, newest_complete
 from hpc_mp.train.data import IGNORE, Samples, bpe
 from hpc_mp.train.data import prepare as tokenized
@@ -145,8 +146,7 @@ def test_training_begins_with_adapters_of_peft(place: Path, base: Callable[[str]
     right, changed = apart(with_theirs, base(model), adapters, spec, 1)
     assert abs(right - loss) < EXACT < 1e-6 < abs(changed - loss)
     apart(exported, run, tmp_path / "again", "--adapters")
-    before, after = (load_file(directory / WEIGHTS) for directory in (adapters, tmp_path / "again"))
-    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+    assert apart(same_adapters, adapters, tmp_path / "again")
     one, other = (json.loads((directory / CONFIG).read_text()) for directory in (adapters, tmp_path / "again"))
     assert all(one[key] == other[key] for key in ("r", "lora_alpha", "use_rslora", "target_parameters", "fan_in_fan_out"))
     assert sorted(one["target_modules"]) == other["target_modules"]
@@ -203,13 +203,30 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 def test_adapters_of_something_else_are_refused(place: Path, base: Callable[[str], Path], tmp_path: Path) -> None:
+    apart(made_by_peft, base("llama"), tmp_path / "right", "llama")
     for number, (spoil, words) in enumerate(FAULTS.values()):
         adapters = tmp_path / f"{number}"
-        apart(made_by_peft, base("llama"), adapters, "llama")
-        spoil(adapters)
+        shutil.copytree(tmp_path / "right", adapters)
+        apart(lambda spoil, adapters: bool(spoil(adapters)), spoil, adapters)
         with pytest.raises(HpcMpError) as refused:
             read_shape(tuned(place, base("llama"), f'lora.pretrained="{adapters}"'))
         assert words in str(refused.value)
+
+
+def test_dense_layers_between_experts_have_no_place_in_pefts_format(place: Path) -> None:
+    spec = job(place, "qwen3_moe", ADAPTED)
+    shape = read_shape(spec)
+    with pytest.raises(HpcMpError, match=r"mlp\.gate_proj.*takes that name for the experts"):
+        config_document(family_of(shape.model_type), shape, None)
+    chosen = read_shape(job(place, "qwen3_moe", [*ADAPTED, 'lora.modules=["self_attn.*", "experts.*"]']))
+    document = config_document(family_of(shape.model_type), chosen, None)
+    assert document["target_modules"] == ["k_proj", "o_proj", "q_proj", "v_proj"]
+    assert document["target_parameters"] == ["mlp.experts.down_proj", "mlp.experts.gate_up_proj"]
+
+
+def same_adapters(one: Path, other: Path) -> bool:
+    before, after = (load_file(directory / WEIGHTS) for directory in (one, other))
+    return before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
 
 
 def test_a_run_without_adapters_has_none_to_export(place: Path, base: Callable[[str], Path], tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from hpc_mp.layout.models.family import Family, Weight
 from hpc_mp.layout.models.shape import ModelShape
 
 DOWN, UP = "lora_A", "lora_B"  # PEFT's names of the two factors
+ALL = Adapters(1, 1.0, ("*",))  # beside everything that can have one
 
 
 def target_of(weight: Weight) -> str | None:
@@ -63,5 +64,4 @@ def adapted_weights(family: Family, shape: ModelShape) -> dict[str, tuple[Weight
 
 def targets(family: Family, shape: ModelShape) -> tuple[str, ...]:
     """Return the names of all that can have an adapter."""
-    every = replace(shape, adapters=Adapters(1, 1.0, ("*",)))
-    return tuple(adapted_weights(family, every))
+    return tuple(adapted_weights(family, replace(shape, adapters=ALL)))

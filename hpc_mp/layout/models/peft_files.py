@@ -14,7 +14,7 @@ from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import shown
-from hpc_mp.layout.models.adapter_weights import DOWN, UP, adapted_weights, targets
+from hpc_mp.layout.models.adapter_weights import ALL, DOWN, UP, adapted_weights
 from hpc_mp.layout.models.adapters import Adapters
 from hpc_mp.layout.models.family import Family, Weight
 from hpc_mp.layout.models.shape import ModelShape
@@ -29,6 +29,7 @@ NEUTRAL = ("auto_mapping", "base_model_name_or_path", "corda_config", "ensure_we
            "lora_dropout", "lora_ga_config", "megatron_config", "megatron_core", "peft_version", "qalora_group_size", "revision",
            "task_type", "runtime_config")
 KEEPS_BASE = (True, False, "gaussian", "eva", "orthogonal")  # first values; those of other methods change the model's weights too
+OF_EXPERTS = (".gate_proj", ".up_proj", ".down_proj")  # ends of module names that PEFT translates to parameters of experts
 SAVE = "save LoRA adapters with PEFT's save_pretrained, of this model and without these settings"
 
 
@@ -73,22 +74,37 @@ def experts_last(factor: Weight) -> bool:
 
 
 def config_document(family: Family, shape: ModelShape, base: str | None) -> dict[str, Any]:
-    """Return the configuration of a model's adapters. ``base``: directory of the model."""
-    adapters, adapted = shape.adapters, adapted_weights(family, shape)
+    """Return the configuration of a model's adapters. ``base``: directory of the model.
+
+    Raises:
+        HpcMpError: PEFT would take a dense MLP of a model with experts for these.
+    """
+    adapters = shape.adapters
     assert adapters is not None
-    possible = set(targets(family, shape))
-    modules = [target for target, (weight, *_) in adapted.items() if not weight.experts]
-    parameters = [target for target, (weight, *_) in adapted.items() if weight.experts]
+    possible, chosen = _by_kind(family, replace(shape, adapters=ALL)), _by_kind(family, shape)
+    if shape.experts and (taken := [name for name in chosen[False] if name.endswith(OF_EXPERTS)]):
+        raise HpcMpError(
+            f"an adapter of {taken[0]}", "has no place in PEFT's format: in a model with experts PEFT takes that name for the "
+            "experts", "export the merged model, or train with lora.modules that leave it out")
     return {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "inference_mode": True,
         "r": adapters.rank, "lora_alpha": int(adapters.alpha) if adapters.alpha == int(adapters.alpha) else adapters.alpha,
         "use_rslora": adapters.rslora, "lora_dropout": adapters.dropout, "bias": "none",
         "fan_in_fan_out": family.transposed, "init_lora_weights": True,
-        "target_modules": _shortest(modules, possible), "target_parameters": _shortest(parameters, possible, 3) or None,
+        "target_modules": _shortest(chosen[False], possible[False]),
+        "target_parameters": _shortest(chosen[True], possible[True], 3) or None,
     }
 
 
-def _shortest(chosen: list[str], possible: set[str], words: int = 1) -> list[str]:
+def _by_kind(family: Family, shape: ModelShape) -> dict[bool, list[str]]:
+    """Return the names of what has adapters: projections (False), and parameters of experts (True)."""
+    kinds: dict[bool, list[str]] = {False: [], True: []}
+    for target, (weight, *_) in adapted_weights(family, shape).items():
+        kinds[weight.experts].append(target)
+    return kinds
+
+
+def _shortest(chosen: list[str], possible: list[str], words: int = 1) -> list[str]:
     """Return the last words of names if these choose the same among all possible names, else the whole names."""
     ends = sorted({".".join(name.split(".")[-words:]) for name in chosen})
     same = {name for name in possible if any(name.endswith(f".{end}") for end in ends)} == set(chosen)
@@ -102,8 +118,7 @@ def stored_adapters(directory: Path, family: Family, shape: ModelShape, dropout:
     if not (directory / WEIGHTS).exists():
         raise HpcMpError(value, f"holds no {WEIGHTS}", SAVE)
     held = stored_in(directory / WEIGHTS, "lora.pretrained")
-    weights = {target: weight for target, (weight, *_) in adapted_weights(
-        family, replace(shape, adapters=Adapters(1, 1.0, ("*",)))).items()}
+    weights = {target: weight for target, (weight, *_) in adapted_weights(family, replace(shape, adapters=ALL)).items()}
     chosen = tuple(target for target, weight in weights.items() if (
         any(f".{target}".endswith(f".{name}") for name in parameters) if weight.experts else
         f"{PREFIX}{target}.{DOWN}.weight" in held))
