@@ -23,20 +23,25 @@ from hpc_mp.runs.find import find
 @click.option("--best", is_flag=True, help="Export the checkpoint with the least loss on evaluate.files.")
 @click.option("--dtype", type=click.Choice(["keep", "float32", "bfloat16", "float64"]), default="keep",
               show_default=True, help="Type of the weights; keep: that of the training; bfloat16 rounds.")
+@click.option("--adapters", is_flag=True, help="Write the adapters of a run with [lora] alone, in PEFT's format. Without this "
+                                               "option they are merged into the model's weights.")
 @click.option("--force", is_flag=True, help="Replace an existing model directory at --output.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def command(run: Path, output: Path, step: int | None, best: bool, dtype: str, force: bool, as_json: bool) -> None:
+def command(run: Path, output: Path, step: int | None, best: bool, dtype: str, adapters: bool, force: bool,
+            as_json: bool) -> None:
     need_train("hpc-mp export")
     directory = find(run)
     step = _best(directory, step) if best else step
     os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is fetched; transformers reads this when it is imported
     from hpc_mp.train.checkpoint.export import export  # imports torch
+    from hpc_mp.train.checkpoint.export_adapters import export_adapters
 
+    write = export_adapters if adapters else export
     with bytes_bar("writing") as progress:
-        done = export(directory, output, step=step, dtype=dtype, force=force, progress=progress)
+        done = write(directory, output, step=step, dtype=dtype, force=force, progress=progress)
     for path, reason in done.skipped:
         click.echo(f"checkpoint {path.name} is skipped: {reason}", err=True)
-    if done.tokenizer is None:
+    if done.tokenizer is None and not adapters:
         click.echo("warning: the run's tokenizer is missing in its cache and is not exported", err=True)
     if as_json:
         click.echo(json.dumps({

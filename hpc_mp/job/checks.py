@@ -4,6 +4,7 @@ from collections import Counter
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import counted, shown
+from hpc_mp.job.lora import check_lora
 from hpc_mp.job.program import ProgramSpec
 from hpc_mp.job.spec import UNCOUNTED, JobSpec, LossScale
 from hpc_mp.job.sweep import runs_of
@@ -71,6 +72,7 @@ def check_arithmetic(spec: JobSpec) -> None:
     _check_offload(spec)
     _check_background(spec)
     _check_precision(spec)
+    check_lora(spec.lora)
     if spec.evaluate.every and not spec.evaluate.files:
         raise HpcMpError(f"evaluate.every = {spec.evaluate.every}", "has no effect without evaluate.files",
                          "name the files with held-out text in evaluate.files, or leave evaluate.every out")

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.job.lora import adapters_of
 from hpc_mp.job.spec import JobSpec
 from hpc_mp.layout.checks import check_layout
 from hpc_mp.layout.layout import Layout
@@ -28,9 +29,10 @@ def read_config(spec: JobSpec) -> Config:
 
 
 def read_shape(spec: JobSpec) -> ModelShape:
-    """Return the shape of a job's model. Raises HpcMpError for a missing checkpoint, an unknown family, impossible sizes, or an
-    unknown field of its configuration."""
-    return model_shape(read_config(spec), spec.model.pretrained)
+    """Return the shape of a job's model, with its adapters. Raises HpcMpError for a missing checkpoint, an unknown family,
+    impossible sizes, an unknown field of its configuration, or adapters of another model."""
+    shape = model_shape(read_config(spec), spec.model.pretrained)
+    return replace(shape, adapters=adapters_of(spec.lora, family_of(shape), shape))
 
 
 def check_pretrained(spec: JobSpec) -> None:

@@ -34,7 +34,7 @@ OTHERS = {  # files given by mistake instead of a job file, by suffix
 
 AnySpec = JobSpec | ProgramSpec
 Spec = TypeVar("Spec", JobSpec, ProgramSpec)
-OWN = ("model", "data", "train", "evaluate", "checkpoint")  # tables of a training, which a program does not have
+OWN = ("model", "data", "train", "lora", "evaluate", "checkpoint")  # tables of a training, which a program does not have
 
 # The key that an override replaces besides its own: a job has only one of the two.
 INSTEAD = {"train.epochs": "steps", "train.steps": "epochs", "model.pretrained": "config"}

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from hpc_mp.job import values
 from hpc_mp.job.cluster import Environment, Notify, Slurm
 from hpc_mp.job.errors import wrong
+from hpc_mp.job.lora import Lora
 from hpc_mp.job.parallel import MOST_MICROBATCHES, Parallel
 from hpc_mp.job.sweep import Sweep
 from hpc_mp.layout.schedule.names import stages_per_rank
@@ -239,6 +240,7 @@ class JobSpec(values.Section):
     data: Data
     parallel: Parallel = Parallel()
     train: Train
+    lora: Lora = Lora()
     evaluate: Evaluate = Evaluate()
     checkpoint: Checkpoint = Checkpoint()
     sweep: Sweep = Sweep()

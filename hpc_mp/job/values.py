@@ -117,6 +117,7 @@ JOB_ID = re.compile(r"\d+(_\d+)?")  # a job ID of Slurm
 Count = Annotated[int, Field(ge=1, strict=True)]
 NonNegative = Annotated[int, Field(ge=0, strict=True)]
 Rate = Annotated[float, Field(ge=0, strict=True)]
+Positive = Annotated[float, Field(gt=0, strict=True)]
 Share = Annotated[float, Field(ge=0, lt=1, strict=True)]
 Weighting = Annotated[float, Field(ge=0, le=1, strict=True)]
 

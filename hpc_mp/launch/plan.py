@@ -32,7 +32,7 @@ from hpc_mp.planner.order import RankOrder, choose_rank_order
 from hpc_mp.planner.traffic import reduce_choice, traffic_of
 from hpc_mp.rundir import RunDirectory, find_run
 from hpc_mp.rundir.checkpoints import complete_steps
-from hpc_mp.rundir.origin import check_resumable, counters_of
+from hpc_mp.rundir.origin import adapter_fields, check_resumable, counters_of
 from hpc_mp.rundir.plan import RunPlan
 from hpc_mp.rundir.sweep import SweepMember
 
@@ -141,7 +141,7 @@ def compose(user_spec: JobSpec, where: Where, target: Target, slurm_version: Ver
     if user_spec.checkpoint.resume is not None:
         check_resumable(f"checkpoint.resume = {user_spec.checkpoint.resume}",
                         counters_of(origin_of(Path(user_spec.checkpoint.resume))),
-                        {"optimizer": user_spec.train.optimizer}, user_spec.train.steps)
+                        {"model": adapter_fields(shape.adapters), "optimizer": user_spec.train.optimizer}, user_spec.train.steps)
     facts = target.facts(user_spec, slurm_version)
     bad = bad_nodes(ledger(facts.cluster), run=resumed.path if resumed else None) if facts.cluster is not None else {}
     measured = noted(facts.cluster)

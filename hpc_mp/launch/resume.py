@@ -23,9 +23,10 @@ from hpc_mp.runs.lock import hold
 from hpc_mp.runs.status import described
 
 # Keys that determine the sequence of losses; all else (layout, nodes, more steps, learning rate …) may change.
-FIXED = ("model.", "data.", "train.seed", "train.global_batch", "train.optimizer", "train.betas", "train.eps", "train.momentum")
-OF_STATE = ("model.", "train.optimizer")  # among these, keys that make a checkpoint unusable for another run too
-FREE = ("model.stage", "data.stage")  # in these tables, the location that files are read from
+FIXED = ("model.", "data.", "lora.", "train.seed", "train.global_batch", "train.optimizer", "train.betas", "train.eps",
+         "train.momentum")
+OF_STATE = ("model.", "lora.", "train.optimizer")  # among these, keys that make a checkpoint unusable for another run too
+FREE = ("model.stage", "data.stage", "lora.dropout")  # in these tables: locations that files are read from, and as train.dropout
 ENDING_S = 30.0  # time for an ending job before a resume is refused
 POLL_S = 1.0
 

@@ -3,10 +3,11 @@
 import os
 import textwrap
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
-from hpc_mp.base.text import counted, memory_size
+from hpc_mp.base.text import counted, memory_size, percent
 from hpc_mp.cluster.slurm.options import options_of
 from hpc_mp.job import AnySpec, ProgramSpec
 from hpc_mp.job.layout import layout_of
@@ -15,6 +16,8 @@ from hpc_mp.job.resolution import ResolvedKey
 from hpc_mp.job.values import toml_value
 from hpc_mp.launch.plan import JobPlan, TrainingPlan
 from hpc_mp.launch.training_text import TrainingText, text_rows
+from hpc_mp.layout.models import ModelShape, family_of
+from hpc_mp.layout.models.adapter_weights import adapted_weights
 from hpc_mp.planner.activations import kept_inputs
 from hpc_mp.rundir import find_run
 from hpc_mp.rundir.history import saved_step
@@ -51,7 +54,8 @@ def describe(plan: TrainingPlan, title: str, text: TrainingText | None = None) -
     rows = {
         "where": where_row(plan, title),
         "device": f"{plan.device.kind} ({plan.device.why})",
-        "model": f"{shape.model_type}, {shape.layers} layers, hidden {shape.hidden}, vocabulary {shape.vocabulary}",
+        "model": f"{shape.model_type}, {shape.layers} layers, hidden {shape.hidden}, vocabulary {shape.vocabulary}"
+                 + _adapters(shape),
         "layout": f"tensor({p.tensor}){' with sequence' if p.sequence else ''} × pipeline({p.pipeline}) × "
                    f"{context}data({spec.data_degree}){experts}, ZeRO-{p.zero}",
         "schedule": f"{p.schedule}, per replica and step microbatches({spec.microbatches}) × {spec.microbatch_size} "
@@ -114,6 +118,18 @@ def defaults(spec: AnySpec) -> dict[str, str]:
         if shown:
             sections[section] = ", ".join(shown)
     return sections
+
+
+def _adapters(shape: ModelShape) -> str:
+    """Return what is trained in place of the model's weights; empty if these are."""
+    if shape.adapters is None:
+        return ""
+    family = family_of(shape)
+    adapted = adapted_weights(family, shape)
+    trained = sum(prod(factor.shape) for _, *factors in adapted.values() for factor in factors)
+    whole = sum(prod(weight.shape) for weight in family.all_weights(shape))
+    return (f"; trained are adapters of rank {shape.adapters.rank} beside {counted(len(adapted), 'projection')}: {trained:,} "
+            f"numbers, {percent(trained / whole)} of the model's {whole:,}")
 
 
 def _state(plan: TrainingPlan) -> str:

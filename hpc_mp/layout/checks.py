@@ -6,6 +6,8 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import shown
 from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.models import Family, ModelShape, chunk_sizes, family_of
+from hpc_mp.layout.models.adapter_weights import adapted_weights, targets
+from hpc_mp.layout.models.adapters import chooses
 from hpc_mp.layout.models.tensor import matches, tensor_modules
 from hpc_mp.layout.schedule import most_stages
 from hpc_mp.layout.schedule.names import AT
@@ -20,6 +22,25 @@ def check_layout(layout: Layout, shape: ModelShape, partition: Partition) -> Non
     _check_tensor(layout, family, shape)
     _check_experts(layout, shape)
     _check_attention(layout, family, shape)
+    _check_adapters(family, shape)
+
+
+def _check_adapters(family: Family, shape: ModelShape) -> None:
+    """Check that every pattern chooses something, and that the inputs of experts are not dropped."""
+    adapters = shape.adapters
+    if adapters is None:
+        return
+    names = targets(family, shape)
+    for pattern in adapters.modules:
+        if not any(chooses(pattern, name) for name in names):
+            inner = dict.fromkeys(family.without_layer(name)[0].partition("{}.")[2] for name in names)
+            raise HpcMpError(
+                f"lora.modules = {shown(list(adapters.modules))}", f"matches no projection of a block with {shown(pattern)}",
+                f"they are {', '.join(inner)}; embedding, head, norms and routers keep their values")
+    experts = [name for name, (weight, *_) in adapted_weights(family, shape).items() if weight.experts]
+    if experts and adapters.dropout:
+        raise HpcMpError(f"lora.dropout = {adapters.dropout:g}", f"is not supported for {experts[0]}, a parameter of experts",
+                         "set dropout = 0, or name modules without it")
 
 
 def _check_stages(layout: Layout, shape: ModelShape, requested: str | tuple[int, ...]) -> None:

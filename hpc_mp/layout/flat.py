@@ -2,15 +2,16 @@
 
 A stage consists of units: one for each block, one for the embedding, one for the last norm and the head, and one for an embedding
 that is also the head. With expert parallelism, the experts of a block are a separate unit, because they are replicated on other
-ranks. A unit is one flat array of the parts of its weights that a tensor rank computes with, one after another, padded so that it
-splits into as many equal parts as there are shards. A part is what ZeRO gives a rank to update. A part begins and ends anywhere,
-also within a row. Its piece of a weight is a few rectangles (``boxes``), and checkpoints name it by them.
+ranks. With adapters, those of a block are a unit beside that of its own weights, which are not trained. A unit is one flat array
+of the parts of its weights that a tensor rank computes with, one after another, padded so that it splits into as many equal parts
+as there are shards. A part is what ZeRO gives a rank to update. A part begins and ends anywhere, also within a row. Its piece of
+a weight is a few rectangles (``boxes``), and checkpoints name it by them.
 
 The engine allocates this layout, and the planner counts it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise, product
 from math import prod
 from operator import mul
@@ -18,6 +19,8 @@ from typing import Literal
 
 from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.models import Family, ModelShape, Weight, family_of
+from hpc_mp.layout.models.adapter_weights import adapter_weights
+from hpc_mp.layout.models.adapters import Adapters
 from hpc_mp.layout.models.experts import ALL_EXPERTS, ExpertCut
 from hpc_mp.layout.models.tensor import TensorPart, part_of
 
@@ -25,6 +28,7 @@ Box = tuple[slice, ...]  # a rectangle of a whole tensor
 
 EMBEDDING, HEAD, TIED = "embedding", "head", "tied"  # units other than blocks; TIED: the embedding that is also the head
 EXPERTS = " experts"  # suffix of a block's name: the unit of the experts that an expert rank has
+ADAPTERS = " adapters"  # suffix of a block's name, before that of experts: the unit of its adapters
 GROUPED = "every-"  # prefix of a number of blocks
 ALIGNED = 8  # elements: a part of 16-bit numbers begins at a multiple of 16 bytes, as vector instructions and NCCL prefer
 
@@ -135,7 +139,12 @@ class FlatLayout:
     @property
     def block(self) -> str:
         """Name of its block; the units of a block are gathered and freed together."""
-        return self.unit.removesuffix(EXPERTS)
+        return self.unit.removesuffix(EXPERTS).removesuffix(ADAPTERS)
+
+    @property
+    def trained(self) -> bool:
+        """True if its weights are trained, all of them or none."""
+        return all(slot.weight.trained for slot in self.slots)
 
     @property
     def filled(self) -> int:
@@ -186,7 +195,17 @@ def unit_weights(family: Family, shape: ModelShape, span: StageSpan, expert: Exp
         units[f"{block}{EXPERTS}"] = [weight for weight in weights if expert.size > 1 and weight.experts]
     if span.last:
         units[HEAD] = [*family.norm_weights(shape), *family.own_head_weights(shape)]
-    return {unit: weights for unit, weights in units.items() if weights}
+    adapted = units if shape.adapters is None else dict(_adapted(family, shape.adapters, units))
+    return {unit: weights for unit, weights in adapted.items() if weights}
+
+
+def _adapted(family: Family, adapters: Adapters, units: Mapping[str, Sequence[Weight]]) -> Iterator[tuple[str, list[Weight]]]:
+    """Yield units whose weights keep their values, each followed by the unit of the adapters beside these weights."""
+    for unit, weights in units.items():
+        yield unit, [replace(weight, trained=False) for weight in weights]
+        if unit.startswith(f"{family.blocks}."):
+            block = unit.removesuffix(EXPERTS)
+            yield f"{block}{ADAPTERS}{unit.removeprefix(block)}", list(adapter_weights(family, adapters, weights))
 
 
 def rank_units(layout: Layout, shape: ModelShape, spans: Iterable[StageSpan], tensor: int = 0, expert: int = 0,

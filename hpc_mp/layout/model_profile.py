@@ -5,6 +5,7 @@ whole device (with neither tensor nor context ranks), and the settings of the jo
 is refused.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -67,8 +68,7 @@ class ModelProfile:
 
 def conditions(layout: Layout, shape: ModelShape, documents: str, dropout: float | None) -> dict[str, Any]:
     """Return the settings that measured seconds and bytes depend on, without the number of layers."""
-    sizes = {name: list(value) if isinstance(value, tuple) else value
-             for name, value in asdict(replace(shape, table=None)).items() if name != "table"}  # as in JSON
+    sizes = json.loads(json.dumps(asdict(replace(shape, table=None))))  # with lists for tuples, as the profile is read
     sizes["dense"] = sorted(shape.dense)
     del sizes["layers"], sizes["initializer_range"]
     return {**sizes, "sequences of a microbatch": layout.samples, "sequence_length": layout.sequence, "documents": documents,

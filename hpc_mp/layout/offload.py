@@ -13,4 +13,4 @@ BUFFERS = 2  # one is updated while the other is written and filled
 def chunk_elements(parts: Iterable[int]) -> int:
     """Return the elements of the longest chunk, and of a slot's row of a buffer, for a rank with parts of these lengths."""
     lengths = list(parts)
-    return min(CHUNK, max(lengths), -(-sum(lengths) // (SHARE * GRAIN)) * GRAIN)
+    return min(CHUNK, max(lengths, default=0), -(-sum(lengths) // (SHARE * GRAIN)) * GRAIN)

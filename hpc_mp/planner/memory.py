@@ -21,6 +21,9 @@ engine allocates, including padding: the counts are equal to the byte.
 Offloaded optimizer state counts as bytes of the host or of the disk, and the rank holds the buffers of ``layout/offload.py``
 instead. With parameters offloaded, m P/d of them, and c P/d if the formats differ, count as bytes of the host. The buffers, which
 have a row for them, count as optimizer bytes. Then units without other shards are also gathered and freed.
+
+Parameters that are not trained, beside adapters, count c P alone, with ZeRO-3 c P/d and two units' c U: a rank holds no masters,
+gradients and state of them.
 """
 
 from collections import Counter
@@ -52,20 +55,21 @@ def units_of(layout: Layout, shape: ModelShape, pipeline: int, tensor: int) -> d
 def _bytes(layout: Layout, units: list[FlatLayout]) -> StateBytes:
     master, computed = BYTES[layout.precision]
     slots = layout.optimizer_slots
-    part = sum(unit.part for unit in units)
+    trained = [unit for unit in units if unit.trained]
+    part = sum(unit.part for unit in trained)
     cut = [unit for unit in units if unit.shards > 1]
-    parted = cut if layout.reduce == "microbatch" else []
+    parted = [unit for unit in cut if unit.trained] if layout.reduce == "microbatch" else []
     away = "parameters" in layout.offload
     gathered = units if away else cut if layout.zero == 3 else []
     together = 1 + (blocks_together(layout.recompute) or 1)
-    inside = sum(unit.part for unit in units if unit not in gathered) if master == computed else 0  # masters in parameters
-    masters = (part - inside) * master
+    inside = sum(unit.part for unit in trained if unit not in gathered) if master == computed else 0  # masters in parameters
+    masters = (part - inside) * master + sum(unit.part for unit in gathered if not unit.trained) * computed
     parameters = _whole(units, gathered, together) * computed + (0 if away else masters)
     host = masters + (part * computed if master != computed else 0) if away else 0
-    gradients = (sum(unit.part for unit in parted) + _whole(units, parted, 1)) * master
+    gradients = (sum(unit.part for unit in parted) + _whole(trained, parted, 1)) * master
     optimizer = part * slots * master
     state_away = "optimizer" in layout.offload
-    buffers = BUFFERS * chunk_elements(unit.part for unit in units) * (slots + away) * master if away or state_away else 0
+    buffers = BUFFERS * chunk_elements(unit.part for unit in trained) * (slots + away) * master if away or state_away else 0
     if not state_away:
         return StateBytes(parameters, gradients, optimizer + buffers, host=host)
     if layout.offload_directory is None:

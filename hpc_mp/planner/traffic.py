@@ -36,7 +36,9 @@ Parts are those of ``layout/flat.py``, including padding. Tensor ranks sum the g
 with sequence parallelism those of all weights that they hold whole, as often as the data axis does. Modules that are not cut send
 nothing, except attention with sequence parallelism, whose tokens are gathered. If experts have a capacity, context ranks, and
 with sequence parallelism tensor ranks with whole experts, all-reduce 4 bytes for each choice of a microbatch's tokens in each
-layer, once more if it is recomputed. tests/planner/test_traffic.py counts the same bytes in running ranks.
+layer, once more if it is recomputed. Weights beside adapters are not reduced, and gathered by ZeRO-3 alone; what lies before the
+first adapter gets no gradient, so that tensor ranks send less than stated there. tests/planner/test_traffic.py counts the same
+bytes in running ranks.
 """
 
 import math
@@ -110,7 +112,7 @@ def rank_traffic(layout: Layout, shape: ModelShape, pipeline: int) -> Traffic:
         tp=tensor + _shared_gradients(layout, units) + choices_tp, cp=cp + choices_cp, cp_pairs=cp_pairs,
         pp=float(m * activation * max(onward, back)), ep=_expert_axis(layout, shape, rank_spans), dp=dp, replicas=replicas,
         expert_dp=expert_dp, expert_replicas=expert_replicas,
-        tied=float(units[TIED].part * master) if copied else 0.0,
+        tied=float(units[TIED].part * master) if copied and units[TIED].trained else 0.0,
         shards=_of_all(layout.shard_degree, layout.state_degree), expert_shards=_of_all(expert.shards, same))
 
 
@@ -144,7 +146,7 @@ def _shared_gradients(layout: Layout, units: dict[str, FlatLayout]) -> float:
     """Return the bytes that a tensor rank sends to sum gradients of which several ranks hold shares: those of shared key-value
     heads, and with sequence parallelism of all whole weights, whenever the data axis sums."""
     slots = [(layout.microbatches if layout.reduce == "microbatch" and unit.shards > 1 else 1, slot)
-             for unit in units.values() for slot in unit.slots if slot.shares]
+             for unit in units.values() if unit.trained for slot in unit.slots if slot.shares]
     return BYTES[layout.precision][0] * sum(times * _ring_all_reduce(slot.copies) * slot.size for times, slot in slots)
 
 
@@ -205,16 +207,17 @@ def _data_axis(layout: Layout, family: Family, units: dict[str, FlatLayout], ran
     master, computed = BYTES[layout.precision]
     zero, m = layout.zero, layout.microbatches
     part = sum(unit.part for unit in units.values())
+    trained = sum(unit.part for unit in units.values() if unit.trained)
     if shards == 1:
-        return _ring_all_reduce(ranks) * part * master, 0.0
+        return _ring_all_reduce(ranks) * trained * master, 0.0
     only_forward = [units[name] for name in (EMBEDDING, TIED) if first and name in units and not any(
         family.is_behind_embedding(slot.weight.name) for slot in units[name].slots)]
     embedded = sum(unit.part for unit in only_forward)
     passes = 2 * (part - embedded) + embedded + (2 * units[TIED].part if first and last and TIED in units else 0)
-    gathered = {1: part, 2: part, 3: m * passes}[zero]
-    scattered = m * part if layout.reduce == "microbatch" else part
+    gathered = {1: trained, 2: trained, 3: m * passes}[zero]
+    scattered = m * trained if layout.reduce == "microbatch" else trained
     sharded = (shards - 1) * (gathered * computed + scattered * master)
-    return float(sharded), _ring_all_reduce(ranks // shards) * part * master
+    return float(sharded), _ring_all_reduce(ranks // shards) * trained * master
 
 
 def _context_axis(layout: Layout, shape: ModelShape, spans: list[StageSpan]) -> tuple[float, float]:

@@ -2,18 +2,20 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.files import read_json
+from hpc_mp.layout.models.adapters import Adapters
 from hpc_mp.layout.models.fields import CARRIED
 from hpc_mp.rundir.layout import COUNTERS
 
 # Fields of a transformers configuration that do not affect what a causal language model computes in training.
 NEUTRAL = CARRIED | {"_name_or_path", "initializer_range", "pretraining_tp"}
 
+LORA = "lora"  # null: all weights are trained, as in runs from before adapters
 TAKE_WEIGHTS = "restore that value, or `hpc-mp export` that run and start from its weights (model.pretrained)"
 
 
@@ -22,7 +24,7 @@ class Origin:
     """The origin of parameters and optimizer state, and of the order of samples.
 
     Attributes:
-        model: relevant fields of the transformers configuration, defaults among them.
+        model: relevant fields of the transformers configuration, defaults among them, and ``adapter_fields``.
         optimizer: value of ``train.optimizer``.
         tokenizer: SHA-256 of its tokenizer.json.
         data: name of the token set, which identifies the text's content and its tokenizer.
@@ -77,6 +79,12 @@ class OriginDifference:
         return f"was trained with {self.what} = {self.before!r}, but this job has {self.now!r}"
 
 
+def adapter_fields(adapters: Adapters | None) -> dict[str, Any]:
+    """Return what adapters add to the fields of a model. Their dropout may change."""
+    fields = None if adapters is None else asdict(replace(adapters, dropout=0.0)) | {"modules": list(adapters.modules)}
+    return {LORA: fields}
+
+
 def model_fields(configuration: Mapping[str, Any], dropouts: tuple[str, ...]) -> dict[str, Any]:
     """Return the relevant fields of a transformers configuration (``to_dict``). Dropout probabilities may change."""
     counting = {key: value for key, value in configuration.items() if key not in NEUTRAL and key not in dropouts}
@@ -119,7 +127,8 @@ def counters_of(checkpoint: Path) -> Counters:
     """Read the counters of a complete checkpoint. Raises HpcMpError if another release wrote another format."""
     try:
         document = read_json(checkpoint / COUNTERS)
-        return Counters(**document | {"origin": Origin(**document["origin"])})
+        origin = Origin(**document["origin"])
+        return Counters(**document | {"origin": replace(origin, model={LORA: None, **origin.model})})
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise HpcMpError(f"checkpoint {checkpoint}", f"its {COUNTERS} cannot be read ({type(error).__name__}: {error})",
                          "export it with the release that saved it, and start from its weights (model.pretrained)") from None

@@ -195,6 +195,14 @@ def test_ranks_send_what_was_predicted(place: Path, name: str) -> None:
         assert sent == pytest.approx(predicted, rel=1e-12)
 
 
+@pytest.mark.parametrize("name", [pytest.param(f"dp2 zero{zero} bf16", marks=() if zero == 3 else pytest.mark.prove)
+                                  for zero in range(4)])
+def test_weights_beside_adapters_are_not_reduced(place: Path, name: str) -> None:
+    precision, degrees = CASES[name]
+    (predicted, sent), = run(place, "gpt2", ["lora.rank=3", *precision, *degrees])
+    assert sent == pytest.approx(predicted, rel=1e-12)
+
+
 @pytest.mark.parametrize(("model", "precision"), [
     ("mixtral", "bf16"), ("gptj", "bf16"), pytest.param("mixtral", "fp64", marks=pytest.mark.prove)])
 def test_families_with_other_blocks_send_what_was_predicted(place: Path, model: str, precision: str) -> None:

@@ -23,14 +23,14 @@ from hpc_mp.layout.models import kv_copies
 from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.rundir.rank_env import identity
 from hpc_mp.train.data import HeldOut, Samples, TokenSet, load_tokens, positions, prepare_held_out, prepare_job
-from hpc_mp.train.model import initial
 from hpc_mp.train.parallel import gloo
 from hpc_mp.train.parallel.communicators import build, everyone
 from hpc_mp.train.parallel.groups import Tree
 from hpc_mp.train.rank import evaluation, facts
-from hpc_mp.train.rank.assemble import assemble, model_of
+from hpc_mp.train.rank.assemble import assemble
 from hpc_mp.train.rank.bootstrap import lay_out
 from hpc_mp.train.rank.devices import Seat, device_choice, own_gpu, seat_of, taken
+from hpc_mp.train.rank.first_values import first_values
 from hpc_mp.train.rank.proof import SignedKeys
 from hpc_mp.train.rank.rendezvous import DEFAULT, rendezvous
 from hpc_mp.train.rank.trainer import TRACED_STEP, evaluation_is_due, share
@@ -109,7 +109,7 @@ def rank_of(spec: JobSpec, number: int) -> Report:
     groups = build(lay_out(spec), layout.shard_degree, device, backend, schedule, None, host,
                    kv_copies(shape, layout.degrees.tensor), expert_shards=layout.expert_cut().shards)
     engine = assemble(spec, shape, layout, groups, schedule, device)
-    engine.start(initial.drawn(spec.train.seed, shape.layers, shape.initializer_range, model_of(spec, shape).padding))
+    engine.start(first_values(spec, shape))
     training, *held_out = _tokens(spec, shape.vocabulary, who.rank, store)
     samples = Samples(training, spec.data.sequence_length, spec.train.seed, spec.data.documents)
     rows = [HeldOut(tokens, spec.data.sequence_length, spec.data.documents) for tokens in held_out]

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from engines import quiet
 from layouts import Result, parameters
+from peft_models import from_peft, with_peft
 from ranks import run_ranks
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -35,7 +36,7 @@ def training_of(spec: JobSpec) -> str:
     tokenizer = sorted(Path(spec.data.tokenizer).iterdir()) if spec.data.tokenizer else []
     texts = [*find_files(spec.data.files), *(find_files(spec.evaluate.files) if spec.evaluate.files else [])]
     contents = hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in [*texts, *tokenizer])).hexdigest()
-    return f"{spec.model!r} {spec.data!r} {spec.train!r} {spec.evaluate!r} {contents}"
+    return f"{spec.model!r} {spec.data!r} {spec.train!r} {spec.lora!r} {spec.evaluate!r} {contents}"
 
 
 def plain_model(spec: JobSpec, checkpoint: Path) -> PreTrainedModel:
@@ -149,6 +150,9 @@ def plain(spec: JobSpec, skipped: Collection[int] = (), documents: Sequence[int]
         for name, parameter in model.named_parameters():
             whole = source(weights[name], tuple(slice(0, size) for size in weights[name].shape))
             parameter.copy_(whole.reshape(parameter.shape))
+    trained = dict(model.named_parameters())
+    if shape.adapters is not None:
+        model, trained = with_peft(model, shape, spec, source)
     cache = Path(spec.job.directory) / ".cache"
     training = prepare_job(spec, shape.vocabulary, cache, quiet)
     held_out = prepare_held_out(spec, shape.vocabulary, cache, quiet, training)
@@ -156,7 +160,7 @@ def plain(spec: JobSpec, skipped: Collection[int] = (), documents: Sequence[int]
     assert samples.masked, "some labels must not count"
     settings = spec.train
     groups: list[dict[str, Any]] = [
-        {"params": [parameter for name, parameter in model.named_parameters() if matches(name, settings.no_decay) == spared],
+        {"params": [parameter for name, parameter in trained.items() if matches(name, settings.no_decay) == spared],
          "weight_decay": 0.0 if spared else settings.weight_decay} for spared in (False, True)]
     if settings.optimizer == "adamw":
         optimizer: torch.optim.Optimizer = torch.optim.AdamW(
@@ -203,5 +207,8 @@ def plain(spec: JobSpec, skipped: Collection[int] = (), documents: Sequence[int]
             evaluations.append((step + 1, *held_out_loss(model, held_out, spec.data.sequence_length)))
             choices.clear()
             taken.clear()
-    state = {name: p.detach().reshape(weights[name].shape) for name, p in model.named_parameters()}
+    if shape.adapters is not None:
+        state = from_peft(shape, trained)
+    else:
+        state = {name: p.detach().reshape(weights[name].shape) for name, p in trained.items()}
     return Result(tuple(losses), tuple(norms), state, tuple(dropped), tuple(routers), tuple(evaluations))

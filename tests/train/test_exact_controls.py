@@ -83,7 +83,7 @@ def positions_from_zero() -> None:
 @planted(data_axis.DataAxis, "finish")
 def averaged_shards(finish: Any, axis: data_axis.DataAxis) -> None:
     finish(axis)
-    for unit in axis.units.values():
+    for unit in axis.trained.values():
         unit.gradient.part.div_(unit.shard.size)
 
 
@@ -104,7 +104,7 @@ def stale_parameters() -> None:
 def early_reduction(begin: Any, axis: data_axis.DataAxis) -> None:
     """A unit that two stages of a rank have is summed after the first of them."""
     begin(axis)
-    for unit in axis.units.values():
+    for unit in axis.trained.values():
         unit.gradient._left = 1
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from hpc_mp.layout.models.fields import DROPOUT, ConfigField
 from hpc_mp.layout.models.shape import ModelShape
 
-Init = Literal["normal", "residual", "ones", "zeros"]
+Init = Literal["normal", "residual", "uniform", "ones", "zeros"]
 StoredPart = tuple[tuple[int, ...], str]
 POSITIONS = "positions"  # of a token in its document
 
@@ -28,6 +28,7 @@ class Weight:
         experts: True if its first dimension counts experts, which expert parallelism distributes.
         row: True if it belongs to a projection whose inputs are cut. Its bias is whole, and is added once, to the sum.
         stored: its place in a checkpoint, if not under its own name: (first indices, name) of every part, in row-major order.
+        trained: False if it keeps its values, so that it has neither a gradient nor optimizer state.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Weight:
     experts: bool = False
     row: bool = False
     stored: tuple[StoredPart, ...] = ()
+    trained: bool = True
 
     @property
     def fused_shape(self) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import shown
+from hpc_mp.layout.models.adapters import Adapters
 from hpc_mp.layout.models.fields import is_number
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class ModelShape:
         bidirectional: True if tokens attend to later ones too; such a model learns masked tokens, not the next one.
         token_types: kinds of tokens, each with an embedding beside that of the word; 0: none.
         table: the family of a model that was read; None: that of its model_type.
+        adapters: what is trained in place of the model's own weights; None: these are.
     """
 
     model_type: str
@@ -63,6 +65,7 @@ class ModelShape:
     bidirectional: bool = False
     token_types: int = 0
     table: "Family | None" = field(default=None, compare=False, repr=False)
+    adapters: Adapters | None = None
 
     def experts_of(self, layer: int) -> int:
         """Return the number of experts of a layer; 0: one MLP for all tokens."""

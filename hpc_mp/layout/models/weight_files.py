@@ -121,32 +121,33 @@ def stored_parts(weight: Weight, held: Container[str], family: Family) -> tuple[
     return tuple((at, find(name, held, family) or name) for at, name in parts)
 
 
-def stored_in(path: Path) -> dict[str, StoredWeight]:
-    """Return the weights of one file. Raises HpcMpError for a file that is unreadable or incomplete."""
+def stored_in(path: Path, key: str = "model.pretrained") -> dict[str, StoredWeight]:
+    """Return the weights of one file. Raises HpcMpError for a file that is unreadable or incomplete. ``key``: the key of the job
+    file that names it."""
     try:
         with path.open("rb") as file:
             size, first = os.fstat(file.fileno()).st_size, file.read(8)
             if first == POINTER or size < len(POINTER):
-                raise _incomplete(path, "a Git LFS pointer" if first == POINTER else f"only {size} bytes")
+                raise _incomplete(key, path, "a Git LFS pointer" if first == POINTER else f"only {size} bytes")
             length = int.from_bytes(first, "little")
             if length > MOST_HEADER:
                 raise ValueError(f"a header of {length} bytes")
             text = file.read(length)
         if len(text) < length:
-            raise _incomplete(path, f"only {len(text)} of the {length} bytes of its header")
+            raise _incomplete(key, path, f"only {len(text)} of the {length} bytes of its header")
         document = json.loads(text)
         held = {name: StoredWeight(path, entry["dtype"], tuple(entry["shape"]),
                                    *(8 + length + offset for offset in entry["data_offsets"]))
                 for name, entry in document.items() if name != "__metadata__"}
         if size < (end := max((weight.end for weight in held.values()), default=0)):
-            raise _incomplete(path, f"only {size:,} of its {end:,} bytes")
+            raise _incomplete(key, path, f"only {size:,} of its {end:,} bytes")
         return held
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise HpcMpError(f"model.pretrained: {path}", f"is not a safetensors file ({error})", SAVE) from None
+        raise HpcMpError(f"{key}: {path}", f"is not a safetensors file ({error})", SAVE) from None
 
 
-def _incomplete(path: Path, why: str) -> HpcMpError:
-    return HpcMpError(f"model.pretrained: {path}", f"is an incomplete copy ({why})", COPY)
+def _incomplete(key: str, path: Path, why: str) -> HpcMpError:
+    return HpcMpError(f"{key}: {path}", f"is an incomplete copy ({why})", COPY)
 
 
 def _same(one: StoredWeight, other: StoredWeight) -> bool:

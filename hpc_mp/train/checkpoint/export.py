@@ -1,12 +1,12 @@
 """Export of a run's checkpoint to a Hugging Face model directory that plain transformers loads.
 
 Tensors are read, reshaped to Hugging Face's shapes and written one output file at a time, so memory holds one file's tensors.
-Names already are Hugging Face's. Optimizer state is left out.
+Names already are Hugging Face's. Optimizer state is left out. Adapters are merged into the weights that the run began with.
 """
 
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -16,6 +16,7 @@ import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import SafetensorError
 from safetensors.torch import save_file
+from torch import Tensor
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedConfig
 
 from hpc_mp.base.errors import HpcMpError
@@ -24,22 +25,26 @@ from hpc_mp.job.inputs import find_files
 from hpc_mp.job.layout import read_config, read_shape
 from hpc_mp.job.tokenizer_files import read_object
 from hpc_mp.layout.flat import Box
-from hpc_mp.layout.models import family_of
+from hpc_mp.layout.models import ModelShape, Weight, family_of
+from hpc_mp.layout.models.peft_files import CONFIG
 from hpc_mp.layout.models.reading import family_in
 from hpc_mp.rundir import RunDirectory, newest_complete, problem, sync, write_json
-from hpc_mp.rundir.checkpoint_index import CheckpointIndex, StoredTensor, read_indexes
+from hpc_mp.rundir.checkpoint_index import read_indexes
 from hpc_mp.rundir.checkpoints import checkpoint_name, complete_steps, step_of
+from hpc_mp.train.checkpoint.adapters import Merged, factors_of
 from hpc_mp.train.checkpoint.shard_file import FORMATS, Damaged, LocalPart, ShardReader
 from hpc_mp.train.data.bpe import CLASS
 from hpc_mp.train.data.cache import SUMS
 from hpc_mp.train.data.tokenizer_agreement import agreeing_settings
 from hpc_mp.train.model.transformers_modules import hugging_face_config, without_values
+from hpc_mp.train.rank.first_values import own_values
 
 FILE_BYTES = 5_000_000_000  # limit of weights per output file: huggingface_hub's default
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 GENERATION = "generation_config.json"
 
 Skipped = tuple[tuple[Path, str], ...]
+Filler = Callable[[Iterable[tuple["_Output", Tensor]]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +72,9 @@ class Exported:
 
 @dataclass(frozen=True, slots=True)
 class _Output:
-    """A tensor of a model directory: its name and shape there, and the rectangle of a stored tensor that it is made from."""
+    """A tensor of a model directory: its shape there, and the rectangle of a weight that it is made from."""
 
-    name: str
-    stored: StoredTensor
+    weight: Weight
     box: Box
     shape: tuple[int, ...]
 
@@ -92,15 +96,16 @@ def export(run: RunDirectory, output: Path, *, step: int | None = None, dtype: s
     output = output.resolve()
     check_output(output, force)
     spec = load_job(run.job)
-    checkpoint, skipped = _choose(run, step)
+    checkpoint, skipped = choose(run, step)
     tokenizer = _tokenizer(run)
     config = _config(spec, tokenizer)
     settings = {} if tokenizer is None else agreeing_settings(
         tokenizer, read_config(spec), _text_there(spec), f"move {tokenizer} elsewhere to export without it, and load it there: "
         f"{CLASS}.from_pretrained takes it as it is")
-    index = read_indexes(checkpoint)
-    outputs, reader = _outputs(checkpoint, index, config, spec), ShardReader(checkpoint, index)
-    config.dtype = DTYPES.get(dtype) or FORMATS[next(iter(outputs.values())).stored.dtype]  # same for all masters
+    model = read_shape(spec)
+    reader, saved = reader_of(checkpoint, model)
+    outputs, fill = _outputs(config, model), _filler(spec, model, reader, saved)
+    config.dtype = DTYPES.get(dtype, saved)
     split = split_torch_state_dict_into_shards(
         {name: torch.empty(output.shape, dtype=config.dtype, device="meta") for name, output in outputs.items()},
         max_shard_size=file_bytes)
@@ -109,7 +114,7 @@ def export(run: RunDirectory, output: Path, *, step: int | None = None, dtype: s
     done = 0
     with publishing(output) as temporary:
         for file, names in split.filename_to_tensors.items():
-            done += _convert(reader, {name: outputs[name] for name in names}, config.dtype, temporary / file)
+            done += _convert(checkpoint, fill, {name: outputs[name] for name in names}, config.dtype, temporary / file)
             progress(done, total)
         if split.is_sharded:
             write_json(temporary / "model.safetensors.index.json",
@@ -130,7 +135,7 @@ def export(run: RunDirectory, output: Path, *, step: int | None = None, dtype: s
         dtype=str(config.dtype).removeprefix("torch."), tokenizer=tokenizer, skipped=skipped)
 
 
-def _choose(run: RunDirectory, step: int | None) -> tuple[Path, Skipped]:
+def choose(run: RunDirectory, step: int | None) -> tuple[Path, Skipped]:
     """Return the checkpoint of a step, or the newest complete one with the newer checkpoints that were skipped."""
     if step is not None:
         path = run.checkpoints / checkpoint_name(step)
@@ -179,33 +184,61 @@ def _config(spec: JobSpec, tokenizer: Path | None) -> PreTrainedConfig:
     return config
 
 
-def _outputs(checkpoint: Path, index: CheckpointIndex, config: PreTrainedConfig, spec: JobSpec) -> dict[str, _Output]:
+def reader_of(checkpoint: Path, model: ModelShape) -> tuple[ShardReader, torch.dtype]:
+    """Return a reader of a checkpoint, and the format of its tensors, the same for all masters. Raises HpcMpError if it lacks
+    what is trained of the model."""
+    index, family = read_indexes(checkpoint), family_of(model)
+    for weight in family.all_weights(model) if model.adapters is None else factors_of(family, model):
+        held = index.tensors.get(weight.name)
+        if held is None or held.shape != weight.shape:
+            raise HpcMpError(f"checkpoint {checkpoint}", f"is not of the job's model: {weight.name} should have the shape "
+                             f"{weight.shape} and has {held.shape if held else 'none'}",
+                             "put the config.json of model.pretrained back as it was when the run began")
+    return ShardReader(checkpoint, index), FORMATS[next(iter(index.tensors.values())).dtype]
+
+
+@contextmanager
+def reading(checkpoint: Path) -> Iterator[None]:
+    """Raise HpcMpError if a checkpoint cannot be read in the block."""
+    try:
+        yield
+    except (Damaged, OSError) as error:
+        raise HpcMpError(f"checkpoint {checkpoint}", f"cannot be read any more ({error})",
+                         "if the run goes on and has deleted it, export again") from None
+
+
+def _outputs(config: PreTrainedConfig, model: ModelShape) -> dict[str, _Output]:
     """Return the tensors of the Hugging Face checkpoint, with the names and shapes that ``save_pretrained`` gives them."""
-    held, model = index.tensors, read_shape(spec)
     family = family_of(model)
     shapes = {name: parameter.shape for name, parameter in without_values(family, config).named_parameters()}
     outputs: dict[str, _Output] = {}
     for weight in family.all_weights(model):
-        name, shape = weight.name, shapes[weight.name]
-        if name not in held or prod(held[name].shape) != shape.numel():
-            raise HpcMpError(f"checkpoint {checkpoint}", f"is not of the job's model: {name} should have the shape "
-                             f"{tuple(shape)} and has {held[name].shape if name in held else 'none'}",
-                             "put the config.json of model.pretrained back as it was when the run began")
-        for at, part in weight.stored or (((), name),):
+        for at, part in weight.stored or (((), weight.name),):
             box = *(slice(i, i + 1) for i in at), *(slice(0, size) for size in weight.shape[len(at):])
-            outputs[part] = _Output(name, held[name], box, weight.shape[len(at):] if at else tuple(shape))
+            outputs[part] = _Output(weight, box, weight.shape[len(at):] if at else tuple(shapes[weight.name]))
     return outputs
 
 
-def _convert(reader: ShardReader, outputs: dict[str, _Output], dtype: torch.dtype, path: Path) -> int:
-    """Write tensors of a checkpoint to one file, reshaped to Hugging Face's shapes. Return their bytes."""
+def _filler(spec: JobSpec, model: ModelShape, reader: ShardReader, saved: torch.dtype) -> Filler:
+    """Return what fills tensors: from the checkpoint, or from the run's first weights with the checkpoint's adapters merged."""
+    if model.adapters is None:
+        return lambda tensors: reader.read(LocalPart(output.weight.name, output.weight.shape, output.box, values)
+                                           for output, values in tensors)
+    merged = Merged(family_of(model), model, own_values(spec, model), reader, saved)
+
+    def fill(tensors: Iterable[tuple[_Output, Tensor]]) -> None:
+        for output, values in tensors:
+            values.copy_(merged(output.weight, output.box))
+
+    return fill
+
+
+def _convert(checkpoint: Path, fill: Filler, outputs: dict[str, _Output], dtype: torch.dtype, path: Path) -> int:
+    """Write tensors to one file, reshaped to Hugging Face's shapes. Return their bytes."""
     tensors = {name: torch.empty([part.stop - part.start for part in output.box], dtype=dtype)
                for name, output in outputs.items()}
-    try:
-        reader.read(LocalPart(output.name, output.stored.shape, output.box, tensors[name]) for name, output in outputs.items())
-    except (Damaged, OSError) as error:
-        raise HpcMpError(f"checkpoint {reader.directory}", f"cannot be read any more ({error})",
-                         "if the run goes on and has deleted it, export again") from None
+    with reading(checkpoint):
+        fill((output, tensors[name]) for name, output in outputs.items())
     save_file({name: tensor.view(outputs[name].shape) for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
     return sum(tensor.nbytes for tensor in tensors.values())
 
@@ -236,9 +269,10 @@ def check_output(output: Path, force: bool) -> None:
         raise HpcMpError(value, f"cannot be read ({error.strerror})", "name another directory") from None
     if entries and not force:
         raise HpcMpError(value, "is not empty", "name another directory, or add --force to replace a model there")
-    if entries and (any(entry.is_dir() for entry in entries) or not (output / "config.json").exists()):
-        raise HpcMpError(value, "is no model directory (a config.json and other files, no directories), and --force "
-                         "replaces nothing else", "name another directory")
+    if entries and (any(entry.is_dir() for entry in entries) or not any(
+            (output / name).exists() for name in ("config.json", CONFIG))):
+        raise HpcMpError(value, "is no model directory (a config.json, or that of adapters, and other files, no directories), "
+                         "and --force replaces nothing else", "name another directory")
 
 
 @contextmanager

@@ -183,7 +183,7 @@ def _on_host(engine: Engine) -> Iterator[Tensor]:
 
 
 def _slab_bytes(data: DataAxis) -> int:
-    taken = [unit.gradient.whole for unit in data.units.values() if not unit.gradient.kept]
+    taken = [unit.gradient.whole for unit in data.trained.values() if not unit.gradient.kept]
     slabs = [*data.slabs.free, *(slab for _, slab in data.slabs.running), *(buffer for buffer in taken if buffer is not None)]
     return sum(slab.nbytes for slab in slabs)
 

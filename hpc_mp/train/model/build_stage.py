@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hpc_mp.layout.flat import StageSpan
+from hpc_mp.train.model.attach_adapters import attach_adapters
 from hpc_mp.train.model.attention_table import attention_function
 from hpc_mp.train.model.compilation import compile_block
 from hpc_mp.train.model.logits import LogitsObjective
@@ -31,7 +32,7 @@ def build_stage(model: TransformersModules, span: StageSpan, around: Surrounding
     whole, stage = model.skeleton(), TransformersStage(model.family, model.shape, span, around)
     for path, layer in zip(stage.blocks, span.layers, strict=True):
         stage.graft(path, model.block(whole, layer))
-    for change in (_embedding, _tensor, _experts, _head, _dropout, _attention, _buffers, _compilation, _driver):
+    for change in (_embedding, _tensor, _experts, _head, _dropout, attach_adapters, _attention, _buffers, _compilation, _driver):
         change(stage, model, whole)
     return stage
 

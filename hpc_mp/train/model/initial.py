@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from hpc_mp.layout.flat import Box
-from hpc_mp.layout.models import Family, Weight
+from hpc_mp.layout.models import Family, ModelShape, Weight
+from hpc_mp.layout.models.peft_files import WEIGHTS, experts_last, stored_names
 from hpc_mp.layout.models.weight_files import StoredWeight, stored_in, stored_parts, weight_files
-from hpc_mp.train.model.counter_random import key_of, normal
+from hpc_mp.train.model.counter_random import key_of, normal, uniform
 from hpc_mp.train.parallel.fill import Source
 
 TYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  # names in safetensors files
@@ -28,7 +29,8 @@ def drawn(seed: int, layers: int, initializer_range: float, padding: dict[str, i
     """Return a source of random values in fp32, which depend only on seed, weight name and global index of an element.
 
     They are normal with the deviation ``initializer_range``. Projections that write into the residual stream are divided by
-    sqrt(2 x layers) if the family's weights say so (GPT-2, as in transformers' ``_init_weights``).
+    sqrt(2 x layers) if the family's weights say so (GPT-2, as in transformers' ``_init_weights``). A of adapters is uniform up to
+    1 / sqrt(inputs), as in PEFT.
 
     Args:
         padding: embedding name -> its row of zeros.
@@ -38,6 +40,8 @@ def drawn(seed: int, layers: int, initializer_range: float, padding: dict[str, i
     def source(weight: Weight, box: Box) -> Tensor:
         if weight.init in constants:
             return torch.full([part.stop - part.start for part in box], constants[weight.init])
+        if weight.init == "uniform":
+            return torch.from_numpy(uniform(key_of(seed, weight.name), weight.shape, box)).mul_(weight.shape[-1]**-0.5)
         scale = initializer_range / math.sqrt(2 * layers) if weight.init == "residual" else initializer_range
         values = torch.from_numpy(normal(key_of(seed, weight.name), weight.shape, box)).mul_(scale)
         row = padding.get(weight.name, -1)
@@ -60,6 +64,19 @@ def read(directory: Path, family: Family) -> Source:
                  for at, name in stored_parts(weight, files, family)
                  if all(part.start <= index < part.stop for index, part in zip(at, box, strict=False))]
         return torch.cat([part.flatten() for part in parts]).view([part.stop - part.start for part in box])
+
+    return source
+
+
+def read_adapters(directory: Path, family: Family, shape: ModelShape) -> Source:
+    """Return a source of the factors of adapters from a directory in PEFT's format, which ``stored_adapters`` has checked."""
+    names, held = stored_names(family, shape), stored_in(directory / WEIGHTS, "lora.pretrained")
+
+    def source(weight: Weight, box: Box) -> Tensor:
+        stored = held[names[weight.name]]
+        if not experts_last(weight):
+            return part_of(replace(stored, shape=weight.shape), box)
+        return part_of(replace(stored, shape=(*weight.shape[1:], weight.shape[0])), (*box[1:], box[0])).movedim(-1, 0)
 
     return source
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hpc_mp.layout.flat import StageSpan, blocks_together
 from hpc_mp.train.model.recompute import computed_again
 from hpc_mp.train.parallel.custom_backward import with_backward
-from hpc_mp.train.parallel.data_axis import Unit
+from hpc_mp.train.parallel.data_axis import TrainedUnit, Unit
 from hpc_mp.train.parallel.projection import Projection, SunkWeight
 from hpc_mp.train.parallel.surroundings import Surroundings
 
@@ -116,7 +116,7 @@ class UnitStage(nn.Module):
             if isinstance(module, Projection | SunkWeight):
                 module.adopt(parameters, sinks)
                 owned |= module.owned
-        for unit in units.values():
+        for unit in (unit for unit in units.values() if isinstance(unit, TrainedUnit)):
             for name in unit.parameters.keys() - owned:
                 unit.collect(name)
         first = [self.units_of(blocks[:1]) for blocks in self.groups]

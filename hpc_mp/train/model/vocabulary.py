@@ -65,6 +65,7 @@ class _Rows(torch.autograd.Function):
         if embedding.padding is not None:
             mine &= ids.flatten() != embedding.padding
         rows, some = gradient.flatten(0, 1).masked_fill(~mine.unsqueeze(-1), 0.0), slice(None if embedding.length else 0)
+        assert embedding.sink is not None, "a backward of rows that are not trained"
         embedding.sink.add_rows(index[some], rows[some])
         return None, None, None
 
@@ -136,18 +137,19 @@ class _CrossEntropy(torch.autograd.Function):
                 continue
             slopes = objective.slopes(logits, places, total, counted * gradient.to(total.dtype), objective.cap)
             gradients.append(head.input_gradient(slopes))
-            if number < len(chunks):
+            if head.trained and number < len(chunks):
                 head.add_weight_gradient(rows, slopes, more=True)
-            else:
-                ctx.objective = objective
-                ctx.save_for_backward(torch.cat(gradients), rows, slopes)
+        if gradient is not None:
+            ctx.objective = objective
+            ctx.save_for_backward(torch.cat(gradients), *((rows, slopes) if head.trained else ()))
         return torch.stack(losses).sum()
 
     @staticmethod
     def backward(ctx: Any, _: Tensor) -> tuple[Tensor, None, None, None]:
-        gradient, rows, slopes = ctx.saved_tensors
+        gradient, *last = ctx.saved_tensors
         tensor = ctx.objective.tensor
-        tensor.weights.put_off(ctx.objective.head.add_weight_gradient, rows, slopes)
+        if last:
+            tensor.weights.put_off(ctx.objective.head.add_weight_gradient, *last)
         if tensor.size == 1:
             tensor.weights.meanwhile()
         return gradient, None, None, None

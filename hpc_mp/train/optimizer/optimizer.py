@@ -12,7 +12,7 @@ from torch import Tensor
 from hpc_mp.layout.flat import Box, Piece
 from hpc_mp.layout.learning_rate import RateSettings
 from hpc_mp.train.optimizer.optimizer_state import MASTER, HomeMaker, OnDevice, StateShape, Stretch, Turn
-from hpc_mp.train.parallel.data_axis import Unit
+from hpc_mp.train.parallel.data_axis import TrainedUnit
 from hpc_mp.train.parallel.groups import Axis
 
 
@@ -72,7 +72,7 @@ class Optimizer:
         slots: names of the state's slots; each slot has one number per element of a parameter.
     """
 
-    def __init__(self, units: Mapping[str, Unit], settings: OptimizerSettings, dtype: torch.dtype, device: torch.device,
+    def __init__(self, units: Mapping[str, TrainedUnit], settings: OptimizerSettings, dtype: torch.dtype, device: torch.device,
                  home: HomeMaker = OnDevice) -> None:
         self.slots = SLOTS[settings.optimizer] if settings.optimizer == "adamw" or settings.momentum > 0 else ()
         self.units, self.settings = units, settings
@@ -84,7 +84,7 @@ class Optimizer:
             unit, lambda piece: any(fnmatchcase(piece.slot.weight.name, pattern) for pattern in settings.no_decay))]
         shape = StateShape({name: unit.layout.part for name, unit in units.items()}, self.slots, dtype)
         masters = {name: unit.away for name, unit in units.items() if unit.away is not None}
-        self.home = home(shape, stretches, device, masters)
+        self.home = (home if units else OnDevice)(shape, stretches, device, masters)  # nothing to move: a stage without adapters
         self.turns = [self._torch(turn) for turn in self.home.turns]
 
     def _torch(self, turn: Turn) -> torch.optim.Optimizer:
@@ -171,7 +171,7 @@ def _squared_norm(part: Tensor) -> Tensor:
     return norms.double().square().sum()
 
 
-def _stretches(unit: Unit, kind: Callable[[Piece], bool]) -> Iterator[tuple[int, int, bool]]:
+def _stretches(unit: TrainedUnit, kind: Callable[[Piece], bool]) -> Iterator[tuple[int, int, bool]]:
     """Yield (begin, end, kind) of the stretches of a rank's part with parameters of one kind."""
     for now, run in groupby(unit.layout.pieces(unit.shard.rank), kind):
         pieces = list(run)

@@ -9,7 +9,6 @@ output; it is entered before router and experts, and left behind them. The exper
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -96,14 +95,19 @@ class ExpertProjection(SunkWeight):
 
     Args:
         last: True if weight gradients can be computed as soon as this projection's input gradient is complete.
+
+    Attributes:
+        adapter: is added to the product; None: there is none.
     """
 
     def __init__(self, name: str, last: bool, tensor: TensorAxis) -> None:
         super().__init__(name)
         self.last, self.tensor = last, tensor
+        self.adapter: nn.Module | None = None
 
     def forward(self, rows: Tensor, ends: Tensor) -> Tensor:
-        return cast(Tensor, Projected.apply(rows, _Products(self.weight, self.sink, ends, self.last, self.tensor), self.weight))
+        y: Tensor = Projected.apply(rows, _Products(self.weight, self.sink, ends, self.last, self.tensor), self.weight)
+        return y if self.adapter is None else y + self.adapter(rows, ends)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +115,15 @@ class _Products:
     """The products of all experts in one pass, a projection for ``Projected``. ``ends``: of the experts' rows."""
 
     weight: Tensor
-    sink: Sink
+    sink: Sink | None
     ends: Tensor
     last: bool
     tensor: TensorAxis
-    row: bool = False
+    sums: bool = False
+
+    @property
+    def trained(self) -> bool:
+        return self.sink is not None
 
     def product(self, rows: Tensor) -> Tensor:
         return grouped_product(rows, self.weight.flatten(1, -2).transpose(1, 2), self.ends)
@@ -124,7 +132,8 @@ class _Products:
         return grouped_product(gradient, self.weight.flatten(1, -2), self.ends)
 
     def add_weight_gradient(self, rows: Tensor, gradient: Tensor) -> None:
-        self.sink.add_grouped(gradient, rows, self.ends)
+        if self.sink is not None:
+            self.sink.add_grouped(gradient, rows, self.ends)
 
 
 class Experts(nn.Module):

@@ -132,13 +132,13 @@ class TensorAxis:
 
 
 class SunkWeight(nn.Module):
-    """A module with one parameter, whose gradient it adds to a sink. ``name``: of the parameter."""
+    """A module with one parameter, whose gradient it adds to a sink; None: it is not trained. ``name``: of the parameter."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
         self.name = name
         self.weight: nn.Parameter
-        self.sink: Sink
+        self.sink: Sink | None
 
     @property
     def owned(self) -> set[str]:
@@ -147,7 +147,7 @@ class SunkWeight(nn.Module):
 
     def adopt(self, parameters: Mapping[str, nn.Parameter], sinks: Mapping[str, Sink]) -> None:
         """Take the parameter, and the sink of its gradient."""
-        self.weight, self.sink = parameters[self.name], sinks[self.name]
+        self.weight, self.sink = parameters[self.name], sinks.get(self.name)
 
 
 class Projection(nn.Module):
@@ -157,8 +157,11 @@ class Projection(nn.Module):
     its bias once.
 
     Args:
-        transposed: True if W is stored as (in, …), all output dimensions behind, as in GPT-2's Conv1D, instead of (out, in).
+        transposed: True if W is stored as (in, …), all output dimensions behind, as in GPT-2's Conv1D, instead of (…, in).
         row: True if the inputs are cut.
+
+    Attributes:
+        adapter: is added to the product of W, before the sum over the axis; None: there is none.
     """
 
     def __init__(self, weight: str, bias: str | None, transposed: bool, row: bool, tensor: TensorAxis) -> None:
@@ -168,7 +171,8 @@ class Projection(nn.Module):
         self.last = row  # a column's weight gradients are computed during the sum of its input gradient
         self.weight: nn.Parameter
         self.bias: nn.Parameter | None = None
-        self.sinks: tuple[Sink, Sink | None]
+        self.sinks: tuple[Sink | None, Sink | None]
+        self.adapter: nn.Module | None = None
 
     @property
     def owned(self) -> set[str]:
@@ -181,53 +185,70 @@ class Projection(nn.Module):
         weight, bias = self.names
         self.weight = parameters[weight]
         self.bias = parameters[bias] if bias is not None else None
-        self.sinks = sinks[weight], sinks[bias] if bias is not None else None
+        self.sinks = sinks.get(weight), sinks.get(bias) if bias is not None else None
+
+    @property
+    def trained(self) -> bool:
+        """True if weight or bias gets a gradient."""
+        return self.sinks != (None, None)
+
+    @property
+    def sums(self) -> bool:
+        """True if the product alone is summed over the axis."""
+        return self.row and self.adapter is None
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = Projected.apply(x, self, self.weight)
+        if self.adapter is not None:
+            y = y + self.adapter(x)
+            y = self.tensor.leave(y) if self.row else y
         return y + self.bias if self.bias is not None and self.row else y
 
     def product(self, x: Tensor) -> Tensor:
         bias = None if self.row or self.bias is None else self.bias.flatten()
         if not self.transposed:
-            return nn.functional.linear(x, self.weight, bias)
+            return nn.functional.linear(x, self.weight.flatten(0, -2), bias)
         rows, weight = x.flatten(0, -2), self.weight.flatten(1)
         product = rows @ weight if bias is None else torch.addmm(bias, rows, weight)
         return product.unflatten(0, x.shape[:-1])
 
     def input_gradient(self, gradient: Tensor) -> Tensor:
-        return gradient @ (self.weight.flatten(1).t() if self.transposed else self.weight)
+        return gradient @ (self.weight.flatten(1).t() if self.transposed else self.weight.flatten(0, -2))
 
     def add_weight_gradient(self, x: Tensor, gradient: Tensor, more: bool = False) -> None:
         """Add the gradients of weight and bias. x: (…, in); gradient: (…, out); ``more``: other rows of this backward follow."""
         x, gradient = x.flatten(0, -2), gradient.flatten(0, -2)
         sink, bias = self.sinks
-        sink.add_product(*((x.t(), gradient) if self.transposed else (gradient.t(), x)), more)
+        if sink is not None:
+            sink.add_product(*((x.t(), gradient) if self.transposed else (gradient.t(), x)), more)
         if bias is not None and not self.row:
             bias.add(gradient.sum(0, dtype=bias.unit.slabs.dtype).view(bias.slot.shape), more)
 
 
 class Projected(torch.autograd.Function):
-    """The product of a projection, summed over the axis if the inputs are cut; its weight gradient is put off.
+    """The product of a projection, summed over the axis if it says so; its weight gradient is put off.
 
     The projection is a ``Projection``, or has the same methods. The weight is an argument so that autograd runs the backward,
-    which returns no gradient of it.
+    which returns no gradient of it. Without a weight gradient the input is not kept.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, projection: Any, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
+        if projection.trained:
+            ctx.save_for_backward(x)
         ctx.projection = projection
         y: Tensor = projection.product(x)
-        return projection.tensor.sum(y) if projection.row else y
+        return projection.tensor.sum(y) if projection.sums else y
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
-        projection, (x,) = ctx.projection, ctx.saved_tensors
-        if projection.row:
+        projection = ctx.projection
+        if projection.sums:
             gradient = projection.tensor.spread(gradient)
         input_gradient = projection.input_gradient(gradient) if ctx.needs_input_grad[0] else None
-        projection.tensor.weights.put_off(projection.add_weight_gradient, x, gradient)
+        if projection.trained:
+            x, = ctx.saved_tensors
+            projection.tensor.weights.put_off(projection.add_weight_gradient, x, gradient)
         if projection.tensor.size == 1 or projection.last:
             projection.tensor.weights.meanwhile()
         return input_gradient, None, None

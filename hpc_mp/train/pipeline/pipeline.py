@@ -207,7 +207,8 @@ class Pipeline:
             outputs, differentiable = cast(Boundary, result), self.returned[stage + 1]
             self.messages.put(action, {name: tensor.detach() for name, tensor in outputs.items()})
         if training:
-            step.roots[chunk] = {name: get_gradient_edge(outputs[name]) for name in differentiable}
+            # no root: nothing in this stage or before it is trained
+            step.roots[chunk] = {name: get_gradient_edge(outputs[name]) for name in differentiable if outputs[name].requires_grad}
         step.most_held = max(step.most_held, len(step.gradients) + len(step.put_off))
 
     def _backward(self, step: _Step, action: Action) -> None:
@@ -242,8 +243,9 @@ class Pipeline:
             received = {"loss": gradient.to(step.loss.dtype)}
         else:
             received = self.messages.take(action)
-        with self.stages[stage].precision.computing():
-            torch.autograd.backward(list(roots.values()), [received[name] for name in roots])
+        if roots:
+            with self.stages[stage].precision.computing():
+                torch.autograd.backward(list(roots.values()), [received[name] for name in roots])
         gradients, carried = step.gradients.pop(chunk), self.boundaries[stage]
         if stage > 0:
             gradients |= {name: torch.zeros(carried[name].shape, dtype=carried[name].dtype, device=self.device)

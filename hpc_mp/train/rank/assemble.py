@@ -18,12 +18,10 @@ from hpc_mp.layout.models import ModelShape, family_of
 from hpc_mp.layout.schedule import Schedule
 from hpc_mp.rundir import find_run, newest_complete
 from hpc_mp.rundir.checkpoints import put_aside
-from hpc_mp.rundir.origin import Counters, Origin, check_resumable, counters_of, first_difference, model_fields
-from hpc_mp.rundir.staged import staged, staging_root
+from hpc_mp.rundir.origin import Counters, Origin, adapter_fields, check_resumable, counters_of, first_difference, model_fields
 from hpc_mp.train.checkpoint import checkpoint
 from hpc_mp.train.checkpoint.shard_file import Damaged
 from hpc_mp.train.data import TokenSet
-from hpc_mp.train.model import initial
 from hpc_mp.train.model.transformers_model import TransformersModel
 from hpc_mp.train.model.transformers_modules import hugging_face_config
 from hpc_mp.train.optimizer.optimizer_state import HomeMaker, OnDevice, Streamed
@@ -31,6 +29,7 @@ from hpc_mp.train.optimizer.state_stores import FileStore, MemoryStore
 from hpc_mp.train.parallel.groups import Groups
 from hpc_mp.train.rank import facts
 from hpc_mp.train.rank.failures import RankContext
+from hpc_mp.train.rank.first_values import first_values
 from hpc_mp.train.step.engine import Engine
 from hpc_mp.train.step.settings import EngineSettings
 
@@ -92,6 +91,8 @@ def home_of(layout: Layout) -> HomeMaker:
 def restore(spec: JobSpec, shape: ModelShape, context: RankContext, engine: Engine, groups: Groups, tokens: TokenSet) -> Counters:
     """Restore state from the run's newest complete checkpoint, else from ``checkpoint.resume``, else set first values.
 
+    Checkpoints hold what is trained: beside adapters, the model's own weights always begin with their first values.
+
     Return the counters.
 
     Raises:
@@ -99,9 +100,11 @@ def restore(spec: JobSpec, shape: ModelShape, context: RankContext, engine: Engi
     """
     family = family_of(shape)
     configuration = hugging_face_config(read_config(spec), family, spec.train.dropout).to_dict()
-    now = Origin(model_fields(configuration, family.dropouts), spec.train.optimizer, tokens.tokenizer_sha256,
-                 tokens.directory.name, spec.data.sequence_length, spec.train.seed, spec.data.documents)
+    now = Origin(model_fields(configuration, family.dropouts) | adapter_fields(shape.adapters), spec.train.optimizer,
+                 tokens.tokenizer_sha256, tokens.directory.name, spec.data.sequence_length, spec.train.seed, spec.data.documents)
     damaged: set[Path] = set()
+    if shape.adapters is not None:
+        _start(spec, shape, context, engine)
     while (newest := facts.broadcast(_newest(spec, context, damaged), context.everyone)) is not None:
         path = Path(newest)
         context.log.say(f"going on from {path}")
@@ -114,14 +117,16 @@ def restore(spec: JobSpec, shape: ModelShape, context: RankContext, engine: Engi
             damaged.add(path)
             if context.who.rank == 0:
                 _skip(path, str(damage), context)
-    if spec.model.pretrained is not None:
-        if context.who.rank == 0:
-            check_pretrained(spec)
-        source = initial.read(staged(Path(spec.model.pretrained), staging_root()), family)
-    else:
-        source = initial.drawn(spec.train.seed, shape.layers, shape.initializer_range, model_of(spec, shape).padding)
-    engine.start(source)
+    if shape.adapters is None:
+        _start(spec, shape, context, engine)
     return Counters(step=0, samples=0, tokens=0, origin=now)
+
+
+def _start(spec: JobSpec, shape: ModelShape, context: RankContext, engine: Engine) -> None:
+    """Set first values. Raises HpcMpError on rank 0 if the checkpoint in ``model.pretrained`` is not that of the model."""
+    if spec.model.pretrained is not None and context.who.rank == 0:
+        check_pretrained(spec)
+    engine.start(first_values(spec, shape))
 
 
 def _newest(spec: JobSpec, context: RankContext, damaged: Collection[Path]) -> str | None:

@@ -102,7 +102,7 @@ def _engine(spec: JobSpec, shape: ModelShape, chosen: tuple[int, ...], layout: L
     engine = Engine(OneOfEachKind(whole.config, whole.family, shape, chosen=chosen), settings, only, device)
     for unit in engine.data.units.values():
         unit.master.normal_(0.0, VALUES)
-    engine.data.publish()
+    engine.data.filled()
     return engine
 
 

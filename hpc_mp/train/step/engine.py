@@ -77,7 +77,7 @@ class Engine:
         units = model.units(layout, mine.values(), *place)
         names = {stage: list(model.units(layout, [span], *place)) for stage, span in mine.items()}
         self.data = DataAxis(units, names, schedule, groups, layout, device)
-        self.optimizer = Optimizer(self.data.units, settings.optimizer, self.data.slabs.dtype, device, settings.home)
+        self.optimizer = Optimizer(self.data.trained, settings.optimizer, self.data.slabs.dtype, device, settings.home)
         self.scale = loss_scale.on_device(loss_scale.first(settings.loss_scale), device)
 
     @cached_property

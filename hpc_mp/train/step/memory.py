@@ -10,7 +10,7 @@ import psutil
 import torch
 
 from hpc_mp.train.optimizer.optimizer import Optimizer
-from hpc_mp.train.parallel.data_axis import Unit
+from hpc_mp.train.parallel.data_axis import TrainedUnit, Unit
 
 POLL_S = 0.5  # seconds between two polls: the process may be about to be killed for its memory
 CHANGE = 1 / 16  # smallest relative change that is written: a dozen writes on the way from 1 to 2 GB
@@ -38,7 +38,7 @@ def state_bytes(units: Iterable[Unit], optimizer: Optimizer) -> dict[str, int]:
     away = sum(array.nbytes for unit in units if unit.away for array in unit.away.arrays)
     return {
         "parameters": sum(storages.values()),
-        "gradients": sum(unit.gradient.held.nbytes for unit in units),
+        "gradients": sum(unit.gradient.held.nbytes for unit in units if isinstance(unit, TrainedUnit)),
         "optimizer": optimizer.home.nbytes.device,
         "host": away + optimizer.home.nbytes.host,
         "disk": optimizer.home.nbytes.disk,

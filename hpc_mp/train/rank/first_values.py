@@ -1,0 +1,31 @@
+"""The first values of a job's model: drawn or read, and those of its adapters."""
+
+from pathlib import Path
+
+from hpc_mp.job import JobSpec
+from hpc_mp.job.layout import read_config
+from hpc_mp.layout.models import ModelShape, family_of
+from hpc_mp.layout.models.peft_files import stored_names
+from hpc_mp.rundir.staged import staged, staging_root
+from hpc_mp.train.model import initial
+from hpc_mp.train.model.transformers_modules import TransformersModules, hugging_face_config
+from hpc_mp.train.parallel.fill import Source
+
+
+def first_values(spec: JobSpec, shape: ModelShape) -> Source:
+    """Return the source of first values of the model's own weights and of its adapters."""
+    family = family_of(shape)
+    factors, pretrained = stored_names(family, shape).keys(), spec.lora.pretrained
+    own = own_values(spec, shape)
+    of_adapters = initial.drawn(spec.train.seed, shape.layers, shape.initializer_range, {}) if pretrained is None else (
+        initial.read_adapters(Path(pretrained), family, shape))
+    return lambda weight, box: (of_adapters if weight.name in factors else own)(weight, box)
+
+
+def own_values(spec: JobSpec, shape: ModelShape) -> Source:
+    """Return the source of first values of the model's own weights."""
+    family = family_of(shape)
+    if spec.model.pretrained is not None:
+        return initial.read(staged(Path(spec.model.pretrained), staging_root()), family)
+    modules = TransformersModules(hugging_face_config(read_config(spec), family, spec.train.dropout), family, shape)
+    return initial.drawn(spec.train.seed, shape.layers, shape.initializer_range, modules.padding)
