@@ -4,6 +4,7 @@ from collections import Counter
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import counted, shown
+from hpc_mp.job.learning_rate import check_schedule
 from hpc_mp.job.program import ProgramSpec
 from hpc_mp.job.spec import UNCOUNTED, JobSpec, LossScale
 from hpc_mp.job.sweep import runs_of
@@ -58,7 +59,10 @@ def check_arithmetic(spec: JobSpec) -> None:
         raise HpcMpError(f"parallel.partition = {shown(p.partition)}",
                          f"has {counted(len(p.partition), 'entry', 'entries')} for {_stages(spec)} stages",
                          'list the number of layers of every stage, or set partition = "auto"')
-    microbatches = p.microbatches or 1
+    if p.microbatches is not None and t.gradient_accumulation_steps is not None:
+        raise HpcMpError(f"train.gradient_accumulation_steps = {t.gradient_accumulation_steps}",
+                         "is parallel.microbatches under another name, and both are set", "leave one of them out")
+    microbatches = p.microbatches or t.gradient_accumulation_steps or 1
     unit = spec.data_degree * microbatches
     if t.global_batch % unit:
         raise HpcMpError(f"train.global_batch = {t.global_batch}",
@@ -77,6 +81,7 @@ def check_arithmetic(spec: JobSpec) -> None:
     if t.steps != UNCOUNTED and t.warmup_steps > t.steps:
         raise HpcMpError(f"train.warmup_steps = {t.warmup_steps}", f"is more than train.steps = {t.steps}: the learning "
                          "rate would never reach its full value", "lower warmup_steps")
+    check_schedule(t, counted=t.steps != UNCOUNTED)
 
 
 def check_together(spec: JobSpec | ProgramSpec) -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.job.learning_rate import check_factors
 from hpc_mp.job.spec import JobSpec
 from hpc_mp.layout.checks import check_layout
 from hpc_mp.layout.layout import Layout
@@ -80,6 +81,7 @@ def check_job(spec: JobSpec, shape: ModelShape) -> None:
         raise HpcMpError(f"model_type = {shape.model_type!r}", f"{shape.model_type} models are trained on masked tokens, but "
                          "a job file prepares text for the next token", "train it in a loop of your own, with hpc_mp.parallel")
     check_division(spec, shape)
+    check_factors(spec.train.lr_factors, (weight.name for weight in family_of(shape.model_type).all_weights(shape)))
 
 
 def check_division(spec: JobSpec, shape: ModelShape) -> None:

@@ -12,8 +12,10 @@ from pydantic import Field, model_validator
 from hpc_mp.job import values
 from hpc_mp.job.cluster import Environment, Notify, Slurm
 from hpc_mp.job.errors import wrong
+from hpc_mp.job.learning_rate import ScheduleOptions
 from hpc_mp.job.parallel import MOST_MICROBATCHES, Parallel
 from hpc_mp.job.sweep import Sweep
+from hpc_mp.layout.learning_rate import ScheduleOfRate
 from hpc_mp.layout.schedule.names import stages_per_rank
 
 MICROBATCH_TOKENS = 8192  # one sequence of Llama 3's training length: the microbatch per GPU in torchtitan's recipes
@@ -140,6 +142,9 @@ class Train(values.Section):
     Example: `3`."""
     global_batch: values.Count
     """Required. Sequences per step over all ranks; a multiple of data degree × microbatches."""
+    gradient_accumulation_steps: values.Count | None = None
+    """Another name for `parallel.microbatches`: a step adds up the gradients of so many microbatches, each of global_batch /
+    (data degree × this number) sequences. A job file has only one of the two. Example: `4`."""
     optimizer: Literal["adamw", "sgd"] = "adamw"
     """`"adamw"` or `"sgd"`."""
     learning_rate: values.Rate = 3e-4
@@ -152,13 +157,30 @@ class Train(values.Section):
     """For SGD; refused with AdamW."""
     warmup_steps: values.NonNegative = 0
     """Steps in which the rate rises linearly."""
-    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """The schedule after the warm-up; `"linear"` and `"cosine"` fall to zero at `train.steps`."""
+    lr_factors: dict[values.Line, values.Rate] = Field(default={})
+    """Other learning rates for some parameters: patterns (`*`, `?`, `[ab]`) of Hugging Face's names, with factors of the rate of
+    a step. The first pattern that matches counts, and each must match a parameter. With 0 a parameter keeps its value. Example:
+    `{ "lm_head.*" = 10.0, "*embed_tokens*" = 0.1 }`."""
+    lr_schedule: ScheduleOfRate = "constant"
+    """The schedule after the warm-up; `"linear"` and `"cosine"` fall to zero at `train.steps`. Transformers' other schedules have
+    their names there, and the same rate in every step: `"constant_with_warmup"`, `"cosine_with_restarts"`, `"polynomial"`,
+    `"inverse_sqrt"`, `"cosine_with_min_lr"`, `"cosine_warmup_with_min_lr"`, `"warmup_stable_decay"`. See [the
+    learning rate](../user/training.md#the-learning-rate). Example: `"cosine_with_min_lr"`."""
+    lr_schedule_options: ScheduleOptions = ScheduleOptions()
+    """Options of transformers' schedules, with the names and defaults of its `lr_scheduler_kwargs`: `num_cycles`, `min_lr`,
+    `min_lr_rate`, `warmup_lr_rate`, `lr_end`, `power`, `timescale`, `num_stable_steps`, `num_decay_steps`, `warmup_type`,
+    `decay_type`, `min_lr_ratio`. An option that the schedule does not have is refused. Example: `{ min_lr_rate = 0.1 }`."""
     weight_decay: values.Rate = 0.0
     """For every parameter that `train.no_decay` does not match."""
     no_decay: tuple[values.Line, ...] = ("*.bias", "*[nN]orm.weight", "*.ln_?.weight")
     """Parameters without decay: patterns (`*`, `?`, `[ab]`) of Hugging Face's names. Default: biases and norms; `[]`: none.
     Example: `["*.bias", "*norm.weight", "*embed_tokens*"]`."""
+    label_smoothing: values.Share = 0.0
+    """The share of each label that is spread evenly over all words, as torch's `cross_entropy` has it. The loss of a step
+    contains it, that of an evaluation does not. Example: `0.1`."""
+    z_loss: values.Rate = 0.0
+    """A factor of the z loss: the squared logarithm of the sum of the exponentials of a token's logits, a mean over labels that
+    count. It keeps logits small. The loss of a step contains it, that of an evaluation does not. Example: `1e-4`."""
     clip: values.Rate = 1.0
     """The largest gradient norm; 0 = no limit."""
     skip_steps: values.NonNegative = 10
@@ -312,8 +334,8 @@ class JobSpec(values.Section):
         Default: without a pipeline, the fewest with at most ``MICROBATCH_TOKENS`` tokens each. Otherwise up to 4 per pipeline
         rank; for interleaved 1F1B, a multiple of the ranks if one exists.
         """
-        if self.parallel.microbatches is not None:
-            return self.parallel.microbatches
+        if (given := self.parallel.microbatches or self.train.gradient_accumulation_steps) is not None:
+            return given
         batch = self.train.global_batch // max(1, self.data_degree)
         if self.parallel.pipeline == 1:
             least = -(-batch * self.data.sequence_length // MICROBATCH_TOKENS)

@@ -3,7 +3,8 @@
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import torch
@@ -11,7 +12,7 @@ from engines import quiet
 from layouts import Result, parameters
 from ranks import run_ranks
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, get_scheduler
 
 from hpc_mp.job import JobSpec
 from hpc_mp.job.inputs import find_files
@@ -128,6 +129,10 @@ def _separated(firsts: Sequence[int], length: int, documents: Sequence[int],
     return {"position_ids": positions, "attention_mask": mask.unsqueeze(1)}, inputs == rows[:, 1:]
 
 
+def _factor(name: str, factors: Mapping[str, float]) -> float:
+    return next((factor for pattern, factor in factors.items() if fnmatchcase(name, pattern)), 1.0)
+
+
 def plain(spec: JobSpec, skipped: Collection[int] = (), documents: Sequence[int] = ()) -> Result:
     """Train one process of plain transformers and torch.optim on the same samples, from the same initial values.
 
@@ -152,14 +157,17 @@ def plain(spec: JobSpec, skipped: Collection[int] = (), documents: Sequence[int]
     samples = Samples(training, spec.data.sequence_length, spec.train.seed)
     assert samples.masked, "some labels must not count"
     settings = spec.train
-    matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]  # biases and norms do not decay
-    vectors = [parameter for parameter in model.parameters() if parameter.dim() == 1]
-    groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    groups = [{"params": [parameter], "lr": settings.learning_rate * _factor(name, settings.lr_factors),
+               "weight_decay": settings.weight_decay if parameter.dim() > 1 else 0.0}  # biases and norms do not decay
+              for name, parameter in model.named_parameters()]
     if settings.optimizer == "adamw":
         optimizer: torch.optim.Optimizer = torch.optim.AdamW(
             groups, lr=settings.learning_rate, betas=settings.betas, eps=settings.eps, foreach=False)
     else:
         optimizer = torch.optim.SGD(groups, lr=settings.learning_rate, momentum=settings.momentum, foreach=False)
+    scheduler = None if settings.lr_schedule == "constant" else get_scheduler(
+        settings.lr_schedule, optimizer, settings.warmup_steps, settings.steps,
+        settings.lr_schedule_options.model_dump(exclude_none=True))
     losses: list[float | None] = []
     norms: list[float | None] = []
     dropped: list[float | None] = []
@@ -183,7 +191,9 @@ def plain(spec: JobSpec, skipped: Collection[int] = (), documents: Sequence[int]
         routers.append(float(added))
         dropped.append(1 - float(torch.cat(taken).mean()) if taken else None)
         taken.clear()
-        total = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE, reduction="sum")
+        total = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE, reduction="sum",
+                                                  label_smoothing=settings.label_smoothing)
+        total = total + settings.z_loss * torch.logsumexp(logits, -1)[labels != IGNORE].square().sum()
         counted = int((labels != IGNORE).sum())
         if counted == 0:  # no labels: the engine does not change the parameters
             losses.append(None)
@@ -194,6 +204,8 @@ def plain(spec: JobSpec, skipped: Collection[int] = (), documents: Sequence[int]
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip or float("inf"))))
         if step not in skipped:
             optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
         optimizer.zero_grad()
         losses.append(loss.item())
         if held_out is not None and evaluation_is_due(spec, step + 1):

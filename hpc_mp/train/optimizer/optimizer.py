@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import groupby
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -30,11 +30,14 @@ class OptimizerSettings(RateSettings, Protocol):
     @property
     def no_decay(self) -> tuple[str, ...]: ...
     @property
+    def lr_factors(self) -> Mapping[str, float]: ...
+    @property
     def momentum(self) -> float: ...
     @property
     def clip(self) -> float: ...
 
 
+Kind = TypeVar("Kind")
 SLOTS = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
 NORM_ROW = 1 << 14  # elements whose squares are summed in the format of the gradients
 
@@ -62,7 +65,8 @@ class Held:
 
 
 class Optimizer:
-    """torch's AdamW or SGD over this rank's part of every unit. Parameters that ``no_decay`` names have no weight decay.
+    """torch's AdamW or SGD over this rank's part of every unit. Parameters that ``no_decay`` names have no weight decay, those
+    that ``lr_factors`` names another learning rate.
 
     Args:
         dtype, device: format and device of masters and gradients.
@@ -80,8 +84,8 @@ class Optimizer:
         self.gradients = [(unit.gradient.part[begin:end], float(counts and unit.gradient.replicate.rank == 0))
                           for unit in units.values() for begin, end, counts in _stretches(unit, lambda piece: piece.slot.counts)]
         self.weights = torch.tensor([weight for _, weight in self.gradients], dtype=torch.float64, device=device)
-        stretches = [Stretch(name, begin, end, spared) for name, unit in units.items() for begin, end, spared in _stretches(
-            unit, lambda piece: any(fnmatchcase(piece.slot.weight.name, pattern) for pattern in settings.no_decay))]
+        stretches = [Stretch(name, begin, end, *treatment) for name, unit in units.items() for begin, end, treatment in
+                     _stretches(unit, lambda piece: _treatment(piece.slot.weight.name, settings))]
         shape = StateShape({name: unit.layout.part for name, unit in units.items()}, self.slots, dtype)
         masters = {name: unit.away for name, unit in units.items() if unit.away is not None}
         self.home = home(shape, stretches, device, masters)
@@ -90,15 +94,16 @@ class Optimizer:
     def _torch(self, turn: Turn) -> torch.optim.Optimizer:
         """Return torch's optimizer for the stretches of one turn."""
         settings, adamw = self.settings, self.settings.optimizer == "adamw"
-        groups: dict[bool, list[Tensor]] = {False: [], True: []}
+        groups: dict[tuple[bool, float], list[Tensor]] = {(False, 1.0): []}
         state: dict[Tensor, dict[str, Tensor]] = {}
         for stretch, slots in turn:
             unit, own = self.units[stretch.unit], dict(slots)
             part = own.pop(MASTER, unit.master[stretch.begin:stretch.end])
             part.grad = unit.gradient.part[stretch.begin:stretch.end]
-            groups[stretch.spared].append(part)
+            groups.setdefault((stretch.spared, stretch.factor), []).append(part)
             state[part] = own | ({"step": torch.zeros((), dtype=torch.float32, device=part.device)} if adamw else {})
-        params = [{"params": groups[False], "weight_decay": settings.weight_decay}, {"params": groups[True], "weight_decay": 0.0}]
+        params = [{"params": parts, "weight_decay": 0.0 if spared else settings.weight_decay, "factor": factor}
+                  for (spared, factor), parts in groups.items()]
         rate = settings.learning_rate
         optimizer = (torch.optim.AdamW(params, lr=rate, betas=settings.betas, eps=settings.eps, fused=True) if adamw else
                      torch.optim.SGD(params, lr=rate, momentum=settings.momentum, fused=True))
@@ -149,7 +154,7 @@ class Optimizer:
             kernels = cast(Any, turn)
             kernels.grad_scale, kernels.found_inf = grad_scale, found_inf
             for group in turn.param_groups:
-                group["lr"] = rate
+                group["lr"] = rate * group["factor"]
         self.home.each(lambda turn: self.turns[turn].step())
 
     def set_steps(self, number: int) -> None:
@@ -171,7 +176,13 @@ def _squared_norm(part: Tensor) -> Tensor:
     return norms.double().square().sum()
 
 
-def _stretches(unit: Unit, kind: Callable[[Piece], bool]) -> Iterator[tuple[int, int, bool]]:
+def _treatment(name: str, settings: OptimizerSettings) -> tuple[bool, float]:
+    """Return whether a parameter has no weight decay, and the factor of its learning rate: that of the first matching pattern."""
+    spared = any(fnmatchcase(name, pattern) for pattern in settings.no_decay)
+    return spared, next((factor for pattern, factor in settings.lr_factors.items() if fnmatchcase(name, pattern)), 1.0)
+
+
+def _stretches(unit: Unit, kind: Callable[[Piece], Kind]) -> Iterator[tuple[int, int, Kind]]:
     """Yield (begin, end, kind) of the stretches of a rank's part with parameters of one kind."""
     for now, run in groupby(unit.layout.pieces(unit.shard.rank), kind):
         pieces = list(run)

@@ -24,12 +24,18 @@ Arrays = Mapping[str, Mapping[str, Tensor]]  # unit -> slot -> this rank's part 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Elements ``begin`` to ``end`` of a rank's part of a unit. ``spared``: True if they have no weight decay."""
+    """Elements ``begin`` to ``end`` of a rank's part of a unit.
+
+    Attributes:
+        spared: True if they have no weight decay.
+        factor: of their learning rate.
+    """
 
     unit: str
     begin: int
     end: int
     spared: bool
+    factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
