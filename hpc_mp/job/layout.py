@@ -16,7 +16,7 @@ from hpc_mp.layout.models.weight_files import check_weights
 from hpc_mp.layout.placement import Degrees
 from hpc_mp.layout.stages import Partition, StageCut, cut_stages
 
-SLOTS = {"adamw": 2, "sgd": 0}  # numbers of optimizer state per parameter; momentum is one more
+SLOTS = {"adamw": 2, "muon": 2, "sgd": 0, "adafactor": 0}  # numbers of optimizer state per parameter; momentum is one more
 
 
 def read_config(spec: JobSpec) -> Config:
@@ -60,7 +60,7 @@ def undivided(spec: JobSpec) -> Layout:
         sequence_parallel=p.sequence, tensor_modules=p.tensor_modules, context_method=p.context_method, recompute=p.recompute,
         offload=tuple(p.offload) if p.offload != "none" else (), offload_directory=p.offload_directory,
         offload_horizon=spec.offload_horizon, precision=train.precision,
-        optimizer_slots=SLOTS[train.optimizer] + (train.optimizer == "sgd" and train.momentum > 0),
+        optimizer=train.optimizer, optimizer_slots=SLOTS[train.optimizer] + (train.optimizer == "sgd" and train.momentum > 0),
         expert_capacity=train.expert_capacity)
 
 

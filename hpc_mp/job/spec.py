@@ -145,16 +145,19 @@ class Train(values.Section):
     gradient_accumulation_steps: values.Count | None = None
     """Another name for `parallel.microbatches`: a step adds up the gradients of so many microbatches, each of global_batch /
     (data degree × this number) sequences. A job file has only one of the two. Example: `4`."""
-    optimizer: Literal["adamw", "sgd"] = "adamw"
-    """`"adamw"` or `"sgd"`."""
+    optimizer: Literal["adamw", "sgd", "muon", "adafactor"] = "adamw"
+    """`"adamw"`, `"sgd"`, `"muon"` (matrices of blocks by Muon, all else by AdamW) or `"adafactor"`: those of torch. See
+    [optimizers](../user/training.md#optimizers)."""
     learning_rate: values.Rate = 3e-4
     """The rate after the warm-up."""
     betas: values.Betas = (0.9, 0.95)
-    """For AdamW."""
+    """For AdamW, also for the parameters that Muon leaves to it."""
     eps: Annotated[float, Field(gt=0, strict=True)] = 1e-8
     """For AdamW."""
     momentum: values.Share = 0.0
-    """For SGD; refused with AdamW."""
+    """For SGD; refused with other optimizers."""
+    muon_momentum: values.Share = 0.95
+    """For the matrices that Muon trains. Example: `0.9`."""
     warmup_steps: values.NonNegative = 0
     """Steps in which the rate rises linearly."""
     lr_factors: dict[values.Line, values.Rate] = Field(default={})

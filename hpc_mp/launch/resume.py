@@ -24,7 +24,8 @@ from hpc_mp.runs.lock import hold
 from hpc_mp.runs.status import described
 
 # Keys that determine the sequence of losses; all else (layout, nodes, more steps, learning rate …) may change.
-FIXED = ("model.", "data.", "train.seed", "train.global_batch", "train.optimizer", "train.betas", "train.eps", "train.momentum")
+FIXED = ("model.", "data.", "train.seed", "train.global_batch", "train.optimizer", "train.betas", "train.eps", "train.momentum",
+         "train.muon_momentum")
 OF_STATE = ("model.", "train.optimizer")  # among these, keys that make a checkpoint unusable for another run too
 FREE = ("model.stage", "data.stage")  # in these tables, the location that files are read from
 RATE_KEYS = {"steps", "learning_rate", "lr_schedule", "lr_schedule_options", "warmup_steps"}

@@ -160,14 +160,20 @@ def plain(spec: JobSpec, skipped: Collection[int] = (), documents: Sequence[int]
     groups = [{"params": [parameter], "lr": settings.learning_rate * _factor(name, settings.lr_factors),
                "weight_decay": settings.weight_decay if parameter.dim() > 1 else 0.0}  # biases and norms do not decay
               for name, parameter in model.named_parameters()]
-    if settings.optimizer == "adamw":
-        optimizer: torch.optim.Optimizer = torch.optim.AdamW(
-            groups, lr=settings.learning_rate, betas=settings.betas, eps=settings.eps, foreach=False)
-    else:
-        optimizer = torch.optim.SGD(groups, lr=settings.learning_rate, momentum=settings.momentum, foreach=False)
-    scheduler = None if settings.lr_schedule == "constant" else get_scheduler(
+    makers = {"adamw": lambda groups: torch.optim.AdamW(
+                  groups, lr=settings.learning_rate, betas=settings.betas, eps=settings.eps, foreach=False),
+              "sgd": lambda groups: torch.optim.SGD(
+                  groups, lr=settings.learning_rate, momentum=settings.momentum, foreach=False),
+              "adafactor": lambda groups: torch.optim.Adafactor(groups, lr=settings.learning_rate, foreach=False),
+              "muon": lambda groups: torch.optim.Muon(
+                  groups, lr=settings.learning_rate, momentum=settings.muon_momentum, adjust_lr_fn="match_rms_adamw")}
+    matrices = [name.startswith(f"{family.blocks}.") and parameter.dim() == 2 for name, parameter in model.named_parameters()]
+    kinds = [settings.optimizer if matrix or settings.optimizer != "muon" else "adamw" for matrix in matrices]
+    optimizers: list[torch.optim.Optimizer] = [
+        makers[kind]([group for group, own in zip(groups, kinds, strict=True) if own == kind]) for kind in sorted({*kinds})]
+    schedulers = [] if settings.lr_schedule == "constant" else [get_scheduler(
         settings.lr_schedule, optimizer, settings.warmup_steps, settings.steps,
-        settings.lr_schedule_options.model_dump(exclude_none=True))
+        settings.lr_schedule_options.model_dump(exclude_none=True)) for optimizer in optimizers]
     losses: list[float | None] = []
     norms: list[float | None] = []
     dropped: list[float | None] = []
@@ -203,10 +209,11 @@ def plain(spec: JobSpec, skipped: Collection[int] = (), documents: Sequence[int]
         (loss + added).backward()
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip or float("inf"))))
         if step not in skipped:
-            optimizer.step()
-        if scheduler is not None:
+            for optimizer in optimizers:
+                optimizer.step()
+        for scheduler in schedulers:
             scheduler.step()
-        optimizer.zero_grad()
+        model.zero_grad()
         losses.append(loss.item())
         if held_out is not None and evaluation_is_due(spec, step + 1):
             evaluations.append((step + 1, *held_out_loss(model, held_out, spec.data.sequence_length)))

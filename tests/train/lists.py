@@ -150,6 +150,7 @@ class Settings:
     no_decay: tuple[str, ...] = ("*.bias", "*[nN]orm.weight")
     lr_factors: Mapping[str, float] = field(default_factory=dict)
     momentum: float = 0.0
+    muon_momentum: float = 0.95
     clip: float = 0.5
     steps: int = STEPS
     learning_rate: float = 0.05

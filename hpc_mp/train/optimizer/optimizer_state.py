@@ -29,6 +29,7 @@ class Stretch:
     Attributes:
         spared: True if they have no weight decay.
         factor: of their learning rate.
+        shift: elements before them in the part that have no state here.
     """
 
     unit: str
@@ -36,6 +37,7 @@ class Stretch:
     end: int
     spared: bool
     factor: float = 1.0
+    shift: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +103,8 @@ class OnDevice(StateHome):
             raise ValueError("masters in host memory need a home from which they stream")
         self._arrays = shape.zeros(device)
         self.nbytes = StateBytesAt(device=shape.nbytes)
-        self.turns = [[(stretch, {slot: whole[stretch.begin:stretch.end] for slot, whole in self._arrays[stretch.unit].items()})
-                       for stretch in stretches]]
+        self.turns = [[(stretch, {slot: whole[stretch.begin - stretch.shift:stretch.end - stretch.shift]
+                                  for slot, whole in self._arrays[stretch.unit].items()}) for stretch in stretches]]
 
     def each(self, update: Callable[[int], None]) -> None:
         update(0)
