@@ -81,6 +81,10 @@ def check_arithmetic(spec: JobSpec) -> None:
     if spec.evaluate.every and not spec.evaluate.files:
         raise HpcMpError(f"evaluate.every = {spec.evaluate.every}", "has no effect without evaluate.files",
                          "name the files with held-out text in evaluate.files, or leave evaluate.every out")
+    for key, needed in (("patience", "every"), ("gain", "patience")):
+        if (value := getattr(spec.evaluate, key)) and not getattr(spec.evaluate, needed):
+            raise HpcMpError(f"evaluate.{key} = {value:g}", f"has no effect without evaluate.{needed}",
+                             f"set evaluate.{needed}, or leave {key} out")
     if t.steps != UNCOUNTED and t.warmup_steps > t.steps:
         raise HpcMpError(f"train.warmup_steps = {t.warmup_steps}", f"is more than train.steps = {t.steps}: the learning "
                          "rate would never reach its full value", "lower warmup_steps")

@@ -51,27 +51,27 @@ def check_schedule(train: RateSettings, counted: bool) -> None:
     """Check the options of a schedule. Raises HpcMpError for one that it does not take, one that it needs, two of which it takes
     one, or steps that do not fit. ``counted``: True if the number of steps is known."""
     schedule, taken = train.lr_schedule, options_of(train.lr_schedule)
-    given = {name: value for name in ScheduleOptions.model_fields
+    options = {name: value for name in ScheduleOptions.model_fields
              if (value := getattr(train.lr_schedule_options, name)) is not None}
-    for name, value in given.items():
+    for name, value in options.items():
         if name not in taken:
             takers = " or ".join(f'"{other}"' for other in SCHEDULES if name in options_of(other))
             raise HpcMpError(f"train.lr_schedule_options.{name} = {shown(value)}",
                              f'has no effect with lr_schedule = "{schedule}"', f"leave it out, or use lr_schedule = {takers}")
     needed, example = NEEDED.get(schedule, ((), ""))
-    if needed and not given.keys() & {*needed}:
+    if needed and not options.keys() & {*needed}:
         raise HpcMpError(f'train.lr_schedule = "{schedule}"', f"needs {' or '.join(needed)}",
                          f"set for example lr_schedule_options = {{ {needed[0]} = {example} }}")
-    if {"min_lr", "min_lr_rate"} <= given.keys():
+    if {"min_lr", "min_lr_rate"} <= options.keys():
         raise HpcMpError("train.lr_schedule_options", "has both min_lr and min_lr_rate", "leave one of them out")
     for name in LEAST:
-        if name in taken and (least := given.get(name, 1e-7 if name == "lr_end" else None)) is not None \
+        if name in taken and (least := options.get(name, 1e-7 if name == "lr_end" else None)) is not None \
                 and least >= train.learning_rate:
             raise HpcMpError(f"train.lr_schedule_options.{name} = {least:g}",
                              f"is not less than train.learning_rate = {train.learning_rate:g}, from which the rate falls",
                              f"lower {name} or raise train.learning_rate")
-    decay = given.get("num_decay_steps", 0)
-    if counted and "num_stable_steps" not in given and train.warmup_steps + decay > train.steps:
+    decay = options.get("num_decay_steps", 0)
+    if counted and "num_stable_steps" not in options and train.warmup_steps + decay > train.steps:
         raise HpcMpError(f"train.lr_schedule_options.num_decay_steps = {decay}",
                          f"and warmup_steps = {train.warmup_steps} are more than train.steps = {train.steps}",
                          "lower one of them, or set num_stable_steps for a schedule that goes on beyond train.steps")

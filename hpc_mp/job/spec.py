@@ -236,6 +236,11 @@ class Evaluate(values.Section):
     once. Default: no evaluation. Example: `["corpus/held-out/*.txt"]`."""
     every: values.NonNegative = 0
     """Steps between two evaluations; 0 = none in between. There is always one after the last step. Example: `500`."""
+    patience: values.NonNegative = 0
+    """The run ends, as completed, after so many evaluations in a row whose loss is not less than the least one before; 0 = never.
+    Its best checkpoint is kept, see `checkpoint.keep`. Example: `3`."""
+    gain: values.Rate = 0.0
+    """For `patience`: how much less a loss must be. Example: `0.01`."""
 
 
 class Checkpoint(values.Section):
@@ -337,8 +342,8 @@ class JobSpec(values.Section):
         Default: without a pipeline, the fewest with at most ``MICROBATCH_TOKENS`` tokens each. Otherwise up to 4 per pipeline
         rank; for interleaved 1F1B, a multiple of the ranks if one exists.
         """
-        if (given := self.parallel.microbatches or self.train.gradient_accumulation_steps) is not None:
-            return given
+        if (microbatches := self.parallel.microbatches or self.train.gradient_accumulation_steps) is not None:
+            return microbatches
         batch = self.train.global_batch // max(1, self.data_degree)
         if self.parallel.pipeline == 1:
             least = -(-batch * self.data.sequence_length // MICROBATCH_TOKENS)

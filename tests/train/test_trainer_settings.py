@@ -47,7 +47,7 @@ def own_words_alone() -> None:
 
 PLANTED: dict[str, tuple[tuple[str, ...], Callable[[], None]]] = {
     "labels that are not spread": (SMOOTHED, wrapped(vocabulary, "_slopes", lambda slopes: lambda *given: slopes(
-        *given[:-1], given[-1]._replace(each=0.0, own=1.0)))),
+        *given[:-1], given[-1]._replace(every=0.0, own=1.0)))),
     "labels spread over own words": (SMOOTHED, own_words_alone),
     "a z loss without a gradient": (Z, wrapped(vocabulary, "_slopes", lambda slopes: lambda *given: slopes(
         *given[:-1], given[-1]._replace(z=0.0)))),

@@ -105,18 +105,18 @@ class NextToken(nn.Module):
 
     @property
     def target(self) -> "Target":
-        """What the forward computes with: in an evaluation, the label alone."""
+        """The target of the forward; that of an evaluation is the label alone."""
         terms = NO_TERMS if self.gradient.value is None else self.terms
         return Target(1.0 - terms.smoothing, terms.smoothing / self.vocabulary, terms.z, self.cap)
 
-    def over_axis(self, own: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    def over_axis(self, own: Tensor, matched: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``_scores`` of the words of all ranks, given those of this rank's words."""
         axis = self.tensor.axis
         if axis.size == 1:
-            return own, wanted
+            return own, matched
         highest = own.clone()
         all_reduce(highest, axis, dist.ReduceOp.MAX).wait()
-        sums = torch.stack(((own - highest).exp(), wanted))
+        sums = torch.stack(((own - highest).exp(), matched))
         all_reduce(sums, axis).wait()
         return highest + sums[0].log(), sums[1]
 
@@ -138,8 +138,8 @@ class _CrossEntropy(torch.autograd.Function):
         chunks = list(zip(*(column.split(objective.rows) for column in columns), strict=True))
         for number, (rows, places, counted) in enumerate(chunks, 1):
             logits = head.product(rows)
-            total, wanted = objective.over_axis(*objective.scores(logits, places, target))
-            loss = total - wanted + target.z * total.square() if target.z else total - wanted
+            total, matched = objective.over_axis(*objective.scores(logits, places, target))
+            loss = total - matched + target.z * total.square() if target.z else total - matched
             losses.append(loss.masked_fill(~counted, 0.0).sum())
             if gradient is None:
                 continue
@@ -166,14 +166,14 @@ class Target(NamedTuple):
     """The distribution over words that a token's logits are compared with, and how.
 
     Attributes:
-        own: the share of the token's own word, in addition to ``each``.
-        each: the share of each word.
+        own: the share of the token's own word, in addition to ``every``.
+        every: the share of each word.
         z: factor of the z loss.
         cap: of logits.
     """
 
     own: float
-    each: float
+    every: float
     z: float
     cap: float | None
 
@@ -193,10 +193,10 @@ def _scores(logits: Tensor, places: Tensor, target: Target) -> tuple[Tensor, Ten
     mine, index = _own(places, logits.shape[1])
     word, log_share = (values.gather(1, index.unsqueeze(1)).squeeze(1).to(wide)
                        for values in (logits, logits.log_softmax(1, dtype=wide)))
-    wanted = word.masked_fill(~mine, 0.0)
-    if target.each:
-        wanted = target.own * wanted + target.each * logits.sum(1, dtype=wide)
-    return word - log_share, wanted
+    matched = word.masked_fill(~mine, 0.0)
+    if target.every:
+        matched = target.own * matched + target.every * logits.sum(1, dtype=wide)
+    return word - log_share, matched
 
 
 def _slopes(logits: Tensor, places: Tensor, total: Tensor, weights: Tensor, target: Target) -> Tensor:
@@ -213,8 +213,8 @@ def _slopes(logits: Tensor, places: Tensor, total: Tensor, weights: Tensor, targ
     slopes = (logits - (total - weights.log()).unsqueeze(1)).exp_()
     if target.z:
         slopes *= (1.0 + 2.0 * target.z * total).unsqueeze(1)
-    if target.each:
-        slopes -= (target.each * weights).unsqueeze(1)
+    if target.every:
+        slopes -= (target.every * weights).unsqueeze(1)
     own = slopes.gather(1, index) - mine * (target.own * weights).unsqueeze(1)
     slopes = slopes.to(logits.dtype).scatter_(1, index, own.to(logits.dtype))
     return slopes if target.cap is None else through_cap(slopes, logits, target.cap)

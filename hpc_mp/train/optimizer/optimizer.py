@@ -130,10 +130,10 @@ class Optimizer:
         for name, unit in self.units.items():
             shift = 0  # elements before a piece that have an owner, and so no state here
             for piece in unit.layout.pieces(unit.shard.rank):
-                kept = {f"optimizer.{slot}.": (values, piece.begin - shift) for slot, values in state[name].items()}
+                arrays = {f"optimizer.{slot}.": (values, piece.begin - shift) for slot, values in state[name].items()}
                 if self.whole is not None and piece.slot.weight.name in self.whole.owners:
-                    kept, shift = {}, shift + piece.size
-                for prefix, (values, begin) in ({"": (unit.master, piece.begin)} | kept).items():
+                    arrays, shift = {}, shift + piece.size
+                for prefix, (values, begin) in ({"": (unit.master, piece.begin)} | arrays).items():
                     release = {"release": self.home.release} if prefix else {}
                     yield Held(prefix + piece.slot.weight.name, piece.slot.weight.shape, piece.box,
                                values[begin:begin + piece.size].view(piece.shape), piece.slot.counts,

@@ -121,13 +121,14 @@ class WholeWeights:
         flat = torch.stack((unit.gradient.part.to(unit.master.dtype), unit.master))
         owned = [self._owned_by(unit, rank) for rank in range(shard.size)]
         mine = owned[shard.rank]
-        own = [[overlap_of(layout, slot, shard.rank) for slot in slots] for slots in owned]  # of each shard rank's slots, here
-        there = [[overlap_of(layout, slot, rank) for slot in mine] for rank in range(shard.size)]  # of my slots, on each of them
+        # The parts of each rank's slots that this rank has, and the parts of this rank's slots that each rank has.
+        own = [[overlap_of(layout, slot, shard.rank) for slot in slots] for slots in owned]
+        elsewhere = [[overlap_of(layout, slot, rank) for slot in mine] for rank in range(shard.size)]
         come = _exchange(flat, [[flat[:, part.start - first:part.stop - first] for part in parts] for parts in own], 2,
-                         [list(map(len, parts)) for parts in there], shard)
+                         [list(map(len, parts)) for parts in elsewhere], shard)
         updated = self._over_tensor(unit, mine, [torch.cat(pieces, 1) for pieces in zip(*come, strict=True)], rate)
         back = _exchange(flat, [[values[:, part.start - slot.begin:part.stop - slot.begin] for slot, values, part in
-                                 zip(mine, updated, parts, strict=True)] for parts in there], 1,
+                                 zip(mine, updated, parts, strict=True)] for parts in elsewhere], 1,
                          [list(map(len, parts)) for parts in own], shard)
         for parts, row in zip(own, back, strict=True):
             for part, values in zip(parts, row, strict=True):

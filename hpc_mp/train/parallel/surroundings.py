@@ -23,7 +23,7 @@ class LossGradient:
 
 @dataclass(frozen=True, slots=True)
 class LossTerms:
-    """What the loss of a training has besides the cross entropy of the next token. An evaluation's loss does not have it.
+    """Terms of a training's loss besides the cross entropy of the next token. An evaluation's loss does not have them.
 
     Attributes:
         smoothing: the share of each label that is spread evenly over all words (arXiv:1512.00567, section 7), as torch's

@@ -29,7 +29,7 @@ from hpc_mp.train.parallel.communicators import build, check_coordinates
 from hpc_mp.train.parallel.groups import Tree
 from hpc_mp.train.rank import bootstrap, facts
 from hpc_mp.train.rank.devices import NCCL, agree_on_devices, check_devices, device_name
-from hpc_mp.train.rank.evaluation import Evaluator, last_evaluated
+from hpc_mp.train.rank.evaluation import Evaluator, evaluations_made
 from hpc_mp.train.rank.failures import LAST_FILES, NodeLost, PeerGone, RankContext, cause_known, die, limit_files, record_failure
 from hpc_mp.train.rank.fencing import FencedOut, check_kept
 from hpc_mp.train.rank.heartbeat import heartbeat
@@ -208,13 +208,14 @@ def _train(spec: JobSpec, shape: ModelShape, context: RankContext, nodes: Mappin
         for file in (context.run.metrics, context.run.evaluations):
             cut_metrics(file, counters.step)
     samples = Samples(tokens, spec.data.sequence_length, spec.train.seed, spec.data.documents)
-    evaluate = (lambda step, stop: None) if held_out is None else Evaluator(
+    evaluator = None if held_out is None else Evaluator(
         spec, context, engine, HeldOut(held_out, spec.data.sequence_length, spec.data.documents), device, stop, duties, watchdog,
-        LineFile(context.run.evaluations), last_evaluated(context)).after
+        LineFile(context.run.evaluations), evaluations_made(context))
+    evaluate, enough = ((lambda step, stop: None), lambda: False) if evaluator is None else (evaluator.after, evaluator.enough)
     saver = Saver(context, engine, spec.checkpoint.keep, spec.checkpoint.failures, spec.checkpoint.background, watchdog, pace,
                   lambda rank: nodes[context.placement.ranks[rank].node])
     trainer = Trainer(spec, context.run, context.attempt, saver, engine, groups, samples, device, context.log, stop,
-                      duties, watchdog, pace, context.waits, evaluate)
+                      duties, watchdog, pace, context.waits, evaluate, enough)
 
     def traced(step: int, result: StepResult) -> None:
         memory = RankMemory(**state_bytes(engine.data.units.values(), engine.optimizer), peak=peak_bytes(device),
@@ -229,7 +230,7 @@ def _train(spec: JobSpec, shape: ModelShape, context: RankContext, nodes: Mappin
     watchdog.now("evaluation")
     missing = evaluate(counters.step, None)  # an evaluation that an earlier attempt put off
     watchdog.now("first step")
-    ended = trainer.train(counters, traced) if missing is None else TrainingEnd(counters.step, missing)
+    ended = TrainingEnd(counters.step, missing) if missing is not None or enough() else trainer.train(counters, traced)
     watchdog.now("step")
     facts.barrier(context.everyone)
     _conclude(context, ended.stopped, f"after step {ended.step}")

@@ -41,7 +41,7 @@ TRACED_STEP = 2  # of an attempt: the first step is dominated by allocation and 
 
 @dataclass(frozen=True, slots=True)
 class TrainingEnd:
-    """The step after which training ended, and the reason if it was not the last; None if all steps are done."""
+    """The step after which training ended, and the reason if the run is to go on; None if it is done."""
 
     step: int
     stopped: str | None
@@ -105,6 +105,7 @@ class Trainer:
         waits: notified of the rank's progress.
         evaluate: called after each step with the reason why the run must stop; returns why an evaluation that is due was not
             made.
+        enough: returns True, after an evaluation, if no further step shall follow.
     """
 
     spec: JobSpec
@@ -122,6 +123,7 @@ class Trainer:
     pace: Pace
     waits: Waits
     evaluate: Callable[[int, str | None], str | None]
+    enough: Callable[[], bool] = lambda: False
 
     def train(self, begin: Counters, traced: Callable[[int, StepResult], None]) -> TrainingEnd:
         """Train up to ``train.steps``, or to the first step after which the run must stop.
@@ -150,12 +152,13 @@ class Trainer:
                 stop = stop or reason
             missing = self.evaluate(step + 1, stop)
             stop = stop or missing
-            if stop or due:
-                self.saver.save(reached, last=bool(stop) or step + 1 == settings.steps)
+            enough = stop is None and evaluation_is_due(self.spec, step + 1) and self.enough()
+            if stop or due or enough:
+                self.saver.save(reached, last=bool(stop) or enough or step + 1 == settings.steps)
                 self._between_steps()
                 stop = stop or agree(self.stop, self.groups.host)  # a request made during the save needs no further step
-            ended = TrainingEnd(step + 1, stop if step + 1 < settings.steps else missing)
-            if stop:
+            ended = TrainingEnd(step + 1, stop if step + 1 < settings.steps and not enough else missing)
+            if stop or enough:
                 break
         metrics.close()
         self.saver.end()
