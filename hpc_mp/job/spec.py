@@ -261,6 +261,17 @@ class Checkpoint(values.Section):
     """Another run from which a new run takes its state, including steps and optimizer."""
 
 
+class Track(values.Section):
+    """Copies of the numbers of `metrics.jsonl` and `evaluations.jsonl` for programs that show them. Rank 0 writes them, and what
+    such a program lacks does not end a training."""
+
+    to: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
+    """The programs: TensorBoard, Weights & Biases, MLflow. Their libraries must be installed where ranks run. See
+    [tracking](../user/training.md#tracking). Example: `["tensorboard"]`."""
+    experiment: values.Line | None = None
+    """The project of W&B, or the experiment of MLflow. Default: `job.name`. Example: `"llama"`."""
+
+
 class JobSpec(values.Section):
     """A whole job file. Frozen; every value is either given or has the default shown here."""
 
@@ -271,6 +282,7 @@ class JobSpec(values.Section):
     train: Train
     evaluate: Evaluate = Evaluate()
     checkpoint: Checkpoint = Checkpoint()
+    track: Track = Track()
     sweep: Sweep = Sweep()
     slurm: Slurm = Slurm()
     environment: Environment = Environment()

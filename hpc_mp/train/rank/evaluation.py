@@ -35,7 +35,7 @@ class Evaluator:
         held_out: the whole text; this rank's replica takes its part.
         duties: other work of this rank between two passes: check for reasons to stop, keep logs short …
         watchdog: notified of every pass.
-        lines: the file, written by rank 0.
+        lines: the file, written by rank 0; ``track`` is called with the same.
         evaluations: of the run, the same on all ranks.
     """
 
@@ -48,6 +48,7 @@ class Evaluator:
     duties: Sequence[Callable[[], None]]
     watchdog: Watchdog
     lines: LineFile
+    track: Callable[[str, Evaluation], None]
     evaluations: list[Evaluation]
 
     def after(self, step: int, stop: str | None) -> str | None:
@@ -107,6 +108,7 @@ class Evaluator:
         status(self.context, "training")
         if self.context.who.rank == 0:
             self.lines.write(line_of(evaluation))
+            self.track("held_out", evaluation)
         self.context.log.say(f"held out after step {evaluation.step}: {loss_words(evaluation.loss)} over "
                              f"{evaluation.label_tokens:,} tokens in {duration(evaluation.seconds)}")
 

@@ -65,11 +65,13 @@ class MetricLines:
     Attributes:
         file: the file; None on all other ranks.
         metrics: returns the metrics of a step.
+        track: called with them.
         words: logs the progress from time to time.
     """
 
     file: LineFile | None
     metrics: Callable[[Launched], StepMetrics]
+    track: Callable[[str, StepMetrics], None]
     words: StepWords
     unwritten: deque[Launched] = field(default_factory=deque)
 
@@ -85,6 +87,7 @@ class MetricLines:
                 metrics = self.metrics(launched)
                 self.file.write(line_of(metrics))
                 self.words(metrics)
+                self.track("train", metrics)
 
     def close(self) -> None:
         if self.file is not None:
@@ -105,6 +108,7 @@ class Trainer:
         waits: notified of the rank's progress.
         evaluate: called after each step with the reason why the run must stop; returns why an evaluation that is due was not
             made.
+        track: called with the metrics of each step on rank 0.
         enough: returns True, after an evaluation, if no further step shall follow.
     """
 
@@ -123,6 +127,7 @@ class Trainer:
     pace: Pace
     waits: Waits
     evaluate: Callable[[int, str | None], str | None]
+    track: Callable[[str, StepMetrics], None]
     enough: Callable[[], bool] = lambda: False
 
     def train(self, begin: Counters, traced: Callable[[int, StepResult], None]) -> TrainingEnd:
@@ -132,7 +137,7 @@ class Trainer:
             SaveFailed, Unwritable, PeerGone, FencedOut: as ``Saver.save``.
         """
         settings, every = self.spec.train, self.spec.checkpoint.every
-        metrics = MetricLines(LineFile(self.run.metrics) if dist.get_rank() == 0 else None, self._metrics,
+        metrics = MetricLines(LineFile(self.run.metrics) if dist.get_rank() == 0 else None, self._metrics, self.track,
                               StepWords(self.log, begin.step + 1, settings.steps))
         tokens = settings.global_batch * self.spec.data.sequence_length
         ended = TrainingEnd(begin.step, None)
