@@ -4,12 +4,15 @@ from collections import Counter
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import counted, shown
+from hpc_mp.job.learning_rate import check_schedule
 from hpc_mp.job.lora import check_lora
 from hpc_mp.job.program import ProgramSpec
-from hpc_mp.job.spec import UNCOUNTED, JobSpec, LossScale
+from hpc_mp.job.spec import UNCOUNTED, JobSpec, LossScale, Train
 from hpc_mp.job.sweep import runs_of
+from hpc_mp.layout.owners import OWNED
 from hpc_mp.layout.schedule.names import check_sizes, stages_per_rank
 
+MUON_MOMENTUM = Train.model_fields["muon_momentum"].default
 MOST_RANKS = 2**17  # more than any machine has; counting more would take minutes
 
 
@@ -59,7 +62,10 @@ def check_arithmetic(spec: JobSpec) -> None:
         raise HpcMpError(f"parallel.partition = {shown(p.partition)}",
                          f"has {counted(len(p.partition), 'entry', 'entries')} for {_stages(spec)} stages",
                          'list the number of layers of every stage, or set partition = "auto"')
-    microbatches = p.microbatches or 1
+    if p.microbatches is not None and t.gradient_accumulation_steps is not None:
+        raise HpcMpError(f"train.gradient_accumulation_steps = {t.gradient_accumulation_steps}",
+                         "is parallel.microbatches under another name, and both are set", "leave one of them out")
+    microbatches = p.microbatches or t.gradient_accumulation_steps or 1
     unit = spec.data_degree * microbatches
     if t.global_batch % unit:
         raise HpcMpError(f"train.global_batch = {t.global_batch}",
@@ -69,6 +75,7 @@ def check_arithmetic(spec: JobSpec) -> None:
     if t.momentum and t.optimizer != "sgd":
         raise HpcMpError(f"train.momentum = {t.momentum}", f"has no effect with optimizer = {t.optimizer!r}",
                          'use betas with adamw, or optimizer = "sgd"')
+    _check_whole_weights(spec)
     _check_offload(spec)
     _check_background(spec)
     _check_precision(spec)
@@ -76,9 +83,14 @@ def check_arithmetic(spec: JobSpec) -> None:
     if spec.evaluate.every and not spec.evaluate.files:
         raise HpcMpError(f"evaluate.every = {spec.evaluate.every}", "has no effect without evaluate.files",
                          "name the files with held-out text in evaluate.files, or leave evaluate.every out")
+    for key, needed in (("patience", "every"), ("gain", "patience")):
+        if (value := getattr(spec.evaluate, key)) and not getattr(spec.evaluate, needed):
+            raise HpcMpError(f"evaluate.{key} = {value:g}", f"has no effect without evaluate.{needed}",
+                             f"set evaluate.{needed}, or leave {key} out")
     if t.steps != UNCOUNTED and t.warmup_steps > t.steps:
         raise HpcMpError(f"train.warmup_steps = {t.warmup_steps}", f"is more than train.steps = {t.steps}: the learning "
                          "rate would never reach its full value", "lower warmup_steps")
+    check_schedule(t, counted=t.steps != UNCOUNTED)
 
 
 def check_together(spec: JobSpec | ProgramSpec) -> None:
@@ -133,6 +145,25 @@ def _check_offload(spec: JobSpec) -> None:
     if "optimizer" in p.offload and t.optimizer == "sgd" and not t.momentum:
         raise HpcMpError(f"parallel.offload = {shown(p.offload)}", "has no effect: SGD without momentum has no state",
                          "leave it out, or set train.momentum")
+
+
+def _check_whole_weights(spec: JobSpec) -> None:
+    """Check that an optimizer that updates whole weights can have them."""
+    t, p = spec.train, spec.parallel
+    if t.optimizer != "muon" and t.muon_momentum != MUON_MOMENTUM:
+        raise HpcMpError(f"train.muon_momentum = {t.muon_momentum}", f"has no effect with optimizer = {t.optimizer!r}",
+                         "leave it out")
+    if t.optimizer not in OWNED:
+        return
+    for kind in ("optimizer", "parameters"):
+        if kind in p.offload:
+            raise HpcMpError(f"train.optimizer = {t.optimizer!r}", "updates whole weights on the device, but parallel.offload "
+                             f"moves {'its state' if kind == 'optimizer' else 'them'} away in pieces",
+                             f'leave "{kind}" out of parallel.offload, or use optimizer = "adamw"')
+    if t.optimizer == "adafactor" and p.expert > 1:
+        raise HpcMpError('train.optimizer = "adafactor"', f"scales the experts of a block by one norm of all of them, but "
+                         f"parallel.expert = {p.expert} leaves no rank all of them",
+                         'set parallel.expert = 1, or use optimizer = "adamw" or "muon"')
 
 
 def _check_background(spec: JobSpec) -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.job.learning_rate import check_factors
 from hpc_mp.job.lora import adapters_of
 from hpc_mp.job.spec import JobSpec
 from hpc_mp.layout.checks import check_layout
@@ -16,7 +17,7 @@ from hpc_mp.layout.models.weight_files import check_weights
 from hpc_mp.layout.placement import Degrees
 from hpc_mp.layout.stages import Partition, StageCut, cut_stages
 
-SLOTS = {"adamw": 2, "sgd": 0}  # numbers of optimizer state per parameter; momentum is one more
+SLOTS = {"adamw": 2, "muon": 2, "sgd": 0, "adafactor": 0}  # numbers of optimizer state per parameter; momentum is one more
 
 
 def read_config(spec: JobSpec) -> Config:
@@ -58,7 +59,7 @@ def undivided(spec: JobSpec) -> Layout:
         sequence_parallel=p.sequence, tensor_modules=p.tensor_modules, context_method=p.context_method, recompute=p.recompute,
         offload=tuple(p.offload) if p.offload != "none" else (), offload_directory=p.offload_directory,
         offload_horizon=spec.offload_horizon, precision=train.precision,
-        optimizer_slots=SLOTS[train.optimizer] + (train.optimizer == "sgd" and train.momentum > 0),
+        optimizer=train.optimizer, optimizer_slots=SLOTS[train.optimizer] + (train.optimizer == "sgd" and train.momentum > 0),
         expert_capacity=train.expert_capacity)
 
 
@@ -79,6 +80,7 @@ def check_job(spec: JobSpec, shape: ModelShape) -> None:
         raise HpcMpError(f"model_type = {shape.model_type!r}", f"{shape.model_type} models are trained on masked tokens, but "
                          "a job file prepares text for the next token", "train it in a loop of your own, with hpc_mp.parallel")
     check_division(spec, shape)
+    check_factors(spec.train.lr_factors, (weight.name for weight in family_of(shape.model_type).all_weights(shape)))
 
 
 def check_division(spec: JobSpec, shape: ModelShape) -> None:

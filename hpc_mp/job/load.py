@@ -167,7 +167,8 @@ def under(defaults: Mapping[str, Any], tree: Mapping[str, Any]) -> dict[str, Any
 def dump_job(spec: AnySpec) -> str:
     """Return the resolved job as TOML, with explicit defaults and absolute paths. It describes one run and has no sweep."""
     if isinstance(spec, JobSpec):
-        spec = spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"microbatches": spec.microbatches})})
+        spec = spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"microbatches": spec.microbatches}),
+                                       "train": spec.train.model_copy(update={"gradient_accumulation_steps": None})})
     return tomli_w.dumps(spec.model_dump(mode="json", exclude_none=True, exclude={"sweep"}))
 
 

@@ -12,9 +12,11 @@ from pydantic import Field, model_validator
 from hpc_mp.job import values
 from hpc_mp.job.cluster import Environment, Notify, Slurm
 from hpc_mp.job.errors import wrong
+from hpc_mp.job.learning_rate import ScheduleOptions
 from hpc_mp.job.lora import Lora
 from hpc_mp.job.parallel import MOST_MICROBATCHES, Parallel
 from hpc_mp.job.sweep import Sweep
+from hpc_mp.layout.learning_rate import ScheduleOfRate
 from hpc_mp.layout.schedule.names import stages_per_rank
 
 MICROBATCH_TOKENS = 8192  # one sequence of Llama 3's training length: the microbatch per GPU in torchtitan's recipes
@@ -141,25 +143,48 @@ class Train(values.Section):
     Example: `3`."""
     global_batch: values.Count
     """Required. Sequences per step over all ranks; a multiple of data degree × microbatches."""
-    optimizer: Literal["adamw", "sgd"] = "adamw"
-    """`"adamw"` or `"sgd"`."""
+    gradient_accumulation_steps: values.Count | None = None
+    """Another name for `parallel.microbatches`: a step adds up the gradients of so many microbatches, each of global_batch /
+    (data degree × this number) sequences. A job file has only one of the two. Example: `4`."""
+    optimizer: Literal["adamw", "sgd", "muon", "adafactor"] = "adamw"
+    """`"adamw"`, `"sgd"`, `"muon"` (matrices of blocks by Muon, all else by AdamW) or `"adafactor"`: those of torch. See
+    [optimizers](../user/training.md#optimizers)."""
     learning_rate: values.Rate = 3e-4
     """The rate after the warm-up."""
     betas: values.Betas = (0.9, 0.95)
-    """For AdamW."""
+    """For AdamW, also for the parameters that Muon leaves to it."""
     eps: Annotated[float, Field(gt=0, strict=True)] = 1e-8
     """For AdamW."""
     momentum: values.Share = 0.0
-    """For SGD; refused with AdamW."""
+    """For SGD; refused with other optimizers."""
+    muon_momentum: values.Share = 0.95
+    """For the matrices that Muon trains. Example: `0.9`."""
     warmup_steps: values.NonNegative = 0
     """Steps in which the rate rises linearly."""
-    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """The schedule after the warm-up; `"linear"` and `"cosine"` fall to zero at `train.steps`."""
+    lr_factors: dict[values.Line, values.Rate] = Field(default={})
+    """Other learning rates for some parameters: patterns (`*`, `?`, `[ab]`) of Hugging Face's names, with factors of the rate of
+    a step. The first pattern that matches counts, and each must match a parameter. With 0 a parameter keeps its value. Example:
+    `{ "lm_head.*" = 10.0, "*embed_tokens*" = 0.1 }`."""
+    lr_schedule: ScheduleOfRate = "constant"
+    """The schedule after the warm-up; `"linear"` and `"cosine"` fall to zero at `train.steps`. Transformers' other schedules have
+    their names there, and the same rate in every step: `"constant_with_warmup"`, `"cosine_with_restarts"`, `"polynomial"`,
+    `"inverse_sqrt"`, `"cosine_with_min_lr"`, `"cosine_warmup_with_min_lr"`, `"warmup_stable_decay"`. See [the
+    learning rate](../user/training.md#the-learning-rate). Example: `"cosine_with_min_lr"`."""
+    lr_schedule_options: ScheduleOptions = ScheduleOptions()
+    """Options of transformers' schedules, with the names and defaults of its `lr_scheduler_kwargs`: `num_cycles`, `min_lr`,
+    `min_lr_rate`, `warmup_lr_rate`, `lr_end`, `power`, `timescale`, `num_stable_steps`, `num_decay_steps`, `warmup_type`,
+    `decay_type`, `min_lr_ratio`. An option that the schedule does not have is refused. Example: `{ min_lr_rate = 0.1 }`."""
     weight_decay: values.Rate = 0.0
     """For every parameter that `train.no_decay` does not match."""
     no_decay: tuple[values.Line, ...] = ("*.bias", "*[nN]orm.weight", "*.ln_?.weight")
     """Parameters without decay: patterns (`*`, `?`, `[ab]`) of Hugging Face's names. Default: biases and norms; `[]`: none.
     Example: `["*.bias", "*norm.weight", "*embed_tokens*"]`."""
+    label_smoothing: values.Share = 0.0
+    """The share of each label that is spread evenly over all words, as torch's `cross_entropy` has it. The loss of a step
+    contains it, that of an evaluation does not. Example: `0.1`."""
+    z_loss: values.Rate = 0.0
+    """A factor of the z loss: the squared logarithm of the sum of the exponentials of a token's logits, a mean over labels that
+    count. It keeps logits small. The loss of a step contains it, that of an evaluation does not. Example: `1e-4`."""
     clip: values.Rate = 1.0
     """The largest gradient norm; 0 = no limit."""
     skip_steps: values.NonNegative = 10
@@ -212,6 +237,11 @@ class Evaluate(values.Section):
     once. Default: no evaluation. Example: `["corpus/held-out/*.txt"]`."""
     every: values.NonNegative = 0
     """Steps between two evaluations; 0 = none in between. There is always one after the last step. Example: `500`."""
+    patience: values.NonNegative = 0
+    """The run ends, as completed, after so many evaluations in a row whose loss is not less than the least one before; 0 = never.
+    Its best checkpoint is kept, see `checkpoint.keep`. Example: `3`."""
+    gain: values.Rate = 0.0
+    """For `patience`: how much less a loss must be. Example: `0.01`."""
 
 
 class Checkpoint(values.Section):
@@ -232,6 +262,17 @@ class Checkpoint(values.Section):
     """Another run from which a new run takes its state, including steps and optimizer."""
 
 
+class Track(values.Section):
+    """Copies of the numbers of `metrics.jsonl` and `evaluations.jsonl` for programs that show them. Rank 0 writes them, and what
+    such a program lacks does not end a training."""
+
+    to: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
+    """The programs: TensorBoard, Weights & Biases, MLflow. Their libraries must be installed where ranks run. See
+    [tracking](../user/training.md#tracking). Example: `["tensorboard"]`."""
+    experiment: values.Line | None = None
+    """The project of W&B, or the experiment of MLflow. Default: `job.name`. Example: `"llama"`."""
+
+
 class JobSpec(values.Section):
     """A whole job file. Frozen; every value is either given or has the default shown here."""
 
@@ -243,6 +284,7 @@ class JobSpec(values.Section):
     lora: Lora = Lora()
     evaluate: Evaluate = Evaluate()
     checkpoint: Checkpoint = Checkpoint()
+    track: Track = Track()
     sweep: Sweep = Sweep()
     slurm: Slurm = Slurm()
     environment: Environment = Environment()
@@ -314,8 +356,8 @@ class JobSpec(values.Section):
         Default: without a pipeline, the fewest with at most ``MICROBATCH_TOKENS`` tokens each. Otherwise up to 4 per pipeline
         rank; for interleaved 1F1B, a multiple of the ranks if one exists.
         """
-        if self.parallel.microbatches is not None:
-            return self.parallel.microbatches
+        if (microbatches := self.parallel.microbatches or self.train.gradient_accumulation_steps) is not None:
+            return microbatches
         batch = self.train.global_batch // max(1, self.data_degree)
         if self.parallel.pipeline == 1:
             least = -(-batch * self.data.sequence_length // MICROBATCH_TOKENS)

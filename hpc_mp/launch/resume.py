@@ -11,6 +11,7 @@ from hpc_mp.base.command import Runner, ask
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm.job import COMPLETING, FINAL, UNKNOWN
 from hpc_mp.job import AnySpec, JobSpec, ProgramSpec, load_job, load_resolved
+from hpc_mp.job.learning_rate import ScheduleOptions
 from hpc_mp.job.resolution import ResolvedKey
 from hpc_mp.job.values import leaves, toml_value
 from hpc_mp.layout.learning_rate import leap, learning_rate
@@ -24,9 +25,10 @@ from hpc_mp.runs.status import described
 
 # Keys that determine the sequence of losses; all else (layout, nodes, more steps, learning rate …) may change.
 FIXED = ("model.", "data.", "lora.", "train.seed", "train.global_batch", "train.optimizer", "train.betas", "train.eps",
-         "train.momentum")
+         "train.momentum", "train.muon_momentum")
 OF_STATE = ("model.", "lora.", "train.optimizer")  # among these, keys that make a checkpoint unusable for another run too
 FREE = ("model.stage", "data.stage", "lora.dropout")  # in these tables: locations that files are read from, and as train.dropout
+RATE_KEYS = {"steps", "learning_rate", "lr_schedule", "lr_schedule_options", "warmup_steps"}
 ENDING_S = 30.0  # time for an ending job before a resume is refused
 POLL_S = 1.0
 
@@ -66,11 +68,11 @@ def rate_schedule(spec: JobSpec, run: RunDirectory | None) -> ResolvedKey[str]:
     last_rate = trained.get(last_step) or learning_rate(last_step - 1, old_train)
     if (next_rate := leap(last_step, last_rate, old_train, spec.train)) is None:
         return chosen
-    keys = ("steps", "learning_rate", "lr_schedule", "warmup_steps")
-    changed = [f"train.{key} = {getattr(spec.train, key)} (was {getattr(old_train, key)})" for key in keys
-               if getattr(spec.train, key) != getattr(old_train, key)]
-    steady = shlex.join([f"--set=train.{key}={value}" for key, value in
-                         (("lr_schedule", "constant"), ("warmup_steps", 0), ("learning_rate", f"{last_rate:.4g}"))])
+    old, new = (leaves("", train.model_dump(include=RATE_KEYS, exclude_none=True)) for train in (old_train, spec.train))
+    changed = [f"train.{key} = {new.get(key)} (was {old.get(key)})" for key in {**new, **old} if old.get(key) != new.get(key)]
+    no_options = [("lr_schedule_options", "{}")] if spec.train.lr_schedule_options != ScheduleOptions() else []
+    steady = shlex.join([f"--set=train.{key}={value}" for key, value in (
+        ("lr_schedule", "constant"), *no_options, ("warmup_steps", 0), ("learning_rate", f"{last_rate:.4g}"))])
     return replace(chosen, why=f"the learning rate jumps from {last_rate:.3g} in step {last_step:,} to {next_rate:.3g} in step "
                                f"{last_step + 1:,}, for {', '.join(changed)}; {steady} goes on as it ended")
 

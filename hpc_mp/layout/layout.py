@@ -39,7 +39,7 @@ class Layout:
         offload_horizon: number of computations before its backward at which a microbatch's activations are fetched; None: they
             stay on the device.
         precision: of computing.
-        optimizer_slots: numbers of optimizer state per parameter.
+        optimizer: see ``owners``; ``optimizer_slots``: numbers of its state per parameter that has no owner.
         expert_capacity: factor of the choices that an expert takes of a sample; None: all.
     """
 
@@ -64,6 +64,7 @@ class Layout:
     offload_directory: str | None = None
     offload_horizon: int | None = None
     precision: Precision = "fp32"
+    optimizer: str = "adamw"
     optimizer_slots: int = 2
     expert_capacity: float | None = None
 

@@ -32,6 +32,7 @@ from hpc_mp.layout.flat import FlatLayout, blocks_together, rank_units, stage_sp
 from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.models import ModelShape
 from hpc_mp.layout.offload import BUFFERS, chunk_elements
+from hpc_mp.layout.owners import most_state
 from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.rundir.plan import StateBytes
 
@@ -41,7 +42,7 @@ BYTES = {"fp64": (8, 8), "fp32": (4, 4), "tf32": (4, 4), "bf16": (4, 2), "fp16":
 
 def state_bytes(layout: Layout, shape: ModelShape) -> dict[tuple[int, int], StateBytes]:
     """Return the state of the ranks at (pipeline, tensor) coordinates at the peak of a step, whatever their data coordinate."""
-    return {(pipeline, tensor): _bytes(layout, list(units_of(layout, shape, pipeline, tensor).values()))
+    return {(pipeline, tensor): _bytes(layout, list(units_of(layout, shape, pipeline, tensor).values()), tensor)
             for pipeline in range(layout.degrees.pipeline) for tensor in range(layout.degrees.tensor)}
 
 
@@ -52,7 +53,7 @@ def units_of(layout: Layout, shape: ModelShape, pipeline: int, tensor: int) -> d
     return rank_units(layout, shape, held, tensor)
 
 
-def _bytes(layout: Layout, units: list[FlatLayout]) -> StateBytes:
+def _bytes(layout: Layout, units: list[FlatLayout], tensor: int) -> StateBytes:
     master, computed = BYTES[layout.precision]
     slots = layout.optimizer_slots
     trained = [unit for unit in units if unit.trained]
@@ -67,7 +68,7 @@ def _bytes(layout: Layout, units: list[FlatLayout]) -> StateBytes:
     parameters = _whole(units, gathered, together) * computed + (0 if away else masters)
     host = masters + (part * computed if master != computed else 0) if away else 0
     gradients = (sum(unit.part for unit in parted) + _whole(trained, parted, 1)) * master
-    optimizer = part * slots * master
+    optimizer = most_state(layout.optimizer, slots, trained, layout.degrees.tensor, tensor) * master
     state_away = "optimizer" in layout.offload
     buffers = BUFFERS * chunk_elements(unit.part for unit in trained) * (slots + away) * master if away or state_away else 0
     if not state_away:

@@ -9,6 +9,7 @@ from hpc_mp.job import AnySpec, ProgramSpec
 from hpc_mp.rundir import RunDirectory, problem, read_lines
 from hpc_mp.rundir.checkpoints import complete_steps, step_of
 from hpc_mp.rundir.records import Evaluation, StepMetrics, last_records, read_records
+from hpc_mp.rundir.retention import exhausted
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +98,14 @@ def returned(ends: Sequence[AttemptEnd], hosts: Sequence[str]) -> tuple[str, ...
 
 def complete(run: RunDirectory, spec: AnySpec) -> bool:
     """Return True if the run has a sound checkpoint of its last step and, if the job evaluates, the evaluation after that step.
-    For a program, return True if its last attempt has succeeded."""
+    A step at which ``evaluate.patience`` is exhausted is the last one. For a program, return True if its last attempt has
+    succeeded."""
     if isinstance(spec, ProgramSpec):
         return any(end.kind == "completed" for end in history(run)[-1:])
-    saved = complete_steps(run.checkpoints)
-    if not saved or saved_step(run) != spec.train.steps or problem(saved[-1]) is not None:
+    saved, last = complete_steps(run.checkpoints), saved_step(run)
+    if not saved or problem(saved[-1]) is not None:
         return False
-    return not spec.evaluate.files or spec.train.steps in {
-        evaluation.step for evaluation in read_records(run.evaluations, Evaluation)}
+    evaluations = [evaluation for evaluation in read_records(run.evaluations, Evaluation) if evaluation.step <= last]
+    if evaluations and evaluations[-1].step == last and exhausted(evaluations, spec.evaluate.patience, spec.evaluate.gain):
+        return True
+    return last == spec.train.steps and (not spec.evaluate.files or last in {evaluation.step for evaluation in evaluations})

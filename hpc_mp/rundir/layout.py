@@ -148,6 +148,8 @@ class RunDirectory:
         "lines removed from `metrics.jsonl`: steps that were trained, not saved, and trained again")
     evaluations = RunFile("evaluations.jsonl", "rank 0", "launch, status, report",
         "one line per evaluation on held-out text, each step once, with `evaluate.files`")
+    tensorboard = RunFile("tensorboard/", "rank 0", "TensorBoard", "the same numbers as event files, with `track.to`")
+    mlflow = RunFile("mlflow.db", "rank 0", "MLflow", "the same numbers for MLflow, with `track.to` and without a server")
     ranks = RunFile("ranks.jsonl", "every rank", "status, logs, report, supervisor",
         "one line per rank and attempt: node, host, pid, coordinates")
     tokenizer = RunFile("tokenizer.path", "rank 0", "export", "the directory of the tokenizer, in the cache")

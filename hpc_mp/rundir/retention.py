@@ -36,6 +36,17 @@ def best_evaluation(evaluations: Sequence[Evaluation]) -> Evaluation | None:
     return min(comparable(evaluations), key=lambda evaluation: evaluation.loss, default=None)
 
 
+def exhausted(evaluations: Sequence[Evaluation], patience: int, gain: float) -> bool:
+    """Return True if each of the newest ``patience`` losses on the same text is not less by ``gain`` than the least one before. A
+    loss that is not finite is no gain."""
+    losses = [evaluation.loss for evaluation in evaluations if evaluation.label_tokens == evaluations[-1].label_tokens]
+    least, waited = math.inf, 0
+    for loss in losses:
+        waited = 0 if loss < least - gain else waited + 1
+        least = min(least, loss) if math.isfinite(loss) else least
+    return patience > 0 and waited >= patience
+
+
 def best_checkpoint(run: RunDirectory) -> BestCheckpoint | None:
     """Return the best checkpoint; None if no existing checkpoint was evaluated. Raises OSError."""
     saved = complete_steps(run.checkpoints)

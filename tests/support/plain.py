@@ -3,9 +3,9 @@
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 import torch
 from engines import quiet
@@ -13,7 +13,7 @@ from layouts import Result, parameters
 from peft_models import from_peft, with_peft
 from ranks import run_ranks
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, get_scheduler
 
 from hpc_mp.job import JobSpec
 from hpc_mp.job.inputs import find_files
@@ -131,6 +131,10 @@ def _separated(firsts: Sequence[int], length: int, documents: Sequence[int],
     return {"position_ids": positions, "attention_mask": mask.unsqueeze(1)}, inputs == rows[:, 1:]
 
 
+def _factor(name: str, factors: Mapping[str, float]) -> float:
+    return next((factor for pattern, factor in factors.items() if fnmatchcase(name, pattern)), 1.0)
+
+
 def plain(spec: JobSpec, skipped: Collection[int] = (), documents: Sequence[int] = ()) -> Result:
     """Train one process of plain transformers and torch.optim on the same samples, from the same initial values.
 
@@ -159,14 +163,23 @@ def plain(spec: JobSpec, skipped: Collection[int] = (), documents: Sequence[int]
     samples = Samples(training, spec.data.sequence_length, spec.train.seed)
     assert samples.masked, "some labels must not count"
     settings = spec.train
-    groups: list[dict[str, Any]] = [
-        {"params": [parameter for name, parameter in trained.items() if matches(name, settings.no_decay) == spared],
-         "weight_decay": 0.0 if spared else settings.weight_decay} for spared in (False, True)]
-    if settings.optimizer == "adamw":
-        optimizer: torch.optim.Optimizer = torch.optim.AdamW(
-            groups, lr=settings.learning_rate, betas=settings.betas, eps=settings.eps, foreach=False)
-    else:
-        optimizer = torch.optim.SGD(groups, lr=settings.learning_rate, momentum=settings.momentum, foreach=False)
+    groups = [{"params": [parameter], "lr": settings.learning_rate * _factor(name, settings.lr_factors),
+               "weight_decay": 0.0 if matches(name, settings.no_decay) else settings.weight_decay}
+              for name, parameter in trained.items()]
+    makers = {"adamw": lambda groups: torch.optim.AdamW(
+                  groups, lr=settings.learning_rate, betas=settings.betas, eps=settings.eps, foreach=False),
+              "sgd": lambda groups: torch.optim.SGD(
+                  groups, lr=settings.learning_rate, momentum=settings.momentum, foreach=False),
+              "adafactor": lambda groups: torch.optim.Adafactor(groups, lr=settings.learning_rate, foreach=False),
+              "muon": lambda groups: torch.optim.Muon(
+                  groups, lr=settings.learning_rate, momentum=settings.muon_momentum, adjust_lr_fn="match_rms_adamw")}
+    matrices = [name.startswith(f"{family.blocks}.") and parameter.dim() == 2 for name, parameter in trained.items()]
+    kinds = [settings.optimizer if matrix or settings.optimizer != "muon" else "adamw" for matrix in matrices]
+    optimizers: list[torch.optim.Optimizer] = [
+        makers[kind]([group for group, own in zip(groups, kinds, strict=True) if own == kind]) for kind in sorted({*kinds})]
+    schedulers = [] if settings.lr_schedule == "constant" else [get_scheduler(
+        settings.lr_schedule, optimizer, settings.warmup_steps, settings.steps,
+        settings.lr_schedule_options.model_dump(exclude_none=True)) for optimizer in optimizers]
     losses: list[float | None] = []
     norms: list[float | None] = []
     dropped: list[float | None] = []
@@ -190,7 +203,9 @@ def plain(spec: JobSpec, skipped: Collection[int] = (), documents: Sequence[int]
         routers.append(float(added))
         dropped.append(1 - float(torch.cat(taken).mean()) if taken else None)
         taken.clear()
-        total = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE, reduction="sum")
+        total = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE, reduction="sum",
+                                                  label_smoothing=settings.label_smoothing)
+        total = total + settings.z_loss * torch.logsumexp(logits, -1)[labels != IGNORE].square().sum()
         counted = int((labels != IGNORE).sum())
         if counted == 0:  # no labels: the engine does not change the parameters
             losses.append(None)
@@ -200,8 +215,11 @@ def plain(spec: JobSpec, skipped: Collection[int] = (), documents: Sequence[int]
         (loss + added).backward()
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip or float("inf"))))
         if step not in skipped:
-            optimizer.step()
-        optimizer.zero_grad()
+            for optimizer in optimizers:
+                optimizer.step()
+        for scheduler in schedulers:
+            scheduler.step()
+        model.zero_grad()
         losses.append(loss.item())
         if held_out is not None and evaluation_is_due(spec, step + 1):
             evaluations.append((step + 1, *held_out_loss(model, held_out, spec.data.sequence_length)))

@@ -6,7 +6,7 @@ They have a skip, two tensors between stages, a tied weight on three stages, a b
 import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import cycle, product
 from pathlib import Path
@@ -148,11 +148,14 @@ class Settings:
     eps: float = 0.1
     weight_decay: float = 0.1
     no_decay: tuple[str, ...] = ("*.bias", "*[nN]orm.weight")
+    lr_factors: Mapping[str, float] = field(default_factory=dict)
     momentum: float = 0.0
+    muon_momentum: float = 0.95
     clip: float = 0.5
     steps: int = STEPS
     learning_rate: float = 0.05
     lr_schedule: str = "constant"
+    lr_schedule_options: None = None
     warmup_steps: int = 0
 
 

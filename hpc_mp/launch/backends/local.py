@@ -11,7 +11,7 @@ from functools import partial
 import psutil
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.base.extras import need_train
+from hpc_mp.base.extras import need_trackers, need_train
 from hpc_mp.cluster.node.nvidia_smi import find_gpus
 from hpc_mp.job import AnySpec, ProgramSpec
 from hpc_mp.launch.backends import mpi
@@ -64,6 +64,7 @@ def start(launch: Launch, entry: str = ENTRY) -> Outcome:
         raise HpcMpError(f"emulated nodes on {sys.platform}", "need Linux", "launch inside a Linux container")
     need_train("launch --on local")
     spec = plan.spec
+    need_trackers(spec.track.to)
     groups = spec.parallel.tensor + spec.data_degree * spec.parallel.context  # gloo connects all members of a group
     check_open_files(spec.ranks + groups, resource.getrlimit(resource.RLIMIT_NOFILE)[1], "on this machine")
     modules = (entry.partition(":")[0], ASSEMBLY, *family_of(plan.shape).modules)

@@ -121,7 +121,8 @@ def _head(stage: TransformersStage, model: TransformersModules, whole: nn.Module
     bias = next((weight.name for weight in family.head_weights(model.shape) if len(weight.shape) == 1), None)
     head = Projection(f"{name}.weight", bias, transposed=False, row=False, tensor=_tensor_of(stage, name))
     if model.loss is None:
-        stage.objective = NextToken(head, vocabulary, stage.tensor, cap, stage.around.loss_gradient, stage.around.compile)
+        around = stage.around
+        stage.objective = NextToken(head, vocabulary, stage.tensor, cap, around.loss_gradient, around.compile, around.loss_terms)
     else:
         stage.objective = LogitsObjective(head, vocabulary, cap, model.loss)
 

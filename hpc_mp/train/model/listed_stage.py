@@ -100,6 +100,9 @@ class ListedModel:
         return flat_units(layout, groups, part, layout.expert_cut(), {
             f"{TIE}{name}": Tie(stages, stages[0] in mine) for name, stages in ties.items()})
 
+    def module_shapes(self, spans: Iterable[StageSpan]) -> Mapping[str, tuple[int, ...]]:
+        return {name: weight.shape for name, weight in self.weights.items()}
+
     def crossing(self, begin: int) -> dict[str, Carried]:
         """Return the tensors that cross to a stage that begins with this layer."""
         needed = set(self.results)

@@ -29,6 +29,12 @@ class TransformersModel(TransformersModules):
     def units(self, layout: Layout, spans: Iterable[StageSpan], tensor: int, expert: int) -> Mapping[str, FlatLayout]:
         return rank_units(layout, self.shape, spans, tensor, expert)
 
+    def module_shapes(self, spans: Iterable[StageSpan]) -> Mapping[str, tuple[int, ...]]:
+        whole = self.skeleton()
+        layers = {f"{self.family.blocks}.{layer}": self.block(whole, layer) for span in spans for layer in span.layers}
+        return {f"{path}.{name}" if path else name: tuple(parameter.shape) for path, module in {"": whole, **layers}.items()
+                for name, parameter in module.named_parameters()}
+
     def received(self, layout: Layout, stage: int, tokens: int, dtype: torch.dtype) -> Mapping[str, Carried]:
         return {HIDDEN: Carried((layout.samples, tokens, self.shape.hidden), dtype)} if stage else {}
 

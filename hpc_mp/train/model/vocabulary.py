@@ -1,7 +1,7 @@
 """The two ends of a model, cut along the vocabulary: the embedding, and the head with the loss of the next token."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hpc_mp.train.parallel.collectives import all_reduce
 from hpc_mp.train.parallel.projection import Projection, SunkWeight, TensorAxis
 from hpc_mp.train.parallel.soft_cap import capped, through_cap
-from hpc_mp.train.parallel.surroundings import LossGradient
+from hpc_mp.train.parallel.surroundings import NO_TERMS, LossGradient, LossTerms
 from hpc_mp.train.pipeline.stage import Batch
 
 IGNORED = -100  # Hugging Face's label for tokens that do not count in the loss
@@ -71,7 +71,8 @@ class _Rows(torch.autograd.Function):
 
 
 class NextToken(nn.Module):
-    """The objective: the cross entropy of the next token, summed, and how many tokens it is the sum of.
+    """The objective: the cross entropy of the next token, summed, with the terms that a training adds to it, and how many tokens
+    it is the sum of.
 
     Args:
         head: cut along the vocabulary, or whole on every rank: then each computes the loss of the tokens that it has.
@@ -79,12 +80,14 @@ class NextToken(nn.Module):
         cap: of logits, see ``soft_cap``; None: none.
         gradient: of the loss, by which the forward computes gradients already.
         compile: True if the two functions of a chunk's logits are compiled, for each shape of their arguments.
+        terms: of the loss of a training.
     """
 
     def __init__(self, head: Projection, vocabulary: int, outer: TensorAxis, cap: float | None, gradient: LossGradient,
-                 compile: bool) -> None:
+                 compile: bool, terms: LossTerms = NO_TERMS) -> None:
         super().__init__()
         self.head, self.outer, self.tensor, self.cap, self.gradient = head, outer, head.tensor, cap, gradient
+        self.terms, self.vocabulary = terms, vocabulary
         self.start, _ = self.tensor.part(vocabulary)
         width = -(-vocabulary // self.tensor.size)  # the largest part: all ranks have the same chunks
         rows = max(1, (2 if compile else 1) * CHUNK // width)  # compiled functions have no logits in fp32
@@ -103,14 +106,20 @@ class NextToken(nn.Module):
         loss: Tensor = _CrossEntropy.apply(rows, labels.flatten(), self, self.head.weight)
         return self.outer.total(loss) if self.tensor.size == 1 else loss, count
 
-    def over_axis(self, own: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    @property
+    def target(self) -> "Target":
+        """The target of the forward; that of an evaluation is the label alone."""
+        terms = NO_TERMS if self.gradient.value is None else self.terms
+        return Target(1.0 - terms.smoothing, terms.smoothing / self.vocabulary, terms.z, self.cap)
+
+    def over_axis(self, own: Tensor, matched: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``_scores`` of the words of all ranks, given those of this rank's words."""
         axis = self.tensor.axis
         if axis.size == 1:
-            return own, target
+            return own, matched
         highest = own.clone()
         all_reduce(highest, axis, dist.ReduceOp.MAX).wait()
-        sums = torch.stack(((own - highest).exp(), target))
+        sums = torch.stack(((own - highest).exp(), matched))
         all_reduce(sums, axis).wait()
         return highest + sums[0].log(), sums[1]
 
@@ -127,15 +136,17 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, labels: Tensor, objective: NextToken, weight: Tensor) -> Tensor:
         head, gradient, losses, gradients = objective.head, objective.gradient.value, [], []
+        target = objective.target
         columns = hidden, labels - objective.start, labels != IGNORED
         chunks = list(zip(*(column.split(objective.rows) for column in columns), strict=True))
         for number, (rows, places, counted) in enumerate(chunks, 1):
             logits = head.product(rows)
-            total, target = objective.over_axis(*objective.scores(logits, places, objective.cap))
-            losses.append((total - target).masked_fill(~counted, 0.0).sum())
+            total, matched = objective.over_axis(*objective.scores(logits, places, target))
+            loss = total - matched + target.z * total.square() if target.z else total - matched
+            losses.append(loss.masked_fill(~counted, 0.0).sum())
             if gradient is None:
                 continue
-            slopes = objective.slopes(logits, places, total, counted * gradient.to(total.dtype), objective.cap)
+            slopes = objective.slopes(logits, places, total, counted * gradient.to(total.dtype), target)
             gradients.append(head.input_gradient(slopes))
             if head.trained and number < len(chunks):
                 head.add_weight_gradient(rows, slopes, more=True)
@@ -155,9 +166,25 @@ class _CrossEntropy(torch.autograd.Function):
         return gradient, None, None, None
 
 
-def _scores(logits: Tensor, places: Tensor, cap: float | None) -> tuple[Tensor, Tensor]:
-    """Return the logarithm of the sum of the exponentials of each token's logits, and the logit of its own word, 0 if this rank
-    does not have it; both (tokens,).
+class Target(NamedTuple):
+    """The distribution over words that a token's logits are compared with, and how.
+
+    Attributes:
+        own: the share of the token's own word, in addition to ``every``.
+        every: the share of each word.
+        z: factor of the z loss.
+        cap: of logits.
+    """
+
+    own: float
+    every: float
+    z: float
+    cap: float | None
+
+
+def _scores(logits: Tensor, places: Tensor, target: Target) -> tuple[Tensor, Tensor]:
+    """Return the logarithm of the sum of the exponentials of each token's logits, and this rank's part of the mean of its logits
+    over the target; both (tokens,).
 
     Args:
         logits: (tokens, words of this rank).
@@ -166,14 +193,17 @@ def _scores(logits: Tensor, places: Tensor, cap: float | None) -> tuple[Tensor, 
     wide = torch.promote_types(logits.dtype, torch.float32)
     if logits.shape[1] == 0:  # a rank that has no word
         return logits.new_full((len(logits),), float("-inf"), dtype=wide), logits.new_zeros(len(logits), dtype=wide)
-    logits = logits if cap is None else capped(logits, cap)
+    logits = logits if target.cap is None else capped(logits, target.cap)
     mine, index = _own(places, logits.shape[1])
     word, log_share = (values.gather(1, index.unsqueeze(1)).squeeze(1).to(wide)
                        for values in (logits, logits.log_softmax(1, dtype=wide)))
-    return word - log_share, word.masked_fill(~mine, 0.0)
+    matched = word.masked_fill(~mine, 0.0)
+    if target.every:
+        matched = target.own * matched + target.every * logits.sum(1, dtype=wide)
+    return word - log_share, matched
 
 
-def _slopes(logits: Tensor, places: Tensor, total: Tensor, weights: Tensor, cap: float | None) -> Tensor:
+def _slopes(logits: Tensor, places: Tensor, total: Tensor, weights: Tensor, target: Target) -> Tensor:
     """The gradient of the logits, in their format.
 
     Args:
@@ -182,12 +212,16 @@ def _slopes(logits: Tensor, places: Tensor, total: Tensor, weights: Tensor, cap:
     """
     if logits.shape[1] == 0:
         return logits
-    logits = logits if cap is None else capped(logits, cap)
+    logits = logits if target.cap is None else capped(logits, target.cap)
     mine, index = _own(places.unsqueeze(1), logits.shape[1])
     slopes = (logits - (total - weights.log()).unsqueeze(1)).exp_()
-    own = slopes.gather(1, index) - mine * weights.unsqueeze(1)
+    if target.z:
+        slopes *= (1.0 + 2.0 * target.z * total).unsqueeze(1)
+    if target.every:
+        slopes -= (target.every * weights).unsqueeze(1)
+    own = slopes.gather(1, index) - mine * (target.own * weights).unsqueeze(1)
     slopes = slopes.to(logits.dtype).scatter_(1, index, own.to(logits.dtype))
-    return slopes if cap is None else through_cap(slopes, logits, cap)
+    return slopes if target.cap is None else through_cap(slopes, logits, target.cap)
 
 
 def _own(places: Tensor, words: int) -> tuple[Tensor, Tensor]:

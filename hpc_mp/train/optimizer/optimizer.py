@@ -1,17 +1,19 @@
 """The optimizer step over flat parts, and the gradient norm over all axes."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import groupby
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from hpc_mp.layout.flat import Box, Piece
+from hpc_mp.layout.flat import Box, FlatLayout, Piece
 from hpc_mp.layout.learning_rate import RateSettings
+from hpc_mp.layout.owners import OWNED, owned_elements
 from hpc_mp.train.optimizer.optimizer_state import MASTER, HomeMaker, OnDevice, StateShape, Stretch, Turn
+from hpc_mp.train.optimizer.whole_weights import WholeWeights
 from hpc_mp.train.parallel.data_axis import TrainedUnit
 from hpc_mp.train.parallel.groups import Axis
 
@@ -20,7 +22,7 @@ class OptimizerSettings(RateSettings, Protocol):
     """The optimizer's settings; the job file's ``[train]`` table has these fields."""
 
     @property
-    def optimizer(self) -> Literal["adamw", "sgd"]: ...
+    def optimizer(self) -> Literal["adamw", "sgd", "muon", "adafactor"]: ...
     @property
     def betas(self) -> tuple[float, float]: ...
     @property
@@ -30,12 +32,19 @@ class OptimizerSettings(RateSettings, Protocol):
     @property
     def no_decay(self) -> tuple[str, ...]: ...
     @property
+    def lr_factors(self) -> Mapping[str, float]: ...
+    @property
     def momentum(self) -> float: ...
+    @property
+    def muon_momentum(self) -> float: ...
     @property
     def clip(self) -> float: ...
 
 
-SLOTS = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
+ALONE = Axis()
+Kind = TypeVar("Kind")
+ADAMW = ("exp_avg", "exp_avg_sq")
+SLOTS = {"adamw": ADAMW, "muon": ADAMW, "sgd": ("momentum_buffer",), "adafactor": ()}  # of weights without an owner
 NORM_ROW = 1 << 14  # elements whose squares are summed in the format of the gradients
 
 
@@ -62,9 +71,13 @@ class Held:
 
 
 class Optimizer:
-    """torch's AdamW or SGD over this rank's part of every unit. Parameters that ``no_decay`` names have no weight decay.
+    """torch's AdamW or SGD over this rank's part of every unit. Parameters that ``no_decay`` names have no weight decay, those
+    that ``lr_factors`` names another learning rate. Muon and Adafactor update weights that have an owner as a whole; Muon leaves
+    all others to AdamW.
 
     Args:
+        tensor: the tensor axis.
+        layouts: the rank's units on each tensor rank; ``shapes``: of the modules' parameters. Both are for weights with owners.
         dtype, device: format and device of masters and gradients.
         home: makes the home of the state between two steps.
 
@@ -73,32 +86,38 @@ class Optimizer:
     """
 
     def __init__(self, units: Mapping[str, TrainedUnit], settings: OptimizerSettings, dtype: torch.dtype, device: torch.device,
-                 home: HomeMaker = OnDevice) -> None:
-        self.slots = SLOTS[settings.optimizer] if settings.optimizer == "adamw" or settings.momentum > 0 else ()
+                 home: HomeMaker = OnDevice, tensor: Axis = ALONE, layouts: Sequence[Mapping[str, FlatLayout]] = (),
+                 shapes: Mapping[str, tuple[int, ...]] | None = None) -> None:
+        self.slots = SLOTS[settings.optimizer] if settings.optimizer != "sgd" or settings.momentum > 0 else ()
         self.units, self.settings = units, settings
+        self.whole = WholeWeights(units, layouts, shapes or {}, settings, tensor, lambda name: _treatment(name, settings)) \
+            if settings.optimizer in OWNED else None
+        owned = {} if self.whole is None else self.whole.owners
         self.wide = dtype == torch.float64  # the scale of torch's fused optimizers has only 32 bits
         self.gradients = [(unit.gradient.part[begin:end], float(counts and unit.gradient.replicate.rank == 0))
                           for unit in units.values() for begin, end, counts in _stretches(unit, lambda piece: piece.slot.counts)]
         self.weights = torch.tensor([weight for _, weight in self.gradients], dtype=torch.float64, device=device)
-        stretches = [Stretch(name, begin, end, spared) for name, unit in units.items() for begin, end, spared in _stretches(
-            unit, lambda piece: any(fnmatchcase(piece.slot.weight.name, pattern) for pattern in settings.no_decay))]
-        shape = StateShape({name: unit.layout.part for name, unit in units.items()}, self.slots, dtype)
+        stretches = [Stretch(name, begin, end, *treatment, shift) for name, unit in units.items()
+                     for (begin, end, treatment), shift in _without_owner(unit, owned, settings)]
+        shape = StateShape({name: unit.layout.part - owned_elements(unit.layout, unit.shard.rank, owned)
+                            for name, unit in units.items()}, self.slots, dtype)
         masters = {name: unit.away for name, unit in units.items() if unit.away is not None}
         self.home = (home if units else OnDevice)(shape, stretches, device, masters)  # nothing to move: a stage without adapters
         self.turns = [self._torch(turn) for turn in self.home.turns]
 
     def _torch(self, turn: Turn) -> torch.optim.Optimizer:
         """Return torch's optimizer for the stretches of one turn."""
-        settings, adamw = self.settings, self.settings.optimizer == "adamw"
-        groups: dict[bool, list[Tensor]] = {False: [], True: []}
+        settings, adamw = self.settings, self.settings.optimizer != "sgd"
+        groups: dict[tuple[bool, float], list[Tensor]] = {(False, 1.0): []}
         state: dict[Tensor, dict[str, Tensor]] = {}
         for stretch, slots in turn:
             unit, own = self.units[stretch.unit], dict(slots)
             part = own.pop(MASTER, unit.master[stretch.begin:stretch.end])
             part.grad = unit.gradient.part[stretch.begin:stretch.end]
-            groups[stretch.spared].append(part)
+            groups.setdefault((stretch.spared, stretch.factor), []).append(part)
             state[part] = own | ({"step": torch.zeros((), dtype=torch.float32, device=part.device)} if adamw else {})
-        params = [{"params": groups[False], "weight_decay": settings.weight_decay}, {"params": groups[True], "weight_decay": 0.0}]
+        params = [{"params": parts, "weight_decay": 0.0 if spared else settings.weight_decay, "factor": factor}
+                  for (spared, factor), parts in groups.items()]
         rate = settings.learning_rate
         optimizer = (torch.optim.AdamW(params, lr=rate, betas=settings.betas, eps=settings.eps, fused=True) if adamw else
                      torch.optim.SGD(params, lr=rate, momentum=settings.momentum, fused=True))
@@ -109,13 +128,22 @@ class Optimizer:
         """Yield the rectangles of this rank's parts, of parameters and of their optimizer state."""
         state = self.home.arrays()
         for name, unit in self.units.items():
-            arrays = {"": unit.master} | {f"optimizer.{slot}.": values for slot, values in state[name].items()}
+            shift = 0  # elements before a piece that have an owner, and so no state here
             for piece in unit.layout.pieces(unit.shard.rank):
-                for prefix, values in arrays.items():
+                arrays = {f"optimizer.{slot}.": (values, piece.begin - shift) for slot, values in state[name].items()}
+                if self.whole is not None and piece.slot.weight.name in self.whole.owners:
+                    arrays, shift = {}, shift + piece.size
+                for prefix, (values, begin) in ({"": (unit.master, piece.begin)} | arrays).items():
                     release = {"release": self.home.release} if prefix else {}
                     yield Held(prefix + piece.slot.weight.name, piece.slot.weight.shape, piece.box,
-                               values[piece.begin:piece.begin + piece.size].view(piece.shape), piece.slot.counts,
+                               values[begin:begin + piece.size].view(piece.shape), piece.slot.counts,
                                unit.gradient.replicate, unit.layout.of_experts, **release)
+        for owned in () if self.whole is None else self.whole.mine.values():
+            unit = self.units[owned.unit]
+            for slot, values in owned.state.items():
+                yield Held(f"optimizer.{slot}.{owned.slot.weight.name}", tuple(values.shape),
+                           tuple(slice(0, size) for size in values.shape), values,
+                           unit.layout.tie is None or unit.layout.tie.counts, unit.gradient.replicate, unit.layout.of_experts)
 
     def squared_norm(self) -> Tensor:
         """Return this rank's share of the squared L2 norm of all gradients, a float64 scalar; the sum over ranks is the whole.
@@ -130,7 +158,7 @@ class Optimizer:
     def step(self, rate: float, norm: Tensor, divisor: Tensor) -> None:
         """Update the parameters with gradients clipped to the norm ``clip`` (torch's ``clip_grad_norm_`` formula).
 
-        Nothing changes if the norm is not finite. The host does not wait for the device.
+        Nothing changes if the norm is not finite. The host does not wait for the device, unless weights are updated as a whole.
 
         Args:
             rate: learning rate.
@@ -139,7 +167,7 @@ class Optimizer:
         """
         clip, finite = self.settings.clip, norm.isfinite()
         scale = ((norm + 1e-6) / clip).clamp(min=1.0) if clip > 0 else torch.ones_like(norm)
-        if self.wide:
+        if self.wide or self.whole is not None:
             for unit in self.units.values():
                 unit.gradient.part.div_(scale * divisor)
             scale = divisor = torch.ones_like(norm)
@@ -149,11 +177,16 @@ class Optimizer:
             kernels = cast(Any, turn)
             kernels.grad_scale, kernels.found_inf = grad_scale, found_inf
             for group in turn.param_groups:
-                group["lr"] = rate
-        self.home.each(lambda turn: self.turns[turn].step())
+                group["lr"] = rate * group["factor"]
+        if self.slots or self.whole is None:
+            self.home.each(lambda turn: self.turns[turn].step())
+        if self.whole is not None and bool(finite):
+            self.whole.step(rate)
 
     def set_steps(self, number: int) -> None:
         """Set the number of updates of a loaded state, for AdamW's bias correction."""
+        if self.whole is not None:
+            self.whole.set_steps(number)
         for turn in self.turns:
             for slices in turn.state.values():
                 if "step" in slices:
@@ -171,7 +204,25 @@ def _squared_norm(part: Tensor) -> Tensor:
     return norms.double().square().sum()
 
 
-def _stretches(unit: TrainedUnit, kind: Callable[[Piece], bool]) -> Iterator[tuple[int, int, bool]]:
+def _treatment(name: str, settings: OptimizerSettings) -> tuple[bool, float]:
+    """Return whether a parameter has no weight decay, and the factor of its learning rate: that of the first matching pattern."""
+    spared = any(fnmatchcase(name, pattern) for pattern in settings.no_decay)
+    return spared, next((factor for pattern, factor in settings.lr_factors.items() if fnmatchcase(name, pattern)), 1.0)
+
+
+def _without_owner(unit: TrainedUnit, owned: Mapping[str, int],
+                   settings: OptimizerSettings) -> Iterator[tuple[tuple[int, int, tuple[bool, float]], int]]:
+    """Yield the stretches of a rank's part that have no owner, with the number of elements before them that have one."""
+    shift = 0
+    for begin, end, (has_owner, treatment) in _stretches(unit, lambda piece: (
+            piece.slot.weight.name in owned, _treatment(piece.slot.weight.name, settings))):
+        if has_owner:
+            shift += end - begin
+        else:
+            yield (begin, end, treatment), shift
+
+
+def _stretches(unit: TrainedUnit, kind: Callable[[Piece], Kind]) -> Iterator[tuple[int, int, Kind]]:
     """Yield (begin, end, kind) of the stretches of a rank's part with parameters of one kind."""
     for now, run in groupby(unit.layout.pieces(unit.shard.rank), kind):
         pieces = list(run)

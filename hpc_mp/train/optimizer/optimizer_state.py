@@ -24,12 +24,20 @@ Arrays = Mapping[str, Mapping[str, Tensor]]  # unit -> slot -> this rank's part 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Elements ``begin`` to ``end`` of a rank's part of a unit. ``spared``: True if they have no weight decay."""
+    """Elements ``begin`` to ``end`` of a rank's part of a unit.
+
+    Attributes:
+        spared: True if they have no weight decay.
+        factor: of their learning rate.
+        shift: elements before them in the part that have no state here.
+    """
 
     unit: str
     begin: int
     end: int
     spared: bool
+    factor: float = 1.0
+    shift: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +103,8 @@ class OnDevice(StateHome):
             raise ValueError("masters in host memory need a home from which they stream")
         self._arrays = shape.zeros(device)
         self.nbytes = StateBytesAt(device=shape.nbytes)
-        self.turns = [[(stretch, {slot: whole[stretch.begin:stretch.end] for slot, whole in self._arrays[stretch.unit].items()})
-                       for stretch in stretches]]
+        self.turns = [[(stretch, {slot: whole[stretch.begin - stretch.shift:stretch.end - stretch.shift]
+                                  for slot, whole in self._arrays[stretch.unit].items()}) for stretch in stretches]]
 
     def each(self, update: Callable[[int], None]) -> None:
         update(0)

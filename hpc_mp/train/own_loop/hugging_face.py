@@ -190,6 +190,9 @@ class HuggingFace:
         if self.loss is not None and (job.train.router_balance or job.train.router_z):
             raise HpcMpError("train.router_balance, train.router_z", "cannot join a loss whose labels are counted by loss_fn",
                              "leave one of them out")
+        for key in ("label_smoothing", "z_loss"):
+            if self.loss is not None and (value := getattr(job.train, key)):
+                raise HpcMpError(f"train.{key} = {value:g}", "has no effect on a loss of your own", "leave it or loss_fn out")
         if self.directory is not None:
             check_weights(self.directory, self.config, self.family, self.shape)
 

@@ -14,6 +14,8 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import did_you_mean
 from hpc_mp.job import JobSpec
 from hpc_mp.job.load import resolve
+from hpc_mp.layout.learning_rate import SCHEDULES, UNENDING, options_of
+from hpc_mp.layout.owners import OWNED
 from hpc_mp.train.step.settings import Rate
 
 KEYS: Mapping[str, str] = {  # keyword -> key of the job file
@@ -26,12 +28,14 @@ KEYS: Mapping[str, str] = {  # keyword -> key of the job file
     "offload_directory": "parallel.offload_directory", "offload_horizon": "parallel.offload_horizon",
     "precision": "train.precision", "loss_scale": "train.loss_scale", "clip": "train.clip", "compile": "train.compile",
     "dropout": "train.dropout", "seed": "train.seed", "router_balance": "train.router_balance", "router_z": "train.router_z",
+    "label_smoothing": "train.label_smoothing", "z_loss": "train.z_loss",
     "expert_capacity": "train.expert_capacity", "device": "job.device",
 }
 OPTIMIZER: Mapping[str, str] = {  # key of the keyword ``optimizer`` -> key of the job file
-    "name": "train.optimizer", "lr": "train.learning_rate", "lr_schedule": "train.lr_schedule", "steps": "train.steps",
-    "warmup_steps": "train.warmup_steps", "betas": "train.betas", "eps": "train.eps", "momentum": "train.momentum",
-    "weight_decay": "train.weight_decay", "no_decay": "train.no_decay",
+    "name": "train.optimizer", "lr": "train.learning_rate", "lr_factors": "train.lr_factors", "lr_schedule": "train.lr_schedule",
+    "lr_schedule_options": "train.lr_schedule_options", "steps": "train.steps", "warmup_steps": "train.warmup_steps",
+    "betas": "train.betas", "eps": "train.eps", "momentum": "train.momentum", "weight_decay": "train.weight_decay",
+    "no_decay": "train.no_decay",
 }
 OWN = ("optimizer", "loss_fn", "outputs", "inputs", "cut", "batches", "example")
 DEFAULTS: Mapping[str, Any] = {"microbatches": 1}
@@ -91,15 +95,20 @@ def read_keywords(keywords: Mapping[str, Any]) -> Keywords:
         if name not in OPTIMIZER:
             raise HpcMpError(f"optimizer = {{{name!r}: …}}", "has no such key",
                              did_you_mean(name, OPTIMIZER, f"it has {', '.join(OPTIMIZER)}"))
-    if optimizer.get("lr_schedule", "constant") != "constant" and "steps" not in optimizer:
-        raise HpcMpError(f"""optimizer["lr_schedule"] = {optimizer['lr_schedule']!r}""",
-                         "falls to zero at a step that is not given", "add steps, the number of steps of the whole training")
+    if (schedule := optimizer.get("lr_schedule", "constant")) in SCHEDULES.keys() - {*UNENDING} and "steps" not in optimizer:
+        raise HpcMpError(f"""optimizer["lr_schedule"] = {schedule!r}""",
+                         f"falls {'' if options_of(schedule) else 'to zero '}at a step that is not given",
+                         "add steps, the number of steps of the whole training")
     for condition, idle, reason in (
-            (callable(optimizer.get("lr")), ("lr_schedule", "warmup_steps", "steps"), ": lr is a function of the step"),
+            (callable(optimizer.get("lr")), ("lr_schedule", "lr_schedule_options", "warmup_steps", "steps"),
+             ": lr is a function of the step"),
             (optimizer.get("name") == "sgd", ("betas", "eps"), " with sgd")):
         if condition and (names := [f'optimizer["{name}"]' for name in idle if name in optimizer]):
             raise HpcMpError(", ".join(names), f"{'has' if len(names) == 1 else 'have'} no effect{reason}",
                              f"leave {'it' if len(names) == 1 else 'them'} out")
+    if optimizer.get("name") in OWNED:
+        raise HpcMpError(f"""optimizer["name"] = {optimizer['name']!r}""", "is for trainings with a job file",
+                         'use "adamw" or "sgd"')
     if keywords.get("partition") == "profile":
         raise HpcMpError("partition = 'profile'", "needs a profile that `hpc-mp train --profile` has measured of a job file",
                          "pass the number of layers of every stage, or leave it out")

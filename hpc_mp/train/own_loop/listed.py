@@ -22,7 +22,8 @@ from hpc_mp.train.pipeline.stage import Batch, Carried
 
 # key of the job file, its value without effect: a list of layers has no use for others
 UNUSED = {"parallel.context": 1, "parallel.expert": 1, "parallel.sequence": False, "train.dropout": None,
-          "train.router_balance": 0.0, "train.router_z": 0.0, "train.expert_capacity": None}
+          "train.router_balance": 0.0, "train.router_z": 0.0, "train.expert_capacity": None,
+          "train.label_smoothing": 0.0, "train.z_loss": 0.0}
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec
 from hpc_mp.job.layout import undivided
+from hpc_mp.job.learning_rate import check_factors
 from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.placement import Placement
 from hpc_mp.layout.schedule_of import schedule_of
@@ -93,6 +94,8 @@ def _nominal_job(subject: Subject, keywords: Keywords, world: int) -> JobSpec:
 
 def _layout(subject: Subject, job: JobSpec) -> Layout:
     subject.check(job)
+    if job.train.lr_factors:
+        check_factors(job.train.lr_factors, subject.shapes())
     return replace(undivided(job), layers=subject.layers(job))
 
 

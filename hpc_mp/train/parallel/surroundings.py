@@ -22,6 +22,23 @@ class LossGradient:
 
 
 @dataclass(frozen=True, slots=True)
+class LossTerms:
+    """Terms of a training's loss besides the cross entropy of the next token. An evaluation's loss does not have them.
+
+    Attributes:
+        smoothing: the share of each label that is spread evenly over all words (arXiv:1512.00567, section 7), as torch's
+            ``cross_entropy(label_smoothing=…)`` has it.
+        z: factor of the squared logarithm of the sum of the exponentials of a token's logits (arXiv:2204.02311, section 5).
+    """
+
+    smoothing: float = 0.0
+    z: float = 0.0
+
+
+NO_TERMS = LossTerms()
+
+
+@dataclass(frozen=True, slots=True)
 class Surroundings:
     """Axes, clock and settings that all stages of a rank share.
 
@@ -29,6 +46,7 @@ class Surroundings:
         context: the tokens of a sample on this rank, and their attention to other ranks' tokens.
         experts: the ranks that share the experts of a block; ``capacity``: limit of the choices that experts take.
         router_loss: the losses of routers.
+        loss_terms: additions to the loss of a training.
         loss_gradient: what the loss is multiplied with, for an objective that computes its gradient in the forward.
         clock: the current moment of training, from which dropout draws.
         recompute: the recomputation setting, see ``recompute``.
@@ -45,3 +63,4 @@ class Surroundings:
     precision: Precision
     recompute: str
     compile: bool
+    loss_terms: LossTerms = NO_TERMS

@@ -98,6 +98,9 @@ class StagedModel(Protocol):
     def units(self, layout: Layout, spans: Iterable[StageSpan], tensor: int, expert: int) -> Mapping[str, FlatLayout]:
         """Return the units of a rank with these stages and these tensor and expert coordinates, by name."""
 
+    def module_shapes(self, spans: Iterable[StageSpan]) -> Mapping[str, tuple[int, ...]]:
+        """Return the shapes that the modules of stages give their parameters, by name."""
+
     def received(self, layout: Layout, stage: int, tokens: int, dtype: torch.dtype) -> Mapping[str, Carried]:
         """Return the tensors that a stage receives. ``tokens``: number of a sample's tokens on this rank, between cut layers."""
 

@@ -27,6 +27,7 @@ from hpc_mp.train.model.transformers_modules import hugging_face_config
 from hpc_mp.train.optimizer.optimizer_state import HomeMaker, OnDevice, Streamed
 from hpc_mp.train.optimizer.state_stores import FileStore, MemoryStore
 from hpc_mp.train.parallel.groups import Groups
+from hpc_mp.train.parallel.surroundings import LossTerms
 from hpc_mp.train.rank import facts
 from hpc_mp.train.rank.failures import RankContext
 from hpc_mp.train.rank.first_values import first_values
@@ -77,7 +78,8 @@ def settings_of(spec: JobSpec, layout: Layout, schedule: Schedule) -> EngineSett
     return EngineSettings(
         layout=layout, schedule=schedule, seed=train.seed, optimizer=train,
         loss_scale=train.loss_scale if train.precision == "fp16" else None, home=home_of(layout),
-        router_balance=train.router_balance, router_z=train.router_z, compile=train.compile)
+        router_balance=train.router_balance, router_z=train.router_z, compile=train.compile,
+        loss_terms=LossTerms(train.label_smoothing, train.z_loss))
 
 
 def home_of(layout: Layout) -> HomeMaker:

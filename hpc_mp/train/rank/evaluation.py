@@ -6,14 +6,16 @@ and the next attempt begins with the evaluation. A run is done when its last eva
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
-from hpc_mp.base.text import duration, loss_words
+from hpc_mp.base.text import counted, duration, loss_words
 from hpc_mp.job import JobSpec
 from hpc_mp.rundir import LineFile
 from hpc_mp.rundir.records import Evaluation, line_of, read_records
+from hpc_mp.rundir.retention import exhausted
 from hpc_mp.train.data import HeldOut, passes
 from hpc_mp.train.pipeline.stage import Microbatches
 from hpc_mp.train.rank import facts
@@ -33,8 +35,8 @@ class Evaluator:
         held_out: the whole text; this rank's replica takes its part.
         duties: other work of this rank between two passes: check for reasons to stop, keep logs short …
         watchdog: notified of every pass.
-        lines: the file, written by rank 0.
-        last: the step after which the run's newest evaluation was made; 0 for none.
+        lines: the file, written by rank 0; ``track`` is called with the same.
+        evaluations: of the run, the same on all ranks.
     """
 
     spec: JobSpec
@@ -46,7 +48,8 @@ class Evaluator:
     duties: Sequence[Callable[[], None]]
     watchdog: Watchdog
     lines: LineFile
-    last: int
+    track: Callable[[str, Evaluation], None]
+    evaluations: list[Evaluation]
 
     def after(self, step: int, stop: str | None) -> str | None:
         """Evaluate, if an evaluation is due after this step (from 1). All ranks call this.
@@ -57,13 +60,21 @@ class Evaluator:
         Returns:
             The reason why an evaluation that is due was not made; None if none is missing.
         """
-        if step <= self.last or not evaluation_is_due(self.spec, step):
+        newest = self.evaluations[-1].step if self.evaluations else 0
+        if step <= newest or not evaluation_is_due(self.spec, step):
             return None
         stop = stop or self._evaluate(step)
         if stop is not None:
             self.context.log.say(f"the evaluation after step {step} is put off: {stop}")
-        self.last = step if stop is None else self.last
         return stop
+
+    def enough(self) -> bool:
+        """Return True if ``evaluate.patience`` is exhausted, the same on all ranks."""
+        patience, gain = self.spec.evaluate.patience, self.spec.evaluate.gain
+        if not exhausted(self.evaluations, patience, gain):
+            return False
+        self.context.log.say(f"no lower loss on the held-out text for {counted(patience, 'evaluation')}: the run ends")
+        return True
 
     def _evaluate(self, step: int) -> str | None:
         """Evaluate. Return the reason why the evaluation was given up; None if it is complete."""
@@ -78,7 +89,8 @@ class Evaluator:
             result = self.engine.evaluate(self._own(step, mine), self._notes)
             loss, labels, reason = loss + result.loss, labels + int(result.labels), REASONS.get(int(result.notes[0]))
         self.watchdog.now("step")
-        self._say(Evaluation(step, loss / labels, labels, time.perf_counter() - began, self.context.attempt))
+        self.evaluations.append(Evaluation(step, loss / labels, labels, time.perf_counter() - began, self.context.attempt))
+        self._say(self.evaluations[-1])
         return None
 
     def _own(self, step: int, mine: Sequence[range]) -> Microbatches:
@@ -96,12 +108,13 @@ class Evaluator:
         status(self.context, "training")
         if self.context.who.rank == 0:
             self.lines.write(line_of(evaluation))
+            self.track("held_out", evaluation)
         self.context.log.say(f"held out after step {evaluation.step}: {loss_words(evaluation.loss)} over "
                              f"{evaluation.label_tokens:,} tokens in {duration(evaluation.seconds)}")
 
 
-def last_evaluated(context: RankContext) -> int:
-    """Return the step of the newest evaluation in the run directory; 0 for none. All ranks call this."""
+def evaluations_made(context: RankContext) -> list[Evaluation]:
+    """Return the evaluations in the run directory. All ranks call this."""
     mine = read_records(context.run.evaluations, Evaluation) if context.who.rank == 0 else []
-    step: int = facts.broadcast(mine[-1].step if mine else 0, context.everyone)
-    return step
+    lines: list[dict[str, Any]] = facts.broadcast(list(map(asdict, mine)), context.everyone)
+    return [Evaluation(**fields) for fields in lines]

@@ -29,7 +29,7 @@ from hpc_mp.train.parallel.communicators import build, check_coordinates
 from hpc_mp.train.parallel.groups import Tree
 from hpc_mp.train.rank import bootstrap, facts
 from hpc_mp.train.rank.devices import NCCL, agree_on_devices, check_devices, device_name
-from hpc_mp.train.rank.evaluation import Evaluator, last_evaluated
+from hpc_mp.train.rank.evaluation import Evaluator, evaluations_made
 from hpc_mp.train.rank.failures import LAST_FILES, NodeLost, PeerGone, RankContext, cause_known, die, limit_files, record_failure
 from hpc_mp.train.rank.fencing import FencedOut, check_kept
 from hpc_mp.train.rank.heartbeat import heartbeat
@@ -41,6 +41,7 @@ from hpc_mp.train.rank.rendezvous import FILES_TIMEOUT, connect, meet
 from hpc_mp.train.rank.saver import Saver
 from hpc_mp.train.rank.signals import EXIT_STOPPED, REASONS, Pace, StopConditions, StopFlag, Stopped, ending_in
 from hpc_mp.train.rank.token_sets import tokens_of
+from hpc_mp.train.rank.trackers import tracked
 from hpc_mp.train.rank.trainer import Trainer, TrainingEnd, agree, write_trace
 from hpc_mp.train.rank.waits import noted
 from hpc_mp.train.rank.watchdog import FIRST, Watchdog, limits
@@ -112,7 +113,7 @@ def _run(job_file: Path, begun: bootstrap.Bootstrap, stop: StopFlag) -> int:
                 check_coordinates(context.placement, who.rank)
                 nodes = _introduce(context, device_name(device))
                 watchdog.now("start")
-                ended = _train(spec, shape, context, nodes, device, backend, keys, stop, watchdog)
+                ended = _train(spec, shape, context, nodes, device, backend, keys, stop, watchdog, beating)
                 leave(host, backend)
         except FencedOut:
             raise
@@ -159,9 +160,13 @@ def _introduce(context: RankContext, device: str) -> dict[int, str]:
 
 
 def _train(spec: JobSpec, shape: ModelShape, context: RankContext, nodes: Mapping[int, str], device: torch.device, backend: str,
-           store: SignedKeys, stop: StopFlag, watchdog: Watchdog) -> TrainingEnd:
-    """Run all of the training, from the meeting with the other ranks to the end. ``nodes``: the name of every node of the
-    placement."""
+           store: SignedKeys, stop: StopFlag, watchdog: Watchdog, opened: ExitStack) -> TrainingEnd:
+    """Run all of the training, from the meeting with the other ranks to the end.
+
+    Args:
+        nodes: the name of every node of the placement.
+        opened: closes at the end of the rank what stays open until then.
+    """
     pace, record = Pace(), context.record
     conditions = StopConditions(stop, pace, context.run.stop, record.end if record else None, record.grace if record else 0.0)
     checks: list[Callable[[], None]] = [
@@ -207,14 +212,16 @@ def _train(spec: JobSpec, shape: ModelShape, context: RankContext, nodes: Mappin
         cut_steps(context.run, counters.step)
         for file in (context.run.metrics, context.run.evaluations):
             cut_metrics(file, counters.step)
+    track = opened.enter_context(tracked(spec, context, counters.step))
     samples = Samples(tokens, spec.data.sequence_length, spec.train.seed, spec.data.documents)
-    evaluate = (lambda step, stop: None) if held_out is None else Evaluator(
+    evaluator = None if held_out is None else Evaluator(
         spec, context, engine, HeldOut(held_out, spec.data.sequence_length, spec.data.documents), device, stop, duties, watchdog,
-        LineFile(context.run.evaluations), last_evaluated(context)).after
+        LineFile(context.run.evaluations), track, evaluations_made(context))
+    evaluate, enough = ((lambda step, stop: None), lambda: False) if evaluator is None else (evaluator.after, evaluator.enough)
     saver = Saver(context, engine, spec.checkpoint.keep, spec.checkpoint.failures, spec.checkpoint.background, watchdog, pace,
                   lambda rank: nodes[context.placement.ranks[rank].node])
     trainer = Trainer(spec, context.run, context.attempt, saver, engine, groups, samples, device, context.log, stop,
-                      duties, watchdog, pace, context.waits, evaluate)
+                      duties, watchdog, pace, context.waits, evaluate, track, enough)
 
     def traced(step: int, result: StepResult) -> None:
         memory = RankMemory(**state_bytes(engine.data.units.values(), engine.optimizer), peak=peak_bytes(device),
@@ -229,7 +236,7 @@ def _train(spec: JobSpec, shape: ModelShape, context: RankContext, nodes: Mappin
     watchdog.now("evaluation")
     missing = evaluate(counters.step, None)  # an evaluation that an earlier attempt put off
     watchdog.now("first step")
-    ended = trainer.train(counters, traced) if missing is None else TrainingEnd(counters.step, missing)
+    ended = TrainingEnd(counters.step, missing) if missing is not None or enough() else trainer.train(counters, traced)
     watchdog.now("step")
     facts.barrier(context.everyone)
     _conclude(context, ended.stopped, f"after step {ended.step}")

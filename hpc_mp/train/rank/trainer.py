@@ -41,7 +41,7 @@ TRACED_STEP = 2  # of an attempt: the first step is dominated by allocation and 
 
 @dataclass(frozen=True, slots=True)
 class TrainingEnd:
-    """The step after which training ended, and the reason if it was not the last; None if all steps are done."""
+    """The step after which training ended, and the reason if the run is to go on; None if it is done."""
 
     step: int
     stopped: str | None
@@ -65,11 +65,13 @@ class MetricLines:
     Attributes:
         file: the file; None on all other ranks.
         metrics: returns the metrics of a step.
+        track: called with them.
         words: logs the progress from time to time.
     """
 
     file: LineFile | None
     metrics: Callable[[Launched], StepMetrics]
+    track: Callable[[str, StepMetrics], None]
     words: StepWords
     unwritten: deque[Launched] = field(default_factory=deque)
 
@@ -85,6 +87,7 @@ class MetricLines:
                 metrics = self.metrics(launched)
                 self.file.write(line_of(metrics))
                 self.words(metrics)
+                self.track("train", metrics)
 
     def close(self) -> None:
         if self.file is not None:
@@ -105,6 +108,8 @@ class Trainer:
         waits: notified of the rank's progress.
         evaluate: called after each step with the reason why the run must stop; returns why an evaluation that is due was not
             made.
+        track: called with the metrics of each step on rank 0.
+        enough: returns True, after an evaluation, if no further step shall follow.
     """
 
     spec: JobSpec
@@ -122,6 +127,8 @@ class Trainer:
     pace: Pace
     waits: Waits
     evaluate: Callable[[int, str | None], str | None]
+    track: Callable[[str, StepMetrics], None]
+    enough: Callable[[], bool] = lambda: False
 
     def train(self, begin: Counters, traced: Callable[[int, StepResult], None]) -> TrainingEnd:
         """Train up to ``train.steps``, or to the first step after which the run must stop.
@@ -130,7 +137,7 @@ class Trainer:
             SaveFailed, Unwritable, PeerGone, FencedOut: as ``Saver.save``.
         """
         settings, every = self.spec.train, self.spec.checkpoint.every
-        metrics = MetricLines(LineFile(self.run.metrics) if dist.get_rank() == 0 else None, self._metrics,
+        metrics = MetricLines(LineFile(self.run.metrics) if dist.get_rank() == 0 else None, self._metrics, self.track,
                               StepWords(self.log, begin.step + 1, settings.steps))
         tokens = settings.global_batch * self.spec.data.sequence_length
         ended = TrainingEnd(begin.step, None)
@@ -150,12 +157,13 @@ class Trainer:
                 stop = stop or reason
             missing = self.evaluate(step + 1, stop)
             stop = stop or missing
-            if stop or due:
-                self.saver.save(reached, last=bool(stop) or step + 1 == settings.steps)
+            enough = stop is None and evaluation_is_due(self.spec, step + 1) and self.enough()
+            if stop or due or enough:
+                self.saver.save(reached, last=bool(stop) or enough or step + 1 == settings.steps)
                 self._between_steps()
                 stop = stop or agree(self.stop, self.groups.host)  # a request made during the save needs no further step
-            ended = TrainingEnd(step + 1, stop if step + 1 < settings.steps else missing)
-            if stop:
+            ended = TrainingEnd(step + 1, stop if step + 1 < settings.steps and not enough else missing)
+            if stop or enough:
                 break
         metrics.close()
         self.saver.end()

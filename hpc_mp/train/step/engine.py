@@ -20,6 +20,7 @@ from torch import Tensor
 
 from hpc_mp.layout.flat import stage_spans
 from hpc_mp.layout.layout import Layout
+from hpc_mp.layout.owners import OWNED
 from hpc_mp.train.device.readback import Instant, Readback
 from hpc_mp.train.device.spans import profiled
 from hpc_mp.train.optimizer.optimizer import Held, Optimizer
@@ -77,7 +78,12 @@ class Engine:
         units = model.units(layout, mine.values(), *place)
         names = {stage: list(model.units(layout, [span], *place)) for stage, span in mine.items()}
         self.data = DataAxis(units, names, schedule, groups, layout, device)
-        self.optimizer = Optimizer(self.data.trained, settings.optimizer, self.data.slabs.dtype, device, settings.home)
+        whole = settings.optimizer.optimizer in OWNED
+        layouts = [model.units(layout, mine.values(), rank, groups.expert.rank)
+                   for rank in range(groups.tensor.size if whole else 0)]
+        shapes = model.module_shapes(mine.values()) if whole else {}
+        self.optimizer = Optimizer(self.data.trained, settings.optimizer, self.data.slabs.dtype, device, settings.home,
+                                   groups.tensor, layouts, shapes)
         self.scale = loss_scale.on_device(loss_scale.first(settings.loss_scale), device)
 
     @cached_property

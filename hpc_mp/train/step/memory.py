@@ -39,7 +39,7 @@ def state_bytes(units: Iterable[Unit], optimizer: Optimizer) -> dict[str, int]:
     return {
         "parameters": sum(storages.values()),
         "gradients": sum(unit.gradient.held.nbytes for unit in units if isinstance(unit, TrainedUnit)),
-        "optimizer": optimizer.home.nbytes.device,
+        "optimizer": optimizer.home.nbytes.device + (0 if optimizer.whole is None else optimizer.whole.nbytes),
         "host": away + optimizer.home.nbytes.host,
         "disk": optimizer.home.nbytes.disk,
     }

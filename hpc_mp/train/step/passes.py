@@ -46,7 +46,8 @@ class Passes:
         self.capacity = Capacity(model.capacity(layout), layout.samples, device)
         precision = PRECISIONS[layout.precision]
         around = Surroundings(tensor, context, ExpertAxis(groups.expert, model.experts), self.router_loss, self.capacity,
-                              LossGradient(), DropoutClock(settings.seed), precision, layout.recompute, settings.compile)
+                              LossGradient(), DropoutClock(settings.seed), precision, layout.recompute, settings.compile,
+                              settings.loss_terms)
         spans = stage_spans(layout.layers)
         stages = {stage: model.build(spans[stage], around) for stage in data.stages}
         for stage, built in stages.items():

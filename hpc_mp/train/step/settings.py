@@ -8,6 +8,7 @@ from hpc_mp.layout.learning_rate import learning_rate
 from hpc_mp.layout.schedule import Schedule
 from hpc_mp.train.optimizer.optimizer import OptimizerSettings
 from hpc_mp.train.optimizer.optimizer_state import HomeMaker, OnDevice
+from hpc_mp.train.parallel.surroundings import NO_TERMS, LossTerms
 from hpc_mp.train.step.loss_scale import ScaleRule
 
 Rate = Callable[[int], float]
@@ -24,6 +25,7 @@ class EngineSettings:
         loss_scale: rule of fp16's loss scale; None in other number formats.
         home: makes the home of optimizer state between two steps.
         router_balance, router_z: weights of the routers' balance loss (a mean over samples) and z loss (a mean over tokens).
+        loss_terms: additions to the loss of a training.
         compile: True if blocks and the loss are compiled, see ``build_stage``.
     """
 
@@ -37,6 +39,7 @@ class EngineSettings:
     router_balance: float = 0.0
     router_z: float = 0.0
     compile: bool = False
+    loss_terms: LossTerms = NO_TERMS
 
     def learning_rate(self, number: int) -> float:
         """Return the learning rate of a step. ``number``: counts from 0."""
