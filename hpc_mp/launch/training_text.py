@@ -4,6 +4,7 @@ The rows of all files are checked without any library of the rank half. If that 
 ranks will do it, and existing tokens are counted.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from math import lcm
@@ -16,9 +17,9 @@ from hpc_mp.base.text import counted, data_size, number
 from hpc_mp.job import JobSpec
 from hpc_mp.job.epochs import samples_of, steps_of, with_steps
 from hpc_mp.job.first_rows import FirstRow, first_rows
-from hpc_mp.job.inputs import find_files, kind
+from hpc_mp.job.inputs import find_files, find_groups, kind
 from hpc_mp.job.layout import read_shape
-from hpc_mp.job.tokenizer_files import check_tokenizer, find_tokenizer
+from hpc_mp.job.tokenizer_files import check_tokenizer, find_tokenizer, has_template, missing_template
 from hpc_mp.launch.listener import Listener
 from hpc_mp.rundir.records import RankStatus
 
@@ -91,14 +92,21 @@ def check_text(spec: JobSpec, vocabulary: int) -> tuple[tuple[FirstRow, ...], tu
     held_out = find_files(spec.evaluate.files, key)
     tokenizer = tokenizer_of(spec)
     check_tokenizer(tokenizer, vocabulary)
-    rows = first_rows(files)
+    rows = first_rows(files, form=spec.data.format)
+    if spec.data.template is None and _holds_chats(rows, spec) and (tokenizer is None or not has_template(tokenizer)):
+        raise missing_template(tokenizer)
+    find_groups(spec.data.files, spec.data.weights)
     limit, length = sum(row.size for row in rows) + len(rows), spec.data.sequence_length  # a byte each, and the ends of texts
-    if limit <= length:
+    if limit <= length and all(row.plain and not row.chat for row in rows):
         raise HpcMpError(f"data.sequence_length = {length}",
                          f"is more than the text has: {counted(len(rows), 'file')} with {counted(limit - len(rows), 'byte')} "
                          "give fewer tokens, and one sample takes sequence_length + 1",
                          "use more text, or a shorter sequence_length")
-    return rows, first_rows(held_out, key), tokenizer
+    return rows, first_rows(held_out, key, spec.data.format), tokenizer
+
+
+def _holds_chats(rows: Sequence[FirstRow], spec: JobSpec) -> bool:
+    return spec.data.format in ("messages", "sharegpt", "alpaca") or any(row.chat for row in rows)
 
 
 def tokenizer_of(spec: JobSpec) -> Path | None:
@@ -114,12 +122,12 @@ def report_text(spec: JobSpec, vocabulary: int) -> TrainingText:
     if find_spec("tokenizers") is None:
         return TrainingText(rows, held_out, tokenizer, None, False, _amount(spec, size // TOKEN_BYTES, exact=False))
     from hpc_mp.train.data.sampled import sample
-    from hpc_mp.train.data.tokens import find_prepared
+    from hpc_mp.train.data.tokens import find_prepared, reading_of
 
     prepared = find_prepared(spec, vocabulary, Path(spec.job.directory) / ".cache")
     source = tokenizer or (prepared.tokenizer_directory if prepared else None)
     start = next((place for place, row in enumerate(rows) if row.parts), 0)
-    measured = sample([row.path for row in (*rows[start:], *rows[:start])], source) if source else None
+    measured = sample([row.path for row in (*rows[start:], *rows[:start])], source, reading_of(spec)) if source else None
     if prepared is not None:
         amount = _amount(spec, prepared.count, exact=True)
     elif measured is not None and measured.bytes:
@@ -180,7 +188,7 @@ def text_rows(text: TrainingText, spec: JobSpec) -> dict[str, str]:
 def _never_best(spec: JobSpec) -> dict[str, str]:
     """Return a note if no checkpoint but the last is evaluated, so that no earlier one can be the best."""
     every, saved = spec.evaluate.every, spec.checkpoint.every
-    if not (spec.evaluate.files and every and saved) or lcm(every, saved) < spec.train.steps:
+    if not (spec.evaluate.active and every and saved) or lcm(every, saved) < spec.train.steps:
         return {}
     remedy = "let evaluate.every divide checkpoint.every" if saved % every else "set both to less than train.steps"
     return {"note": f"checkpoint.every = {saved} and evaluate.every = {every}: before the last step no checkpoint is one that is "

@@ -103,5 +103,5 @@ def complete(run: RunDirectory, spec: AnySpec) -> bool:
     saved = complete_steps(run.checkpoints)
     if not saved or saved_step(run) != spec.train.steps or problem(saved[-1]) is not None:
         return False
-    return not spec.evaluate.files or spec.train.steps in {
+    return not spec.evaluate.active or spec.train.steps in {
         evaluation.step for evaluation in read_records(run.evaluations, Evaluation)}

@@ -96,7 +96,7 @@ def export(run: RunDirectory, output: Path, *, step: int | None = None, dtype: s
     config = _config(spec, tokenizer)
     settings = {} if tokenizer is None else agreeing_settings(
         tokenizer, read_config(spec), _text_there(spec), f"move {tokenizer} elsewhere to export without it, and load it there: "
-        f"{CLASS}.from_pretrained takes it as it is")
+        f"{CLASS}.from_pretrained takes it as it is", spec.data.format)
     index = read_indexes(checkpoint)
     outputs, reader = _outputs(checkpoint, index, config, spec), ShardReader(checkpoint, index)
     config.dtype = DTYPES.get(dtype) or FORMATS[next(iter(outputs.values())).stored.dtype]  # same for all masters

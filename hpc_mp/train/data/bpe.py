@@ -10,9 +10,10 @@ from typing import Any
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
+from hpc_mp.job.rows import Form
 from hpc_mp.job.tokenizer_files import check_tokenizer
 from hpc_mp.train.data.cache import entry, key
-from hpc_mp.train.data.documents import pieces
+from hpc_mp.train.data.documents import Reading, pieces
 
 FORMAT = 1  # increased when the same text gives another tokenizer
 END = "<|endoftext|>"  # begins and ends a document, as in GPT-2
@@ -43,12 +44,13 @@ def _of_family(encoder: tokenizers.Tokenizer, split: str) -> tokenizers.Tokenize
 
 
 def train(files: Sequence[Path], contents: Sequence[str], *, vocabulary: int, cache: Path,
-          poll: Callable[[], object] = lambda: None, model_type: str = "gpt2") -> Path:
+          poll: Callable[[], object] = lambda: None, model_type: str = "gpt2", form: Form = "auto") -> Path:
     """Train a tokenizer with at most ``vocabulary`` ids on ``files``, or find it in the cache. Return its directory.
 
     Args:
         contents: identifies each file's content, and so the tokenizer in the cache.
         model_type: the family of the model, which may have its own splitting rule.
+        form: ``data.format``.
         poll: called repeatedly; an exception from it ends the training.
 
     Raises:
@@ -63,7 +65,7 @@ def train(files: Sequence[Path], contents: Sequence[str], *, vocabulary: int, ca
             encoder = _of_family(encoder, SPLITS[model_type])
         trainer = trainers.BpeTrainer(vocab_size=vocabulary, min_frequency=MIN_FREQUENCY, special_tokens=[END],
                                       initial_alphabet=alphabet, show_progress=False)
-        _polled(lambda: encoder.train_from_iterator(_sample(files), trainer), poll)
+        _polled(lambda: encoder.train_from_iterator(_sample(files, form), trainer), poll)
         (directory / "tokenizer.json").write_text(encoder.to_str(pretty=True), encoding="utf-8")
         special = {"bos_token": END, "eos_token": END}
         write_json(directory / "special_tokens_map.json", special)
@@ -99,11 +101,11 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _sample(files: Sequence[Path]) -> Iterator[str]:
+def _sample(files: Sequence[Path], form: Form) -> Iterator[str]:
     """Yield all pieces of the text, or evenly spread pieces of at most ``TEXT`` characters in total."""
     total = sum(path.stat().st_size for path in files)
     position = taken = 0
-    for piece in pieces(files):
+    for piece in pieces(files, reading=Reading(form)):
         position += len(piece.text)
         if (taken + len(piece.text)) * total <= TEXT * position:
             taken += len(piece.text)

@@ -6,13 +6,15 @@ a run that continues with another layout sees each sample exactly once.
 
 import hashlib
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job.epochs import samples_of
+from hpc_mp.train.data.mixture import BLOCK, drawn, slots
 from hpc_mp.train.data.rows import TokenRows
 from hpc_mp.train.data.tokens import TokenSet
 
@@ -34,30 +36,35 @@ class Samples:
     """Sequences of a token set in training order, without end: each epoch is shuffled by (seed, epoch).
 
     Sequence i is the tokens [i × S, i × S + S]: S inputs, and the same shifted by one as labels. Sequences run over the ends of
-    documents, see ``rows``. Tokens after the last whole sequence are not used.
+    documents, see ``rows``. Tokens after the last whole sequence are not used. In a mixture each part has sequences of its own.
 
     Args:
         sequence_length: S, tokens.
-        seed, documents: ``train.seed`` and ``data.documents``.
+        seed, documents, weights: ``train.seed``, ``data.documents`` and ``data.weights``.
 
     Raises:
-        HpcMpError: the text is shorter than one sequence.
+        HpcMpError: the text, or a part of a mixture, is shorter than one sequence.
     """
 
-    def __init__(self, token_set: TokenSet, sequence_length: int, seed: int, documents: str = "joined") -> None:
-        if token_set.count <= sequence_length:
+    def __init__(self, token_set: TokenSet, sequence_length: int, seed: int, documents: str = "joined",
+                 weights: Sequence[float] = ()) -> None:
+        parts = token_set.parts if weights else (token_set.count,)
+        if (least := min(parts)) <= sequence_length:
+            text = f"the files of data.weights[{parts.index(least)}] have" if weights else "the text has"
             raise HpcMpError(f"data.sequence_length = {sequence_length}",
-                             f"the text has {token_set.count} tokens, and one sequence with its labels takes "
+                             f"{text} {least} tokens, and one sequence with its labels takes "
                              f"{sequence_length} + 1 = {sequence_length + 1}",
-                             f"use more text, or a sequence_length of at most {token_set.count - 1}")
+                             f"use more text, or a sequence_length of at most {least - 1}")
         self.sequence_length = sequence_length
         self.seed = seed
-        self._size = samples_of(token_set.count, sequence_length)
+        self._slots = slots(weights) if weights else ()
+        self._firsts = [*accumulate(parts, initial=0)]
+        self._sizes = [samples_of(count, sequence_length) for count in parts]
         self._rows = TokenRows(token_set, documents)
 
     def __len__(self) -> int:
-        """Return the number of samples per epoch."""
-        return self._size
+        """Return the number of samples per epoch; of a mixture those of all its parts."""
+        return sum(self._sizes)
 
     @property
     def masked(self) -> bool:
@@ -73,8 +80,18 @@ class Samples:
 
     def first_token(self, position: int) -> int:
         """Return the number of the first token of the sequence at a global position."""
-        epoch, place = divmod(position, self._size)
-        return permuted(place, self._size, seed=self.seed, epoch=epoch) * self.sequence_length
+        part, number = self._source(position)
+        epoch, place = divmod(number, self._sizes[part])
+        sample = permuted(place, self._sizes[part], seed=self.seed + (part << 64), epoch=epoch)
+        return self._firsts[part] + sample * self.sequence_length
+
+    def _source(self, position: int) -> tuple[int, int]:
+        """Return the part of a mixture at a global position, and the number of samples that it gives before; without weights all
+        text is one part."""
+        if not self._slots:
+            return 0, position
+        block, place = divmod(position, BLOCK)
+        return drawn(permuted(place, BLOCK, seed=self.seed, epoch=-1 - block), block, self._slots)
 
     def label_count(self, positions: Iterable[int]) -> int:
         """Return the number of tokens of these sequences that count in the loss, without reading ids."""

@@ -100,7 +100,7 @@ def restore(spec: JobSpec, shape: ModelShape, context: RankContext, engine: Engi
     family = family_of(shape.model_type)
     configuration = hugging_face_config(read_config(spec), family, spec.train.dropout).to_dict()
     now = Origin(model_fields(configuration, family.dropouts), spec.train.optimizer, tokens.tokenizer_sha256,
-                 tokens.directory.name, spec.data.sequence_length, spec.train.seed, spec.data.documents)
+                 tokens.directory.name, spec.data.sequence_length, spec.train.seed, spec.data.documents, [*spec.data.weights])
     damaged: set[Path] = set()
     while (newest := facts.broadcast(_newest(spec, context, damaged), context.everyone)) is not None:
         path = Path(newest)

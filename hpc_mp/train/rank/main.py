@@ -207,7 +207,7 @@ def _train(spec: JobSpec, shape: ModelShape, context: RankContext, nodes: Mappin
         cut_steps(context.run, counters.step)
         for file in (context.run.metrics, context.run.evaluations):
             cut_metrics(file, counters.step)
-    samples = Samples(tokens, spec.data.sequence_length, spec.train.seed, spec.data.documents)
+    samples = Samples(tokens, spec.data.sequence_length, spec.train.seed, spec.data.documents, spec.data.weights)
     evaluate = (lambda step, stop: None) if held_out is None else Evaluator(
         spec, context, engine, HeldOut(held_out, spec.data.sequence_length, spec.data.documents), device, stop, duties, watchdog,
         LineFile(context.run.evaluations), last_evaluated(context)).after
