@@ -1,4 +1,4 @@
-"""``hpc-mp data``: preparation of a job's text before an allocation, to keep GPUs from waiting for it; and a look at its tokens."""
+"""``hpc-mp data``: preparation of a job's text before an allocation, to keep GPUs from waiting for it, and a look at it."""
 
 import json
 from collections.abc import Sequence

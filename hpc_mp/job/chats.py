@@ -71,7 +71,7 @@ def of_prompt(row: Mapping[str, Any]) -> Chat | tuple[tuple[str, bool], ...]:
 
 
 def of_sharegpt(row: Mapping[str, Any]) -> Chat:
-    """Return the chat of ``{"conversations": [{"from": …, "value": …}, …]}``, with ``system`` and ``tools`` if it has them. Raises
+    """Return the chat of ``{"conversations": [{"from": …, "value": …}, …]}``, with its ``system`` and ``tools``. Raises
     UnusableRow."""
     turns = _turns("conversations", row.get("conversations"), SHAREGPT)
     messages: list[dict[str, Any]] = _system(row, SHAREGPT)
@@ -128,7 +128,8 @@ def _called(name: str, value: str) -> dict[str, Any]:
         calls = None
     calls = calls if isinstance(calls, list) else [calls]
     if not all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls):
-        raise UnusableRow(f"its {name}.value is {shown(value)}, not a call", 'write it as "{\\"name\\": \\"…\\", \\"arguments\\": {…}}"')
+        raise UnusableRow(f"its {name}.value is {shown(value)}, not a call",
+                          'write it as "{\\"name\\": \\"…\\", \\"arguments\\": {…}}"')
     return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call} for call in calls]}
 
 
@@ -146,7 +147,7 @@ def _turns(name: str, turns: Any, remedy: str) -> Sequence[Mapping[str, Any]]:
 def _chat(name: str, messages: Any, row: Mapping[str, Any], remedy: str = MESSAGES) -> Chat:
     """Return the chat of a row after a check of each of its messages."""
     turns = _turns(name, messages, remedy)
-    kept: list[Mapping[str, Any]] = []
+    checked: list[Mapping[str, Any]] = []
     counts = []
     for place, turn in enumerate(turns):
         where = f"{name}[{place}]"
@@ -159,14 +160,14 @@ def _chat(name: str, messages: Any, row: Mapping[str, Any], remedy: str = MESSAG
         weight = turn.get("weight")
         if weight not in (None, 0, 1):
             raise UnusableRow(f"its {where}.weight is {shown(weight)}", "write 1, or 0 for a turn that does not count")
-        kept.append({key: value for key, value in turn.items() if key not in ("weight", "tool_calls") and value is not None}
+        checked.append({key: value for key, value in turn.items() if key not in ("weight", "tool_calls") and value is not None}
                     | ({"tool_calls": [*calls]} if calls else {}))
         counts.append(role == "assistant" and weight != 0)
     tools = _list_of("tools", row.get("tools"))
     arguments = row.get("chat_template_kwargs") or {}
     if not isinstance(arguments, Mapping):
         raise UnusableRow(f"its chat_template_kwargs is {shown(arguments)}, not an object", remedy)
-    return _counted(Chat(tuple(kept), tuple(counts), tools, dict(arguments)))
+    return _counted(Chat(tuple(checked), tuple(counts), tools, dict(arguments)))
 
 
 def _counted(chat: Chat) -> Chat:

@@ -121,7 +121,7 @@ def _first_row(path: Path, size: int, content: Content) -> FirstRow:
 
 
 def _head(path: Path, key: str) -> tuple[bytes | None, bool]:
-    """Return the beginning of a file's unpacked content, and True if that is all. None: the library that unpacks it is missing."""
+    """Return the beginning of a file's unpacked content, and True if that is all. None: no library here unpacks it."""
     if compression(path) == ".zst" and find_spec("zstandard") is None:
         return None, False
     file, raw = open_unpacked(path)

@@ -26,11 +26,11 @@ Row = tuple[int, bytes | Mapping[str, Any], int]  # its number in the file, the 
 
 
 def open_unpacked(path: Path) -> tuple[BinaryIO, BinaryIO]:
-    """Open a file. Return its unpacked content and the file itself, whose position tells how much of it was read. Raises OSError."""
+    """Open a file. Return its unpacked content, and the file itself, whose position tells how much was read. Raises OSError."""
     raw = path.open("rb")
     match compression(path):
         case ".gz":
-            return io.BufferedReader(gzip.GzipFile(fileobj=raw), BLOCK), raw  # type: ignore[arg-type]
+            return io.BufferedReader(gzip.GzipFile(fileobj=raw), BLOCK), raw
         case ".zst":
             return io.BufferedReader(_Zstandard(raw), BLOCK), raw
     return raw, raw
@@ -182,7 +182,8 @@ def _arrow(path: Path) -> Iterator[Row]:
         columns = [name for name in names if name in COLUMNS] or names[:1]
         parts = (batch.select(columns).slice(first, TABLE_ROWS) for batch in batches
                  for first in range(0, batch.num_rows, TABLE_ROWS))
-        yield from _measured(enumerate((_shape(row, names) for part in parts for row in part.to_pylist()), start=1), file.tell, path)
+        shaped = (_shape(row, names) for part in parts for row in part.to_pylist())
+        yield from _measured(enumerate(shaped, start=1), file.tell, path)
 
 
 def _shape(row: Mapping[str, Any], names: list[str]) -> Mapping[str, Any]:
@@ -199,8 +200,8 @@ def _without_nulls(value: Any) -> Any:
 
 
 def _measured(numbered: Iterator[tuple[int, Any]], position: Callable[[], int], path: Path) -> Iterator[Row]:
-    """Yield rows with the bytes that their file was read by. Blocks are read ahead, so a row's own bytes are unknown: the bytes of a
-    block are counted with the last row of the block before, and what remains with the last row of all."""
+    """Yield rows with the bytes of the file that were read. Files are read in blocks, so that a row's own bytes are unknown: the
+    bytes so far are counted with the last row before another block is read, the rest with the last row of all."""
     done, held = 0, next(numbered, None)
     while held is not None:
         read = position()

@@ -102,9 +102,9 @@ class Data(values.Section):
     """The training data."""
 
     files: values.Patterns
-    """Required. Paths or globs (`**` for any depth) of text files, and of rows in `.jsonl`, `.json`, `.parquet` and `.arrow` files
-    and in directories that `datasets` saved; text and JSON may end in `.gz` or `.zst`. Files are read as streams. Files whose
-    content does not match their name are refused. See [the text](../user/data.md)."""
+    """Required. Paths or globs (`**` for any depth) of text files, of rows in `.jsonl`, `.json`, `.parquet` and `.arrow` files, and
+    of directories that `datasets` saved; text and JSON may end in `.gz` or `.zst`. Files are read as streams. Files whose content
+    does not match their name are refused. See [the data](../user/data.md)."""
     format: Form = "auto"
     """What rows hold. `"auto"`: `{"text": …}`, `{"prompt": …, "completion": …}` or `{"messages": […]}`, by their keys; one of
     `"text"`, `"prompt"` and `"messages"` chooses, if rows have the keys of several. `"sharegpt"`: `{"conversations": [{"from": …,
@@ -114,7 +114,7 @@ class Data(values.Section):
     """A file with a chat template in Jinja, in place of the tokenizer's own. It is exported with the model. See
     [chats](../user/data.md#chats). Example: `"chatml.jinja"`."""
     weights: tuple[Annotated[float, Field(gt=0)], ...] = ()
-    """A mixture: the share of the samples that come from each pattern of `data.files`, in any unit. Files that end early are passed
+    """A mixture: the share of the samples that come from each pattern of `data.files`, in any unit. What ends early is passed
     again. Default: every sample is passed once in an epoch. See [mixtures](../user/data.md#mixtures). Example: `[0.7, 0.3]`."""
     tokenizer: values.PathName | None = None
     """A directory that holds a tokenizer. Default: the checkpoint's own. For a model with random weights, a tokenizer is trained

@@ -89,7 +89,7 @@ def model_fields(configuration: Mapping[str, Any], dropouts: tuple[str, ...]) ->
 
 def first_difference(before: Origin, now: Mapping[str, Any]) -> OriginDifference | None:
     """Return the first difference among the parts in ``now``. Model fields of one transformers release only do not count."""
-    for part in (field.name for field in fields(Origin) if field.name in now):
+    for part in (part.name for part in fields(Origin) if part.name in now):
         was, has = getattr(before, part), now[part]
         if part != "model":
             if was != has:

@@ -1,16 +1,15 @@
 """Chats to text by the tokenizer's template, with the characters whose tokens count in the loss.
 
-Templates with ``{% generation %}`` mark what the assistant says. In others it is found by difference: the text up to an answer is
-that of the earlier messages with the prompt for an answer, and the text with the answer is that of the messages up to it. Both are
-beginnings of the whole text, and the answer is between. A template may break this, for example if it drops the thinking of earlier
-answers. Then the answer is what changes in the whole text if another one is put in its place, with the end of a turn that follows it.
+Templates with ``{% generation %}`` mark what the assistant says. In others it is found by difference. The text up to an answer is
+that of the earlier messages with the prompt for an answer; the text with the answer is that of the messages up to it. Both begin
+the whole text, and the answer is between. Some templates break this, for example by dropping the thinking of earlier answers. Then the answer is what changes in the whole text if another one is put in its place, with the end of the turn behind it.
 """
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +50,7 @@ class ChatTemplate:
             spans = _chosen(marked, chat)
         spans = tuple((begin, end) for begin, end in spans if end > begin)
         if not spans:
-            raise UnusableRow("the chat template writes nothing of the assistant's turns: nothing would count in the loss", REMEDY)
+            raise UnusableRow("the chat template writes none of the assistant's turns: nothing would count in the loss", REMEDY)
         return RenderedChat(text, spans)
 
     def _source(self, chat: Chat) -> str:
@@ -137,16 +136,24 @@ def _another(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a message whose text differs in its first and in its last character."""
     content = message.get("content") or ""
     parts = isinstance(content, list)
-    own = ("".join(part["text"] for part in content) if parts else content).strip()
+    own = _text_of(content).strip()
     other = next(letter for letter in OTHERS if letter not in (own[:1], own[-1:]))
     return {**message, "content": [{"type": "text", "text": other}] if parts else other}
 
 
+def _text_of(content: str | Sequence[Mapping[str, Any]]) -> str:
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+
+
 def _difference(text: str, other: str) -> Span:
     """Return the span of a text outside of which it is the other one."""
-    begin = len(commonprefix((text, other)))
-    tail = len(commonprefix((text[begin:][::-1], other[begin:][::-1])))
-    return begin, len(text) - tail
+    begin = _alike(text, other)
+    return begin, len(text) - _alike(text[begin:][::-1], other[begin:][::-1])
+
+
+def _alike(text: str, other: str) -> int:
+    """Return how many characters two texts have alike at their beginning."""
+    return bisect_left(range(1, min(len(text), len(other)) + 1), True, key=lambda size: text[:size] != other[:size])
 
 
 def _trimmed(text: str, content_end: int, end: int) -> int:

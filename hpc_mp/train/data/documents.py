@@ -42,8 +42,8 @@ class Reading:
 
     Attributes:
         form: ``data.format``.
-        tokenizer: the directory whose chat template writes chats as text; without it a chat is the contents of its messages, for a
-            tokenizer to be trained on.
+        tokenizer: the directory whose chat template writes chats as text. Without it a chat is the contents of its messages, on
+            which a tokenizer is trained.
         template: ``data.template``, if it takes the place of the tokenizer's own.
         share: ``evaluate.share``, the share of the documents that is held out.
         held_out: True to read that share, False to read the others.

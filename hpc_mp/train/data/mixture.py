@@ -1,7 +1,7 @@
 """Mixtures: which files of ``data.files`` the sample at a position comes from, by ``data.weights``.
 
-Positions are counted in blocks. In each block every part has its slots, in an order that is drawn anew for each block, so that any
-part of a run has nearly the shares of the whole. A part is passed again when it ends, and each pass has its own order.
+Positions are counted in blocks. In each block every part has its slots, in an order that is drawn anew for each block, so that a
+short stretch of a run has nearly the shares of the whole. A part that ends is passed again, and each pass has its own order.
 """
 
 from bisect import bisect_right
@@ -14,8 +14,7 @@ BLOCK = 1000  # positions; shares are exact to a thousandth
 
 
 def slots(weights: Sequence[float]) -> tuple[int, ...]:
-    """Return the slots of each part in a block, in proportion to its weight, rounded so that their sum is ``BLOCK`` (the method of
-    the largest remainder).
+    """Return the slots of each part in a block, in proportion to its weight, rounded by the method of the largest remainder.
 
     Raises:
         HpcMpError: a part would have none.

@@ -1,4 +1,4 @@
-"""All rows of a job, checked before the first one is tokenized, so that those that cannot be used are named together and at once."""
+"""The check of all rows of a job before the first one is tokenized: those that cannot be used are named together, and at once."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,8 +23,8 @@ def check_rows(files: Sequence[Path], files_key: str, reading: Reading, poll: Ca
         poll: called repeatedly; an exception from it ends the check.
 
     Raises:
-        HpcMpError: a file cannot be read, or rows cannot be used. The first is explained, the others are named; ``several`` has the
-            explanation of each.
+        HpcMpError: a file cannot be read, or rows cannot be used. The first is explained and the others are named; ``several``
+            explains each.
     """
     errors: list[HpcMpError] = []
     places: list[str] = []
@@ -50,7 +50,7 @@ def check_rows(files: Sequence[Path], files_key: str, reading: Reading, poll: Ca
         raise errors[0]
     if errors:
         others = ", ".join(places[1:NAMED]) + (" …" if len(places) > NAMED else "")
-        number = f"at least {MOST}" if len(errors) >= MOST else str(len(errors))
+        total = f"at least {MOST}" if len(errors) >= MOST else str(len(errors))
         end = "" if errors[0].remedy.endswith((".", "?", "!")) else "."
-        raise HpcMpError(errors[0].value, errors[0].rule, f"{errors[0].remedy}{end} {number} rows cannot be used; the others are "
+        raise HpcMpError(errors[0].value, errors[0].rule, f"{errors[0].remedy}{end} {total} rows cannot be used; the others are "
                          f"{others}", tuple(errors))

@@ -100,7 +100,7 @@ def _gpt2(directory: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
     return encoder
 
 
-def _keep(tokenizer: Tokenizer, kept: Path, template: Path | None) -> Path:
+def _keep(tokenizer: Tokenizer, target: Path, template: Path | None) -> Path:
     """Copy a tokenizer into the cache, completed so that AutoTokenizer loads it without the model's config.json."""
     names = files_there(tokenizer.directory, VOCABULARY_FILES + SIDE_FILES)
 
@@ -117,7 +117,7 @@ def _keep(tokenizer: Tokenizer, kept: Path, template: Path | None) -> Path:
         if template is not None:
             shutil.copyfile(template, directory / TEMPLATE)
 
-    return entry(kept, build)
+    return entry(target, build)
 
 
 def kept_name(contents: Sequence[str], *, directory: Path | None, pretrained: Path | None, vocabulary: int,

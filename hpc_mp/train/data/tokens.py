@@ -141,14 +141,14 @@ def prepare_job(spec: JobSpec, vocabulary: int, cache: Path, progress: Callable[
 
 def job_tokenizer(spec: JobSpec, vocabulary: int, cache: Path) -> Tokenizer:
     """Return the tokenizer of a job, as ``prepare_job`` uses it. Raises HpcMpError as ``prepare``."""
-    given = {"directory": Path(spec.data.tokenizer) if spec.data.tokenizer else None,
-             "pretrained": Path(spec.model.pretrained) if spec.model.pretrained else None}
+    directory = Path(spec.data.tokenizer) if spec.data.tokenizer else None
+    pretrained = Path(spec.model.pretrained) if spec.model.pretrained else None
     grouped, hashed, reading = find_groups(spec.data.files, spec.data.weights), HashMemory(cache), reading_of(spec)
     files = [path for group in grouped for path in group]
-    contents = [] if any(given.values()) else [_source(path, hashed, "data.files").content for path in files]
+    contents = [] if directory or pretrained else [_source(path, hashed, "data.files").content for path in files]
     hashed.keep()
-    return resolve(files, contents, **given, vocabulary=vocabulary, cache=cache, model_type=read_config(spec)["model_type"],
-                   form=reading.form, template=reading.template)
+    return resolve(files, contents, directory=directory, pretrained=pretrained, vocabulary=vocabulary, cache=cache,
+                   model_type=read_config(spec)["model_type"], form=reading.form, template=reading.template)
 
 
 def reading_of(spec: JobSpec, *, held_out: bool = False) -> Reading:
@@ -269,8 +269,8 @@ def _tokenize(target: Path, sources: Sequence[TokenizedFile], tokenizer: Tokeniz
 def _check_some(value: str, tokenizer: Tokenizer, count: int, counted: int, reading: Reading) -> None:
     if count == 0 and reading.share:
         raise HpcMpError(f"evaluate.share = {reading.share:g}",
-                         f"leaves no document to {'evaluate' if reading.held_out else 'train on'}: a row or a text file is held out "
-                         "as a whole",
+                         f"leaves no document to {'evaluate' if reading.held_out else 'train on'}: a row, or a text file, is held out "
+                         "whole",
                          "choose another share, use files of more documents, or name held-out files in evaluate.files")
     if count == 0:
         raise HpcMpError(value, f"give no token with the tokenizer {tokenizer.directory}",
