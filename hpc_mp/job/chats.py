@@ -82,7 +82,8 @@ def of_sharegpt(row: Mapping[str, Any]) -> Chat:
             raise UnusableRow(f"its {name}.from is {shown(speaker)}", f"use one of {', '.join(SPEAKERS)}")
         if not isinstance(value, str):
             raise UnusableRow(f"its {name}.value is {shown(value)}, not a string", SHAREGPT)
-        messages.append(_called(name, value) if role == "function_call" else {"role": role, "content": value})
+        message = _called(name, value) if role == "function_call" else {"role": role, "content": value}
+        messages.append(message | ({"weight": turn["weight"]} if "weight" in turn else {}))
     return _chat("conversations", messages, row, SHAREGPT)
 
 
@@ -94,7 +95,7 @@ def of_alpaca(row: Mapping[str, Any]) -> Chat:
     if not isinstance(history, list):
         raise UnusableRow(f"its history is {shown(history)}, not a list of pairs", 'write "history": [["…", "…"], …]')
     for place, pair in enumerate(history):
-        if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair)):
+        if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) and text.strip() for text in pair)):
             raise UnusableRow(f"its history[{place}] is {shown(pair)}, not an instruction and its answer",
                               'write "history": [["…", "…"], …]')
         messages += ({"role": "user", "content": pair[0]}, {"role": "assistant", "content": pair[1]})
@@ -109,6 +110,8 @@ def of_alpaca(row: Mapping[str, Any]) -> Chat:
     question = f"{texts['instruction']}\n{texts['input']}" if texts["input"] else texts["instruction"]
     if not question.strip():
         raise UnusableRow("its instruction and input are empty", ALPACA)
+    if not texts["output"].strip():
+        raise UnusableRow("its output is empty: the assistant answers nothing", "add the answer, or take the row out")
     messages += ({"role": "user", "content": question}, {"role": "assistant", "content": texts["output"]})
     return _chat("output", messages, row, ALPACA)
 
