@@ -6,9 +6,11 @@ short stretch of a run has nearly the shares of the whole. A part that ends is p
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.train.data.permutation import permuted
 
 BLOCK = 1000  # positions; shares are exact to a thousandth
 
@@ -30,8 +32,17 @@ def slots(weights: Sequence[float]) -> tuple[int, ...]:
     return tuple(whole)
 
 
-def drawn(slot: int, block: int, sizes: Sequence[int]) -> tuple[int, int]:
-    """Return the part that has a slot, and how many samples of this part come before it in all blocks."""
-    ends = [*accumulate(sizes)]
-    part = bisect_right(ends, slot)
-    return part, block * sizes[part] + slot - (ends[part] - sizes[part])
+@lru_cache(maxsize=4)
+def block_order(sizes: tuple[int, ...], seed: int, block: int) -> tuple[tuple[int, int], ...]:
+    """Return, for each position of a block, its part and how many samples of this part come before it in the block.
+
+    Args:
+        sizes: the result of ``slots``.
+    """
+    ends, numbers = [*accumulate(sizes)], [0] * len(sizes)
+    order = []
+    for place in range(BLOCK):
+        part = bisect_right(ends, permuted(place, BLOCK, seed=seed, epoch=-1 - block))
+        order.append((part, numbers[part]))
+        numbers[part] += 1
+    return tuple(order)

@@ -4,8 +4,6 @@ Positions count sequences from the start of the training, over all replicas and 
 a run that continues with another layout sees each sample exactly once.
 """
 
-import hashlib
-import struct
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
@@ -14,7 +12,8 @@ from numpy.typing import NDArray
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job.epochs import samples_of
-from hpc_mp.train.data.mixture import BLOCK, drawn, slots
+from hpc_mp.train.data.mixture import BLOCK, block_order, slots
+from hpc_mp.train.data.permutation import permuted
 from hpc_mp.train.data.rows import TokenRows
 from hpc_mp.train.data.tokens import TokenSet
 
@@ -91,7 +90,8 @@ class Samples:
         if not self._slots:
             return 0, position
         block, place = divmod(position, BLOCK)
-        return drawn(permuted(place, BLOCK, seed=self.seed, epoch=-1 - block), block, self._slots)
+        part, number = block_order(self._slots, self.seed, block)[place]
+        return part, block * self._slots[part] + number
 
     def label_count(self, positions: Iterable[int]) -> int:
         """Return the number of tokens of these sequences that count in the loss, without reading ids."""
@@ -107,39 +107,3 @@ class Samples:
     def documents(self, positions: Iterable[int]) -> NDArray[np.int64] | None:
         """Return the places in each sequence at which documents begin, see ``TokenRows.documents``; None if they are joined."""
         return self._rows.documents([self.first_token(position) for position in positions], self.sequence_length)
-
-
-ROUNDS = 8
-WORD = (1 << 64) - 1
-
-
-def permuted(place: int, size: int, *, seed: int, epoch: int) -> int:
-    """Return the item at ``place`` of a permutation: for fixed (size, seed, epoch) a bijection of range(size).
-
-    The permutation is a balanced Feistel network (Luby and Rackoff 1988) on the next even number of bits, walked along its cycle
-    until the value is below ``size`` (Black and Rogaway 2002). This takes at most 4 steps on average. It is pure integer
-    arithmetic and gives the same result on every machine.
-
-    Args:
-        place: 0 … size - 1.
-        size: at least 1.
-        seed, epoch: any integers; each pair gives its own order.
-    """
-    half = max(1, ((size - 1).bit_length() + 1) // 2)
-    mask = (1 << half) - 1
-    keys = struct.unpack(f"<{ROUNDS}Q", hashlib.blake2b(f"{seed} {epoch}".encode(), digest_size=8 * ROUNDS).digest())
-    item = place
-    while True:
-        left, right = item >> half, item & mask
-        for key in keys:
-            left, right = right, left ^ (_mix(right ^ key) & mask)
-        item = left << half | right
-        if item < size:
-            return item
-
-
-def _mix(word: int) -> int:
-    """Spread 64 bits over 64 bits: the finalizer of SplitMix64 (Steele, Lea and Flood 2014, constants by Stafford)."""
-    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 & WORD
-    word = (word ^ word >> 27) * 0x94D049BB133111EB & WORD
-    return word ^ word >> 31
