@@ -32,7 +32,7 @@ ELSEWHERE: tuple[tuple[frozenset[str], str, str], ...] = (
 
 def _text(row: Mapping[str, Any]) -> Content:
     if not isinstance(text := row.get("text"), str):
-        raise UnusableRow(f"its text is {'missing' if text is None else 'not a string'}", WRITE)
+        raise UnusableRow(f"its text is {'not a string' if 'text' in row else 'missing'}", WRITE)
     return ((text, True),)
 
 

@@ -19,6 +19,7 @@ from hpc_mp.job.tokenizer_files import missing_template
 
 Span = tuple[int, int]  # the first character, and the one after the last
 Messages = Sequence[Mapping[str, Any]]
+Render = Callable[[Messages, bool], str]  # with the prompt for an answer behind the messages, if True
 MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 OTHERS = "¤#@"  # one of them is put in an answer's place: one that neither begins nor ends the answer
 REMEDY = "correct the row, or name another template with data.template"
@@ -96,26 +97,38 @@ def load_template(directory: Path, template: Path | None = None) -> ChatTemplate
     return ChatTemplate(tokenizer)
 
 
-def spans_by_difference(render: Callable[[Messages, bool], str], chat: Chat) -> tuple[Span, ...]:
+def spans_by_difference(render: Render, chat: Chat) -> tuple[Span, ...]:
     """Return the spans of the turns that count, in the text of the whole chat.
 
     Args:
         render: writes messages as text, with the prompt for an answer behind them if its second argument is True.
     """
     whole = render(chat.messages, False)
-    return tuple(_turn_span(render, chat.messages, place, whole) for place, counts in enumerate(chat.counts) if counts)
+    answers = [place for place, counts in enumerate(chat.counts) if counts]
+    asked = chat.messages[:answers[-1]]
+    prompts = _rendered_if(render, asked, True) != _rendered_if(render, asked, False)  # the template knows such a prompt
+    return tuple(_turn_span(render, chat.messages, place, whole, prompts) for place in answers)
 
 
-def _turn_span(render: Callable[[Messages, bool], str], messages: Messages, place: int, whole: str) -> Span:
+def _turn_span(render: Render, messages: Messages, place: int, whole: str, prompts: bool) -> Span:
     """Return the span of one answer with the end of its turn."""
+    prompt = _rendered_if(render, messages[:place], True) if prompts else ""
+    text = whole if place + 1 == len(messages) else render(messages[:place + 1], False)
+    words = _text_of(messages[place].get("content") or "").split()
+    if prompt and whole.startswith(prompt) and whole.startswith(text) and words and not messages[place].get("tool_calls"):
+        said = whole[len(prompt):len(text)].rstrip()
+        return len(prompt), len(text) if said.endswith(words[-1]) else len(prompt) + len(said)
+    return _changed_span(render, messages, place, whole, prompt, text)
+
+
+def _changed_span(render: Render, messages: Messages, place: int, whole: str, prompt: str, text: str) -> Span:
+    """Return the span of an answer by another one in its place."""
     other = [*messages[:place], _another(messages[place]), *messages[place + 1:]]
     begin, content_end = _difference(whole, render(other, False))
     if begin == len(whole):  # the template leaves this turn out
         return begin, begin
-    prompt = _prompt(render, messages[:place])
     if prompt and whole.startswith(prompt):
         begin = len(prompt)
-    text = render(messages[:place + 1], False)
     if whole.startswith(text):
         return begin, _trimmed(whole, content_end, len(text))
     _, end = _difference(text, render(other[:place + 1], False))
@@ -123,12 +136,11 @@ def _turn_span(render: Callable[[Messages, bool], str], messages: Messages, plac
     return begin, _trimmed(whole, content_end, content_end + len(after))
 
 
-def _prompt(render: Callable[[Messages, bool], str], messages: Messages) -> str:
-    """Return the text up to an answer with the prompt for it; empty if the template has no such prompt."""
+def _rendered_if(render: Render, messages: Messages, prompt: bool) -> str:
+    """Return the text of messages; empty if the template writes none of them alone, for example of no messages."""
     try:
-        prompt = render(messages, True)
-        return "" if prompt == render(messages, False) else prompt
-    except UnusableRow:  # it writes no chat of these messages alone, for example of none
+        return render(messages, prompt)
+    except UnusableRow:
         return ""
 
 

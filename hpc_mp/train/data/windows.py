@@ -13,7 +13,7 @@ a completion does not begin a text: tokenizers that put a space before a text (`
 
 import itertools
 import json
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -60,13 +60,13 @@ class TextWindow:
 @dataclass(frozen=True, slots=True)
 class EncodedWindow:
     """The ids of a window and the tokens at its edges: its first ones, ``head``, and those from number ``tail_at`` on,
-    ``tail``; of a chat also whether its tokens count."""
+    ``tail``; of a chat also the stretches of tokens that count."""
 
     window: TextWindow
     ids: list[int]
     head: list[Token]
     tail: list[Token]
-    counts: list[bool] | None = None
+    counted: list[Span] | None = None
 
     @property
     def tail_at(self) -> int:
@@ -81,8 +81,8 @@ def encode(stream: Iterable[TextPiece], encoder: tokenizers.Tokenizer,
     splice = _Splice(encoder)
     for windows in _batches(_windows(stream), batch):
         for encoded in splice.encoded(windows):
-            if encoded.counts is not None:
-                yield from _runs(encoded.window.piece, encoded.ids, encoded.counts)
+            if encoded.counted is not None:
+                yield from _runs(encoded.window.piece, encoded.ids, encoded.counted)
             elif encoded.window.whole:
                 yield encoded.window.piece, encoded.ids
             else:
@@ -108,8 +108,8 @@ class _Splice:
                     window = windows[number]
                     edges = ([], []) if window.whole else _edges(encoding, window)
                     spans = window.piece.spans
-                    counts = None if spans is None else counted_tokens(encoding.offsets, spans)
-                    by_number[number] = EncodedWindow(window, encoding.ids, *edges, counts)
+                    counted = None if spans is None else counted_tokens(encoding, spans)
+                    by_number[number] = EncodedWindow(window, encoding.ids, *edges, counted)
         return [by_number[number] for number in range(len(windows))]
 
     def add(self, encoded: EncodedWindow) -> Iterator[tuple[TextPiece, list[int]]]:
@@ -141,25 +141,28 @@ class _Splice:
         return one
 
 
-def counted_tokens(offsets: Sequence[Span], spans: Sequence[Span]) -> list[bool]:
-    """Return True for each token that overlaps one of ``spans``; both are in characters and ascend."""
-    counts, number = [], 0
-    for begin, end in offsets:
-        while number < len(spans) and begin >= spans[number][1]:
-            number += 1
-        counts.append(number < len(spans) and end > spans[number][0])
-    return counts
+def counted_tokens(encoding: tokenizers.Encoding, spans: Sequence[Span]) -> list[Span]:
+    """Return the stretches of tokens that overlap ``spans``, which are of characters; both ascend."""
+    tokens = range(len(encoding))
+
+    def characters(number: int) -> Span:
+        place = encoding.token_to_chars(number)
+        assert place is not None  # only a template's tokens have no characters
+        return place
+
+    return [(bisect_right(tokens, begin, key=lambda number: characters(number)[1]),
+             bisect_left(tokens, end, key=lambda number: characters(number)[0])) for begin, end in spans]
 
 
-def _runs(piece: TextPiece, ids: list[int], counts: list[bool]) -> Iterator[tuple[TextPiece, list[int]]]:
+def _runs(piece: TextPiece, ids: list[int], counted: Sequence[Span]) -> Iterator[tuple[TextPiece, list[int]]]:
     """Yield the tokens of a chat in runs that count alike; the last one has the piece's size, and ends the document."""
-    runs = [(count, len(list(run))) for count, run in itertools.groupby(counts)] or [(False, 0)]
-    first = 0
-    for number, (count, length) in enumerate(runs, start=1):
-        last = number == len(runs)
-        yield (replace(piece, counts=count, last=last, size=piece.size if last else 0, replaced=piece.replaced if last else 0),
-               ids[first:first + length])
-        first += length
+    done = 0
+    for first, last in counted:
+        first = max(first, done)  # a token may overlap two spans
+        yield replace(piece, counts=False, last=False, size=0, replaced=0), ids[done:first]
+        yield replace(piece, counts=True, last=False, size=0, replaced=0), ids[first:last]
+        done = max(first, last)
+    yield replace(piece, counts=False), ids[done:]
 
 
 def agreement(tail: Sequence[Token], head: Sequence[Token]) -> tuple[int, int] | None:
