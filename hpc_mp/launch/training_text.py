@@ -13,7 +13,7 @@ from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.extras import REMEDY
-from hpc_mp.base.text import counted, data_size, number
+from hpc_mp.base.text import counted, data_size, number, percent
 from hpc_mp.job import JobSpec
 from hpc_mp.job.epochs import samples_of, steps_of, with_steps
 from hpc_mp.job.first_rows import FirstRow, first_rows
@@ -173,7 +173,9 @@ def counted_steps(spec: JobSpec, listener: Listener) -> JobSpec:
 def text_rows(text: TrainingText, spec: JobSpec) -> dict[str, str]:
     """Return the rows of a launch's summary on the training text."""
     return {
-        "text": _files(text.rows) + (f"; held out {_files(text.held_out)}" if text.held_out else ""),
+        "text": _files(text.rows) + (f"; held out {_files(text.held_out)}" if text.held_out else "")
+                + (f"; held out {percent(spec.evaluate.share)} of the rows and text files" if spec.evaluate.share else ""),
+        **_mixture(spec),
         "tokenizer": _tokenizer(text, spec),
         "first row": _first(text),
         "samples": f"of {counted(spec.data.sequence_length, 'token')}: all documents end to end, cut there, so that a long one "
@@ -183,6 +185,14 @@ def text_rows(text: TrainingText, spec: JobSpec) -> dict[str, str]:
         **_trained_on(text),
         **_never_best(spec),
     }
+
+
+def _mixture(spec: JobSpec) -> dict[str, str]:
+    """Return the shares of a mixture."""
+    total = sum(spec.data.weights)
+    shares = [f"{percent(weight / total)} of {'the samples of ' * (place == 0)}{pattern}"
+              for place, (weight, pattern) in enumerate(zip(spec.data.weights, spec.data.files, strict=False))]
+    return {"mixture": ", ".join(shares)} if shares else {}
 
 
 def _never_best(spec: JobSpec) -> dict[str, str]:
@@ -207,7 +217,7 @@ def _trained_on(text: TrainingText) -> dict[str, str]:
 
 
 def _files(rows: tuple[FirstRow, ...]) -> str:
-    lines, size = sum(kind(row.path) == "jsonl" for row in rows), data_size(sum(row.size for row in rows))
+    lines, size = sum(kind(row.path) != "text" for row in rows), data_size(sum(row.size for row in rows))
     if lines in (0, len(rows)):
         return f"{counted(len(rows), 'file')} of {'rows' if lines else 'plain text, one document each'}, {size}"
     kinds = {f"{lines:,} of rows": lines, f"{len(rows) - lines:,} of plain text, one document each": len(rows) - lines}
