@@ -102,9 +102,9 @@ class Data(values.Section):
     """The training data."""
 
     files: values.Patterns
-    """Required. Paths or globs (`**` for any depth) of text files, of rows in `.jsonl`, `.json`, `.parquet` and `.arrow` files, and
-    of directories that `datasets` saved; text and JSON may end in `.gz` or `.zst`. Files are read as streams. Files whose content
-    does not match their name are refused. See [the data](../user/data.md)."""
+    """Required. Paths or globs (`**` for any depth) of text files, of rows in `.jsonl`, `.json`, `.parquet` and `.arrow` files,
+    and of directories that `datasets` saved; text and JSON may end in `.gz` or `.zst`. They are read as streams. A file
+    whose content does not match its name is refused. See [the data](../user/data.md)."""
     format: Form = "auto"
     """What rows hold. `"auto"`: `{"text": …}`, `{"prompt": …, "completion": …}` or `{"messages": […]}`, by their keys; one of
     `"text"`, `"prompt"` and `"messages"` chooses, if rows have the keys of several. `"sharegpt"`: `{"conversations": [{"from": …,

@@ -63,7 +63,8 @@ def test_what_cannot_be_prepared_is_refused(job: Path, override: str, words: str
 # --- documents as they are trained -----------------------------------------------------------------------------------
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
-TEMPLATE = "{% for m in messages %}<{{ m.role }}>\n{{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}<assistant>\n{% endif %}"
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>\n{{ m.content }}</s>{% endfor %}" \
+           "{% if add_generation_prompt %}<assistant>\n{% endif %}"
 
 
 def shown(job: Path, *overrides: str, rows: int = 2) -> str:
@@ -89,7 +90,8 @@ def test_documents_as_they_are_trained(job: Path) -> None:
     document = json.loads(CliRunner().invoke(cli, ["data", "show", str(job), "--json"]).stdout)["documents"]
     (one,) = document
     assert one["file"] == str(folder / "text.txt") and all(one["counts"]) and "".join(one["texts"]).startswith("some text\nsome")
-    separate = json.loads(CliRunner().invoke(cli, ["data", "show", str(job), "--json", "--set", "data.documents=separate"]).stdout)
+    words = ["data", "show", str(job), "--json", "--set", "data.documents=separate"]
+    separate = json.loads(CliRunner().invoke(cli, words).stdout)
     assert separate["documents"][0]["counts"] == [False, *one["counts"][1:]], "nothing precedes the first token of a document"
 
 

@@ -13,7 +13,8 @@ from transformers import AutoTokenizer
 TEMPLATES = Path(__file__).with_name("chat_templates")
 SPECIAL = ("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|User|>",
            "<|Assistant|>")
-WORDS = "What is the weather in Paris? It is 21 degrees, sunny: user assistant system\n\nYou are brief. <think> </think> naïve 漢字 🙂\n"
+WORDS = ("What is the weather in Paris? It is 21 degrees, sunny: user assistant system\n\nYou are brief. <think> </think> "
+         "naïve 漢字 🙂\n")
 
 
 @cache
@@ -51,7 +52,8 @@ def by_transformers(directory: Path, chats: Sequence[dict[str, Any]]) -> tuple[l
     return ids, counts
 
 
-def by_hand(directory: Path, chats: Sequence[dict[str, Any]], parts: Sequence[Sequence[tuple[str, int]]]) -> tuple[list[int], list[int]]:
+def by_hand(directory: Path, chats: Sequence[dict[str, Any]],
+            parts: Sequence[Sequence[tuple[str, int]]]) -> tuple[list[int], list[int]]:
     """The same from the parts of each chat's text, each with 1 if it counts. Together they are the template's text."""
     tokenizer = AutoTokenizer.from_pretrained(directory)
     ids, counts = [], []

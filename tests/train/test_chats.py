@@ -1,4 +1,4 @@
-"""Chats to tokens: equal to what transformers makes of them, and, for templates without generation marks, to masks made by hand."""
+"""Chats to tokens: equal to what transformers makes of them and, for templates without marks, to masks made by hand."""
 
 import json
 from pathlib import Path
@@ -70,7 +70,8 @@ BY_HAND: dict[str, list[tuple[dict[str, Any], list[tuple[str, int]]]]] = {
           ("\n<|im_start|>user\n<tool_response>\n21\n</tool_response><|im_end|>\n<|im_start|>assistant\n", 0),
           ("<think>\n\n</think>\n\n21 degrees<|im_end|>", 1), ("\n", 0)]),
         ({"messages": turns("Hi", "yes"), "chat_template_kwargs": {"enable_thinking": False}},  # its prompt has the block
-         [("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n", 0), ("yes<|im_end|>", 1), ("\n", 0)]),
+         [("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n", 0),
+          ("yes<|im_end|>", 1), ("\n", 0)]),
     ],
     "deepseek": [
         ({"messages": turns("Hi", f"{THOUGHT}", "And?", "<thus>", system="Be brief.")},
@@ -95,7 +96,8 @@ BY_HAND: dict[str, list[tuple[dict[str, Any], list[tuple[str, int]]]]] = {
                        {"role": "user", "content": "And?"}, {"role": "assistant", "content": "two", "weight": 1}]},
          [("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\none<|im_end|>\n<|im_start|>user\nAnd?<|im_end|>\n"
            "<|im_start|>assistant\n", 0), ("two<|im_end|>", 1), ("\n", 0)]),
-        ({"messages": turns("Hi", "¤#")}, [("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", 0), ("¤#<|im_end|>", 1), ("\n", 0)]),
+        ({"messages": turns("Hi", "¤#")},
+         [("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", 0), ("¤#<|im_end|>", 1), ("\n", 0)]),
     ],
 }
 

@@ -79,7 +79,7 @@ def test_slots(weights: list[float]) -> None:
     assert all(abs(size - BLOCK * weight / sum(weights)) < 1 for size, weight in zip(whole, weights, strict=True))
     order = block_order(whole, 3, 1)
     for part, size in enumerate(whole):
-        assert [number for other, number in order if other == part] == [*range(size)], "each sample of a part comes once, in order"
+        assert [number for other, number in order if other == part] == [*range(size)], "each sample of a part once, in order"
 
 
 @pytest.mark.parametrize(("sizes", "weights", "words"), [

@@ -2,7 +2,8 @@
 
 Templates with ``{% generation %}`` mark what the assistant says. In others it is found by difference. The text up to an answer is
 that of the earlier messages with the prompt for an answer; the text with the answer is that of the messages up to it. Both begin
-the whole text, and the answer is between. Some templates break this, for example by dropping the thinking of earlier answers. Then the answer is what changes in the whole text if another one is put in its place, with the end of the turn behind it.
+the whole text, and the answer is between. Some templates break this, for example by dropping the thinking of earlier answers.
+Then the answer is what changes in the whole text if another one is put in its place, with the end of the turn behind it.
 """
 
 import re

@@ -269,8 +269,8 @@ def _tokenize(target: Path, sources: Sequence[TokenizedFile], tokenizer: Tokeniz
 def _check_some(value: str, tokenizer: Tokenizer, count: int, counted: int, reading: Reading) -> None:
     if count == 0 and reading.share:
         raise HpcMpError(f"evaluate.share = {reading.share:g}",
-                         f"leaves no document to {'evaluate' if reading.held_out else 'train on'}: a row, or a text file, is held out "
-                         "whole",
+                         f"leaves no document to {'evaluate' if reading.held_out else 'train on'}: a row, or a text file, is "
+                         "held out whole",
                          "choose another share, use files of more documents, or name held-out files in evaluate.files")
     if count == 0:
         raise HpcMpError(value, f"give no token with the tokenizer {tokenizer.directory}",
