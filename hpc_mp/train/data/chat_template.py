@@ -106,8 +106,8 @@ def spans_by_difference(render: Render, chat: Chat) -> tuple[Span, ...]:
     """
     whole = render(chat.messages, False)
     answers = [place for place, counts in enumerate(chat.counts) if counts]
-    asked = chat.messages[:answers[-1]]
-    prompts = _rendered_if(render, asked, True) != _rendered_if(render, asked, False)  # the template knows such a prompt
+    before = chat.messages[:answers[-1]]
+    prompts = _rendered_if(render, before, True) != _rendered_if(render, before, False)  # the template knows such a prompt
     return tuple(_turn_span(render, chat.messages, place, whole, prompts) for place in answers)
 
 
@@ -117,8 +117,8 @@ def _turn_span(render: Render, messages: Messages, place: int, whole: str, promp
     text = whole if place + 1 == len(messages) else render(messages[:place + 1], False)
     words = _text_of(messages[place].get("content") or "").split()
     if prompt and whole.startswith(prompt) and whole.startswith(text) and words and not messages[place].get("tool_calls"):
-        said = whole[len(prompt):len(text)].rstrip()
-        return len(prompt), len(text) if said.endswith(words[-1]) else len(prompt) + len(said)
+        answer = whole[len(prompt):len(text)].rstrip()
+        return len(prompt), len(text) if answer.endswith(words[-1]) else len(prompt) + len(answer)
     return _changed_span(render, messages, place, whole, prompt, text)
 
 
