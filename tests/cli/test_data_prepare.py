@@ -110,7 +110,11 @@ def test_what_is_shown_is_what_is_prepared(job: Path) -> None:
 def test_a_share_is_held_out(job: Path) -> None:
     (job.parent / "rows.jsonl").write_text("".join(json.dumps({"text": f"row {number}"}) + "\n" for number in range(200)))
     words = ["--json", "--set", "data.files=['rows.jsonl']"]
-    whole, split = (json.loads(CliRunner().invoke(cli, ["data", "prepare", str(job), *words, *more]).stdout)
-                    for more in ([], ["--set", "evaluate.share=0.2"]))
-    assert split["held_out"]["tokens"] > 0 and split["tokens"] + split["held_out"]["tokens"] == whole["tokens"]
-    assert split["tokenizer"] == whole["tokenizer"]
+    whole = json.loads(CliRunner().invoke(cli, ["data", "prepare", str(job), *words]).stdout)
+    words += ["--set", "evaluate.share=0.2"]
+    split = json.loads(CliRunner().invoke(cli, ["data", "prepare", str(job), *words]).stdout)
+    assert split["held_out"]["tokens"] > 0 and split["tokens"] > split["held_out"]["tokens"]
+    assert split["tokenizer"] != whole["tokenizer"], "the tokenizer is trained on the others alone"
+    words += ["--set", f"data.tokenizer={whole['tokenizer']}"]
+    split = json.loads(CliRunner().invoke(cli, ["data", "prepare", str(job), *words]).stdout)
+    assert split["tokens"] + split["held_out"]["tokens"] == whole["tokens"]

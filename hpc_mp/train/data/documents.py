@@ -55,6 +55,11 @@ class Reading:
     share: float = 0.0
     held_out: bool = False
 
+    @property
+    def choices(self) -> tuple[object, ...]:
+        """What changes the documents of the same files, for names in a cache; nothing that has its default."""
+        return (*((self.form,) if self.form != "auto" else ()), *(((self.share, self.held_out),) if self.share else ()))
+
     def takes(self, content: bytes) -> bool:
         """Return True if the document with this content is read. Equal documents are on the same side."""
         if not self.share:

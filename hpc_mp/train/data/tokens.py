@@ -110,10 +110,10 @@ def prepare(files: Sequence[Path], *, tokenizer_directory: Path | None, pretrain
     sources = tuple(_source(path, hashed, files_key) for path in files)
     total = sum(source.size for source in sources)
     contents = [source.content for source in sources]
-    if begun == trained_name(contents, vocabulary):
+    if begun == trained_name(contents, vocabulary, reading=reading):
         model_type = "gpt2"
     tokenizer = resolve(files, contents, directory=tokenizer_directory, pretrained=pretrained, vocabulary=vocabulary, cache=cache,
-                        poll=lambda: progress(0, total), model_type=model_type, form=reading.form, template=reading.template)
+                        poll=lambda: progress(0, total), model_type=model_type, reading=reading)
 
     def build(temporary: Path) -> None:
         own = replace(reading, tokenizer=tokenizer.directory, template=None)
@@ -148,7 +148,7 @@ def job_tokenizer(spec: JobSpec, vocabulary: int, cache: Path) -> Tokenizer:
     contents = [] if directory or pretrained else [_source(path, hashed, "data.files").content for path in files]
     hashed.keep()
     return resolve(files, contents, directory=directory, pretrained=pretrained, vocabulary=vocabulary, cache=cache,
-                   model_type=read_config(spec)["model_type"], form=reading.form, template=reading.template)
+                   model_type=read_config(spec)["model_type"], reading=reading)
 
 
 def reading_of(spec: JobSpec, *, held_out: bool = False) -> Reading:
@@ -173,7 +173,7 @@ def find_prepared(spec: JobSpec, vocabulary: int, cache: Path) -> TokenSet | Non
     contents, reading = [f"{kind(path)} {hashed(path)}" for path in files], reading_of(spec)
     tokenizer = kept_name(contents, directory=Path(spec.data.tokenizer) if spec.data.tokenizer else None,
                           pretrained=Path(spec.model.pretrained) if spec.model.pretrained else None, vocabulary=vocabulary,
-                          model_type=read_config(spec)["model_type"], template=reading.template)
+                          model_type=read_config(spec)["model_type"], reading=reading)
     try:
         return load_tokens(cache / _name(tokenizer, contents, reading, [*map(len, grouped)]))
     except HpcMpError:
@@ -182,9 +182,7 @@ def find_prepared(spec: JobSpec, vocabulary: int, cache: Path) -> TokenSet | Non
 
 def _name(tokenizer: str, contents: Sequence[str], reading: Reading, groups: Sequence[int]) -> str:
     """Return the cache directory name of a token set. What has its default is left out, as before it had other values."""
-    other = [*([reading.form] if reading.form != "auto" else ()), *([[*groups]] if len(groups) > 1 else ()),
-             *([(reading.share, reading.held_out)] if reading.share else ())]
-    return f"tokens-{key(FORMAT, tokenizer, list(contents), *other)}"
+    return f"tokens-{key(FORMAT, tokenizer, list(contents), *reading.choices, *([[*groups]] if len(groups) > 1 else ()))}"
 
 
 def load_tokens(directory: Path) -> TokenSet:
