@@ -153,10 +153,10 @@ def test_spoilt_masks_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_a_template_of_the_jobs_own(tmp_path: Path) -> None:
     """It takes the place of the tokenizer's, and the kept tokenizer has it, by which the model is exported."""
-    from hpc_mp.train.data.documents import Reading
+    from hpc_mp.train.data.documents import DocumentReading
 
     tokenizer, llama = chat_tokenizer(tmp_path / "tokenizer", "chatml"), chat_tokenizer(tmp_path / "llama", "llama3")
-    given_template = Reading(template=TEMPLATES / "llama3.jinja")
+    given_template = DocumentReading(template=TEMPLATES / "llama3.jinja")
     own, other = tokens_of(tmp_path, tokenizer, *CHATS), tokens_of(tmp_path, tokenizer, *CHATS, reading=given_template)
     assert own.directory != other.directory and own.tokens().tolist() != other.tokens().tolist()
     assert other.tokens().tolist() == tokens_of(tmp_path, llama, *CHATS).tokens().tolist()

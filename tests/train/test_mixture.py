@@ -14,7 +14,7 @@ from token_files import prepared, words, write
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job.inputs import find_groups
 from hpc_mp.train.data import HeldOut, Samples, TokenSet
-from hpc_mp.train.data.documents import Reading
+from hpc_mp.train.data.documents import DocumentReading
 from hpc_mp.train.data.mixture import BLOCK, block_order, slots
 
 S = 4
@@ -107,8 +107,8 @@ def split(tmp_path: Path, rows: list[dict[str, Any]], share: float, name: str = 
     if not tokenizer.exists():
         words(tokenizer, ["?", *map(str, range(400)), "</s>"], eos_token="</s>")
     path = write(tmp_path / name, "".join(json.dumps(row) + "\n" for row in rows))
-    return [prepared(tmp_path / "cache", path, given=tokenizer, vocabulary=500, reading=Reading(share=share, held_out=held_out))
-            for held_out in (False, True)]
+    return [prepared(tmp_path / "cache", path, given=tokenizer, vocabulary=500,
+                     reading=DocumentReading(share=share, held_out=held_out)) for held_out in (False, True)]
 
 
 def documents_of(token_set: TokenSet) -> list[tuple[int, ...]]:

@@ -27,7 +27,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job.first_rows import first_rows
 from hpc_mp.job.inputs import find_files
 from hpc_mp.job.row_files import rows
-from hpc_mp.train.data.documents import AS_THEY_ARE, Reading
+from hpc_mp.train.data.documents import AS_THEY_ARE, DocumentReading
 from hpc_mp.train.data.tokens import TokenSet
 
 CHATS: list[dict[str, Any]] = [
@@ -64,7 +64,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
 }
 
 
-def tokens_of(tmp_path: Path, files: Sequence[Path], reading: Reading = AS_THEY_ARE, **more: Any) -> TokenSet:
+def tokens_of(tmp_path: Path, files: Sequence[Path], reading: DocumentReading = AS_THEY_ARE, **more: Any) -> TokenSet:
     tokenizer = tmp_path / "tokenizer"
     if not tokenizer.exists():
         chat_tokenizer(tokenizer, "chatml_marked")
@@ -236,7 +236,7 @@ def test_rows_by_an_explicit_key(tmp_path: Path, form: str) -> None:
     found = [{"conversations": [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]}
              if form == "sharegpt" else {"instruction": question, "input": "", "output": answer} for question, answer in pairs]
     path = write(tmp_path / "rows.json", json.dumps(found))
-    token_set = tokens_of(tmp_path, [path], Reading(form))  # type: ignore[arg-type]
+    token_set = tokens_of(tmp_path, [path], DocumentReading(form))  # type: ignore[arg-type]
     loss = token_set.loss()
     assert loss is not None
     assert (token_set.tokens().tolist(), loss.tolist()) == by_transformers(

@@ -13,7 +13,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, tra
 
 from hpc_mp.job.tokenizer_files import check_tokenizer
 from hpc_mp.train.data.cache import entry, key
-from hpc_mp.train.data.documents import AS_THEY_ARE, Reading, pieces
+from hpc_mp.train.data.documents import AS_THEY_ARE, DocumentReading, pieces
 
 FORMAT = 1  # increased when the same text gives another tokenizer
 END = "<|endoftext|>"  # begins and ends a document, as in GPT-2
@@ -45,7 +45,7 @@ def _of_family(encoder: tokenizers.Tokenizer, split: str) -> tokenizers.Tokenize
 
 def train(files: Sequence[Path], contents: Sequence[str], *, vocabulary: int, cache: Path,
           poll: Callable[[], object] = lambda: None, model_type: str = "gpt2",
-          reading: Reading = AS_THEY_ARE) -> Path:
+          reading: DocumentReading = AS_THEY_ARE) -> Path:
     """Train a tokenizer with at most ``vocabulary`` ids on ``files``, or find it in the cache. Return its directory.
 
     Args:
@@ -75,7 +75,8 @@ def train(files: Sequence[Path], contents: Sequence[str], *, vocabulary: int, ca
     return entry(cache / trained_name(contents, vocabulary, model_type, reading), build)
 
 
-def trained_name(contents: Sequence[str], vocabulary: int, model_type: str = "gpt2", reading: Reading = AS_THEY_ARE) -> str:
+def trained_name(contents: Sequence[str], vocabulary: int, model_type: str = "gpt2",
+                 reading: DocumentReading = AS_THEY_ARE) -> str:
     """Return the cache directory name of the tokenizer trained on these files."""
     split = [SPLITS[model_type]] if model_type in SPLITS else []
     return f"tokenizer-{key(FORMAT, TEXT, MIN_FREQUENCY, vocabulary, list(contents), *split, *reading.choices)}"
@@ -102,7 +103,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _sample(files: Sequence[Path], reading: Reading) -> Iterator[str]:
+def _sample(files: Sequence[Path], reading: DocumentReading) -> Iterator[str]:
     """Yield all pieces of the text, or evenly spread pieces of at most ``TEXT`` characters in total."""
     total = sum(path.stat().st_size for path in files)
     position = taken = 0

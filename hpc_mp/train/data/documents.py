@@ -37,7 +37,7 @@ class TextPiece:
 
 
 @dataclass(frozen=True)
-class Reading:
+class DocumentReading:
     """The way in which files become documents.
 
     Attributes:
@@ -57,7 +57,7 @@ class Reading:
 
     @property
     def choices(self) -> tuple[object, ...]:
-        """What changes the documents of the same files, for names in a cache; nothing that has its default."""
+        """The values that change the documents of the same files, for names in a cache; without those that have their default."""
         return (*((self.form,) if self.form != "auto" else ()), *(((self.share, self.held_out),) if self.share else ()))
 
     def takes(self, content: bytes) -> bool:
@@ -68,10 +68,10 @@ class Reading:
         return (draw < self.share * 2**64) == self.held_out
 
 
-AS_THEY_ARE = Reading()
+AS_THEY_ARE = DocumentReading()
 
 
-def pieces(files: Iterable[Path], files_key: str = "data.files", reading: Reading = AS_THEY_ARE) -> Iterator[TextPiece]:
+def pieces(files: Iterable[Path], files_key: str = "data.files", reading: DocumentReading = AS_THEY_ARE) -> Iterator[TextPiece]:
     """Yield the documents of ``files`` in order.
 
     A text file is one document in UTF-8; undecodable bytes are replaced and counted. A row of another file is one document. A
@@ -95,7 +95,7 @@ def unreadable(path: Path, error: OSError, files_key: str) -> HpcMpError:
     return HpcMpError(f"{files_key}: {path}", f"cannot be read ({error.strerror})", "make it readable or name another file")
 
 
-def _text(path: Path, files_key: str, reading: Reading) -> Iterator[TextPiece]:
+def _text(path: Path, files_key: str, reading: DocumentReading) -> Iterator[TextPiece]:
     file, raw = open_unpacked(path)
     done = consumed = 0
     with raw, damage_named(path, files_key):
@@ -113,7 +113,7 @@ def _text(path: Path, files_key: str, reading: Reading) -> Iterator[TextPiece]:
             yield _piece(path, content, counts=True, joined=not last, last=last, size=size)
 
 
-def _rows(path: Path, files_key: str, reading: Reading) -> Iterator[TextPiece]:
+def _rows(path: Path, files_key: str, reading: DocumentReading) -> Iterator[TextPiece]:
     skipped = 0  # bytes of rows that are not read here
     for number, row, size in rows(path, files_key):
         if isinstance(row, bytes) and row.isspace():
@@ -130,7 +130,7 @@ def _rows(path: Path, files_key: str, reading: Reading) -> Iterator[TextPiece]:
         skipped = 0
 
 
-def written(content: Content, reading: Reading) -> Texts | RenderedChat:
+def written(content: Content, reading: DocumentReading) -> Texts | RenderedChat:
     """Return the texts of a row, a chat in the words of its template. Raises UnusableRow if the template refuses it."""
     if not isinstance(content, Chat):
         return content

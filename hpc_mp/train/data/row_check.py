@@ -8,14 +8,15 @@ from hpc_mp.job.chats import UnusableRow
 from hpc_mp.job.inputs import kind
 from hpc_mp.job.row_files import bad_row, rows
 from hpc_mp.job.rows import row_content
-from hpc_mp.train.data.documents import Reading, unreadable, written
+from hpc_mp.train.data.documents import DocumentReading, unreadable, written
 
 MOST = 1000  # unusable rows after which the search ends: then the format is wrong, not a row
 NAMED = 40  # places that the message lists
 POLL = 4096  # rows between two calls of ``poll``
 
 
-def check_rows(files: Sequence[Path], files_key: str, reading: Reading, poll: Callable[[], object] = lambda: None) -> None:
+def check_rows(files: Sequence[Path], files_key: str, reading: DocumentReading,
+               poll: Callable[[], object] = lambda: None) -> None:
     """Read every row and write each chat by its template.
 
     Args:

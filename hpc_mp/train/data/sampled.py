@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hpc_mp.train.data.documents import AS_THEY_ARE, Reading, pieces
+from hpc_mp.train.data.documents import AS_THEY_ARE, DocumentReading, pieces
 from hpc_mp.train.data.tokenizer import load
 from hpc_mp.train.data.windows import encode
 
@@ -29,7 +29,7 @@ class Sampled:
     bytes: int
 
 
-def sample(files: Sequence[Path], tokenizer: Path, reading: Reading = AS_THEY_ARE) -> Sampled:
+def sample(files: Sequence[Path], tokenizer: Path, reading: DocumentReading = AS_THEY_ARE) -> Sampled:
     """Sample the first document of the first file, and the tokens per byte of some files.
 
     Args:

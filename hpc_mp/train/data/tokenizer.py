@@ -18,7 +18,7 @@ from hpc_mp.job.tokenizer_files import TEMPLATE, VOCABULARY_FILES, check_fit, ch
 from hpc_mp.rundir.checkpoints import sha256
 from hpc_mp.train.data.bpe import CLASS, END, byte_level, train, trained_name, write_json
 from hpc_mp.train.data.cache import entry, key
-from hpc_mp.train.data.documents import AS_THEY_ARE, Reading
+from hpc_mp.train.data.documents import AS_THEY_ARE, DocumentReading
 
 # Files that accompany the ``VOCABULARY_FILES``.
 SIDE_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", TEMPLATE)
@@ -45,7 +45,7 @@ class Tokenizer:
 
 def resolve(files: Sequence[Path], contents: Sequence[str], *, directory: Path | None, pretrained: Path | None,
             vocabulary: int, cache: Path, poll: Callable[[], object] = lambda: None, model_type: str = "gpt2",
-            reading: Reading = AS_THEY_ARE) -> Tokenizer:
+            reading: DocumentReading = AS_THEY_ARE) -> Tokenizer:
     """Return the tokenizer of a job and keep it in ``cache``.
 
     Args:
@@ -121,7 +121,7 @@ def _keep(tokenizer: Tokenizer, target: Path, template: Path | None) -> Path:
 
 
 def kept_name(contents: Sequence[str], *, directory: Path | None, pretrained: Path | None, vocabulary: int,
-              model_type: str, reading: Reading = AS_THEY_ARE) -> str:
+              model_type: str, reading: DocumentReading = AS_THEY_ARE) -> str:
     """Return the cache directory name of the tokenizer that ``resolve`` returns, without building it. Raises HpcMpError."""
     source = find_tokenizer(directory, pretrained)
     name = trained_name(contents, vocabulary, model_type, reading) if source is None else _kept_name(source)

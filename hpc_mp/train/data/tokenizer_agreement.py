@@ -13,7 +13,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job.rows import Form
 from hpc_mp.job.tokenizer_files import VOCABULARY_FILES, files_there, read_object
 from hpc_mp.train.data.bpe import CLASS, write_json
-from hpc_mp.train.data.documents import Reading, pieces
+from hpc_mp.train.data.documents import DocumentReading, pieces
 from hpc_mp.train.data.tokenizer import SIDE_FILES, Tokenizer, load
 
 FILES = 8  # limit of files of the job's text; the first piece of each is compared
@@ -88,5 +88,5 @@ def _around_added(tokenizer: Tokenizer) -> Iterator[str]:
 
 def _beginnings(files: Sequence[Path], form: Form) -> Iterator[str]:
     for path in files[:: max(1, len(files) // FILES)]:
-        if (piece := next(pieces([path], reading=Reading(form)), None)) is not None:
+        if (piece := next(pieces([path], reading=DocumentReading(form)), None)) is not None:
             yield piece.text

@@ -19,7 +19,7 @@ from hpc_mp.job.layout import read_config
 from hpc_mp.rundir.checkpoints import sha256
 from hpc_mp.train.data.bpe import trained_name
 from hpc_mp.train.data.cache import entry, key
-from hpc_mp.train.data.documents import AS_THEY_ARE, Reading, pieces, unreadable
+from hpc_mp.train.data.documents import AS_THEY_ARE, DocumentReading, pieces, unreadable
 from hpc_mp.train.data.hash_memory import HashMemory
 from hpc_mp.train.data.row_check import check_rows
 from hpc_mp.train.data.tokenizer import Tokenizer, kept_name, resolve
@@ -82,7 +82,7 @@ class TokenizedFile:
 
 def prepare(files: Sequence[Path], *, tokenizer_directory: Path | None, pretrained: Path | None, vocabulary: int,
             cache: Path, progress: Callable[[int, int], None] = lambda done, total: None, files_key: str = "data.files",
-            model_type: str = "gpt2", begun: str | None = None, reading: Reading = AS_THEY_ARE,
+            model_type: str = "gpt2", begun: str | None = None, reading: DocumentReading = AS_THEY_ARE,
             groups: Sequence[int] = ()) -> TokenSet:
     """Tokenize ``files`` into the cache, or find the result there: the same bytes are tokenized once.
 
@@ -151,10 +151,10 @@ def job_tokenizer(spec: JobSpec, vocabulary: int, cache: Path) -> Tokenizer:
                    model_type=read_config(spec)["model_type"], reading=reading)
 
 
-def reading_of(spec: JobSpec, *, held_out: bool = False) -> Reading:
+def reading_of(spec: JobSpec, *, held_out: bool = False) -> DocumentReading:
     """Return how the files of a job become documents: of its training, or of the share that is held out."""
     template = Path(spec.data.template) if spec.data.template else None
-    return Reading(spec.data.format, None, template, spec.evaluate.share, held_out)
+    return DocumentReading(spec.data.format, None, template, spec.evaluate.share, held_out)
 
 
 def find_prepared(spec: JobSpec, vocabulary: int, cache: Path) -> TokenSet | None:
@@ -180,7 +180,7 @@ def find_prepared(spec: JobSpec, vocabulary: int, cache: Path) -> TokenSet | Non
         return None
 
 
-def _name(tokenizer: str, contents: Sequence[str], reading: Reading, groups: Sequence[int]) -> str:
+def _name(tokenizer: str, contents: Sequence[str], reading: DocumentReading, groups: Sequence[int]) -> str:
     """Return the cache directory name of a token set. What has its default is left out, as before it had other values."""
     return f"tokens-{key(FORMAT, tokenizer, list(contents), *reading.choices, *([[*groups]] if len(groups) > 1 else ()))}"
 
@@ -219,7 +219,8 @@ def _source(path: Path, hashed: HashMemory, files_key: str) -> TokenizedFile:
 
 
 def _tokenize(target: Path, sources: Sequence[TokenizedFile], tokenizer: Tokenizer,
-              progress: Callable[[int, int], None], files_key: str, reading: Reading, groups: Sequence[int]) -> dict[str, Any]:
+              progress: Callable[[int, int], None], files_key: str, reading: DocumentReading,
+              groups: Sequence[int]) -> dict[str, Any]:
     """Write the token files into ``target`` and return their metadata."""
     group_of = {source.path: group for group, (first, last) in enumerate(pairwise(accumulate(groups, initial=0)))
                 for source in sources[first:last]}
@@ -264,7 +265,7 @@ def _tokenize(target: Path, sources: Sequence[TokenizedFile], tokenizer: Tokeniz
     }
 
 
-def _check_some(value: str, tokenizer: Tokenizer, count: int, counted: int, reading: Reading) -> None:
+def _check_some(value: str, tokenizer: Tokenizer, count: int, counted: int, reading: DocumentReading) -> None:
     if count == 0 and reading.share:
         raise HpcMpError(f"evaluate.share = {reading.share:g}",
                          f"leaves no document to {'evaluate' if reading.held_out else 'train on'}: a row, or a text file, is "
