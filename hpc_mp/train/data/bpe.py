@@ -103,7 +103,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _sample(files: Sequence[Path], reading: DocumentReading) -> Iterator[str]:
+def _sample(files: Sequence[Path], reading: DocumentReading = AS_THEY_ARE) -> Iterator[str]:
     """Yield all pieces of the text, or evenly spread pieces of at most ``TEXT`` characters in total."""
     total = sum(path.stat().st_size for path in files)
     position = taken = 0
