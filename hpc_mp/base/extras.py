@@ -5,7 +5,7 @@ from importlib.util import find_spec
 
 from hpc_mp.base.errors import HpcMpError
 
-TRAIN = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub")
+TRAIN = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "pyarrow", "zstandard")
 REMEDY = 'install the rest with: pip install "hpc-mp[train]"'
 
 

@@ -80,13 +80,21 @@ def check_arithmetic(spec: JobSpec) -> None:
     _check_background(spec)
     _check_precision(spec)
     check_lora(spec.lora)
-    if spec.evaluate.every and not spec.evaluate.files:
-        raise HpcMpError(f"evaluate.every = {spec.evaluate.every}", "has no effect without evaluate.files",
+    if spec.evaluate.every and not spec.evaluate.active:
+        raise HpcMpError(f"evaluate.every = {spec.evaluate.every}", "has no effect without evaluate.files or evaluate.share",
                          "name the files with held-out text in evaluate.files, or leave evaluate.every out")
     for key, needed in (("patience", "every"), ("gain", "patience")):
         if (value := getattr(spec.evaluate, key)) and not getattr(spec.evaluate, needed):
             raise HpcMpError(f"evaluate.{key} = {value:g}", f"has no effect without evaluate.{needed}",
                              f"set evaluate.{needed}, or leave {key} out")
+    if spec.evaluate.files and spec.evaluate.share:
+        raise HpcMpError(f"evaluate.share = {spec.evaluate.share:g}", "holds out text of data.files, but evaluate.files names "
+                         "other text", "keep one of them")
+    if spec.data.weights and len(spec.data.weights) != len(spec.data.files):
+        raise HpcMpError(f"data.weights = {shown(spec.data.weights)}",
+                         f"has {counted(len(spec.data.weights), 'entry', 'entries')} for "
+                         f"{counted(len(spec.data.files), 'pattern')} in data.files",
+                         "write one weight for each pattern")
     if t.steps != UNCOUNTED and t.warmup_steps > t.steps:
         raise HpcMpError(f"train.warmup_steps = {t.warmup_steps}", f"is more than train.steps = {t.steps}: the learning "
                          "rate would never reach its full value", "lower warmup_steps")

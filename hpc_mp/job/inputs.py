@@ -1,6 +1,7 @@
 """The files that a job trains on. Their content is not read here, but in `first_rows`."""
 
 import glob
+import json
 import os
 import shutil
 import stat
@@ -11,30 +12,60 @@ from typing import Literal
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job.rows import SHAPES
 
-Kind = Literal["text", "jsonl"]
+Kind = Literal["text", "jsonl", "json", "parquet", "arrow"]
 
-KINDS: dict[str, Kind] = {".jsonl": "jsonl", ".ndjson": "jsonl"}  # all other suffixes that are not refused are text
+# Suffixes of files that hold rows; all other suffixes that are not refused are text.
+KINDS: dict[str, Kind] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".parquet": "parquet", ".arrow": "arrow",
+                          ".feather": "arrow"}
+TABLES: frozenset[Kind] = frozenset({"parquet", "arrow"})  # what pyarrow reads
+COMPRESSED = (".gz", ".zst")  # behind the suffix of a text or of JSON
 
 # suffix: (the rule it breaks, the remedy)
 REFUSED: dict[str, tuple[str, str]] = {
-    ".parquet": ("parquet is not supported yet", 'write its rows as JSON lines, {"text": …} each, into a .jsonl file'),
-    ".json": ("a .json file is neither raw text nor one row per line",
-              f"write one row per line into a .jsonl file, {SHAPES}; jq -c '.[]' OLD.json > NEW.jsonl splits an array"),
     **dict.fromkeys((".csv", ".tsv", ".xls", ".xlsx", ".ods"),
-                    ("a table is neither raw text nor JSON lines",
+                    ("a table of this kind is neither raw text nor rows of JSON or parquet",
                      f"write one row per line into a .jsonl file, {SHAPES}; to train on a CSV's raw text, rename it to .txt")),
-    **dict.fromkeys((".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip", ".7z", ".tar", ".tgz"),
-                    ("compressed files and archives are not read", "unpack it and name the text files inside")),
-    **dict.fromkeys((".arrow", ".bin", ".npy", ".npz", ".pkl", ".pt", ".pth", ".safetensors", ".h5", ".sqlite", ".pyc",
+    **dict.fromkeys((".bz2", ".xz", ".lz4", ".zip", ".7z", ".tar", ".tgz"),
+                    ("archives are not read, nor other compression than .gz and .zst",
+                     "unpack it and name the files inside, or compress it by gzip or zstd")),
+    **dict.fromkeys((".bin", ".npy", ".npz", ".pkl", ".pt", ".pth", ".safetensors", ".h5", ".sqlite", ".pyc",
                      ".so", ".o", ".a", ".pdf", ".doc", ".docx", ".png", ".jpg", ".jpeg", ".gif", ".mp3", ".mp4",
-                     ".feather", ".orc", ".avro", ".tfrecord", ".idx", ".db"),
-                    ("a binary file is not text", "name text or .jsonl files only, with a narrower pattern")),
+                     ".orc", ".avro", ".tfrecord", ".idx", ".db"),
+                    ("a binary file is not text", "name text, .jsonl or .parquet files only, with a narrower pattern")),
 }
 
 
 def kind(path: Path) -> Kind:
-    """Return the format of a file: ``jsonl`` (one JSON object per line) by its suffix, else ``text``."""
-    return KINDS.get(path.suffix.lower(), "text")
+    """Return the format of a file by its suffix, without that of its compression."""
+    return KINDS.get(_suffix(path), "text")
+
+
+def compression(path: Path) -> str | None:
+    """Return ``.gz`` or ``.zst``; None for a file that is not compressed."""
+    suffix = path.suffix.lower()
+    return suffix if suffix in COMPRESSED else None
+
+
+def _suffix(path: Path) -> str:
+    return (path.with_suffix("") if compression(path) else path).suffix.lower()
+
+
+def find_groups(patterns: Sequence[str], weights: Sequence[float], key: str = "data.files") -> tuple[tuple[Path, ...], ...]:
+    """Return the files of each pattern, for patterns with weights; else all files as one group.
+
+    Raises:
+        HpcMpError: as ``find_files``, or two patterns with weights match the same file.
+    """
+    if not weights:
+        return (find_files(patterns, key),)
+    groups = tuple(find_files([pattern], key) for pattern in patterns)
+    owners: dict[tuple[int, int], str] = {}
+    for pattern, group in zip(patterns, groups, strict=True):
+        for path in group:
+            if (other := owners.setdefault(_identity(str(path), key), pattern)) != pattern:
+                raise HpcMpError(f"{key}: {path}", f"has two weights: {other} and {pattern} both match it",
+                                 "write patterns that share no file")
+    return groups
 
 
 def find_files(patterns: Sequence[str], key: str = "data.files") -> tuple[Path, ...]:
@@ -44,6 +75,8 @@ def find_files(patterns: Sequence[str], key: str = "data.files") -> tuple[Path, 
     written are taken literally, so a directory called ``runs [old]`` is not a pattern. Directories that a glob matches
     are skipped.
 
+    A directory that ``datasets`` saved (``save_to_disk``) stands for its Arrow files, in its own order.
+
     Args:
         key: the key of the job file that has the patterns.
 
@@ -52,8 +85,25 @@ def find_files(patterns: Sequence[str], key: str = "data.files") -> tuple[Path, 
     """
     files: dict[tuple[int, int], Path] = {}
     for name in sorted({name for pattern in patterns for name in _matches(pattern, key)}):
-        files.setdefault(_identity(name, key), Path(name))
+        for file in _saved_files(Path(name), key) or (name,):
+            files.setdefault(_identity(file, key), Path(file))
     return tuple(files.values())
+
+
+def _saved_files(directory: Path, key: str) -> tuple[str, ...]:
+    """Return the files of a directory that ``datasets`` saved; empty for anything else. Raises HpcMpError."""
+    try:
+        if (directory / "dataset_dict.json").exists():
+            splits = json.loads((directory / "dataset_dict.json").read_text(encoding="utf-8"))["splits"]
+            raise HpcMpError(f"{key}: {directory}", f"holds {len(splits)} splits of a data set: {', '.join(splits)}",
+                             f"name one, for example {directory / splits[0]}")
+        if not (directory / "state.json").exists():
+            return ()
+        state = json.loads((directory / "state.json").read_text(encoding="utf-8"))
+        return tuple(str(directory / file["filename"]) for file in state["_data_files"])
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise HpcMpError(f"{key}: {directory}", f"is no whole data set ({type(error).__name__}: {error})",
+                         "save it again with save_to_disk, or name its .arrow or .parquet files") from None
 
 
 def find_program(command: Sequence[str]) -> None:
@@ -78,17 +128,21 @@ def _matches(pattern: str, key: str) -> list[str]:
 
 def _identity(name: str, key: str) -> tuple[int, int]:
     """Return the device and inode of a file, which must be readable and of a supported kind."""
-    value, suffix = f"{key}: {name}", os.path.splitext(name)[1].lower()
+    value, suffix = f"{key}: {name}", _suffix(Path(name))
     try:
         status = os.stat(name)
     except OSError as error:
         raise HpcMpError(value, f"cannot be read ({error.strerror})", "fix the link or name another file") from None
     if stat.S_ISDIR(status.st_mode):
-        raise HpcMpError(value, "is a directory", f"name the files in it, for example {name}/*.txt")
+        raise HpcMpError(value, "is a directory, and no data set that `datasets` saved",
+                         f"name the files in it, for example {name}/*.txt")
     if not stat.S_ISREG(status.st_mode):
         raise HpcMpError(value, "is not a regular file", "write its text into a regular file and name that file")
     if suffix in REFUSED:
         raise HpcMpError(value, *REFUSED[suffix])
+    if kind(Path(name)) in TABLES and compression(Path(name)):
+        raise HpcMpError(value, f"is a compressed {suffix} file, which must be read in any order",
+                         "unpack it: parquet and Arrow are compressed inside")
     if not os.access(name, os.R_OK):
         raise HpcMpError(value, "cannot be read (permission denied)", "make it readable or name another file")
     return status.st_dev, status.st_ino

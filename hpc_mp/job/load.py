@@ -297,7 +297,8 @@ def _absolute(spec: Spec, base: Path) -> Spec:
     model, data, parallel, checkpoint = spec.model, spec.data, spec.parallel, spec.checkpoint
     return spec.model_copy(update=shared | {
         "model": model.model_copy(update={"pretrained": maybe(model.pretrained)}),
-        "data": data.model_copy(update={"files": tuple(map(absolute, data.files)), "tokenizer": maybe(data.tokenizer)}),
+        "data": data.model_copy(update={"files": tuple(map(absolute, data.files)), "tokenizer": maybe(data.tokenizer),
+                                        "template": maybe(data.template)}),
         "parallel": parallel.model_copy(update={
             "schedule": absolute(parallel.schedule) if is_table(parallel.schedule) else parallel.schedule,
             "offload_directory": maybe(parallel.offload_directory), "profile": maybe(parallel.profile)}),

@@ -1,23 +1,24 @@
-"""Rows of JSON Lines files: the accepted contents, and remedies for rows in the formats of other tools."""
+"""Rows of data files: the accepted contents, and remedies for rows in the formats of other tools."""
 
 import json
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Literal
 
-SHAPES = '{"text": "…"} or {"prompt": "…", "completion": "…"}'
+from hpc_mp.job.chats import Chat, UnusableRow, of_alpaca, of_messages, of_prompt, of_sharegpt
+
+SHAPES = '{"text": "…"}, {"prompt": "…", "completion": "…"} or {"messages": [{"role": "…", "content": "…"}, …]}'
 WRITE = f"write {SHAPES} on each line"
+
+Form = Literal["auto", "text", "prompt", "messages", "sharegpt", "alpaca"]
+Texts = tuple[tuple[str, bool], ...]  # each with True if it counts in the loss
+Content = Texts | Chat
 
 # The keys of rows of other tools: the kind of row, and its form here. The first match counts.
 ELSEWHERE: tuple[tuple[frozenset[str], str, str], ...] = (
-    (frozenset({"messages"}), "a chat",
-     "apply the model's chat template: write all turns before an answer as prompt and the answer as completion"),
-    (frozenset({"conversations"}), "a chat",
-     "apply the model's chat template: write all turns before an answer as prompt and the answer as completion"),
+    (frozenset({"conversations"}), "a chat of ShareGPT", 'set data.format = "sharegpt"'),
     (frozenset({"chosen", "rejected"}), "a pair of answers for preference training, which is not supported",
      "write {\"prompt\": \"…\", \"completion\": \"…\"} with the chosen answer"),
-    (frozenset({"instruction", "output"}), "an instruction with its output",
-     "convert it: jq -c '{prompt: (.instruction + \"\\n\" + (.input // \"\") + \"\\n\"), completion: .output}' OLD.jsonl > "
-     "NEW.jsonl"),
+    (frozenset({"instruction", "output"}), "an instruction with its output", 'set data.format = "alpaca"'),
     *((frozenset({question, answer}), f"{question} and {answer}",
        f"rename these keys: jq -c '{{prompt: .{question}, completion: .{answer}}}' OLD.jsonl > NEW.jsonl")
       for question, answer in (("prompt", "response"), ("prompt", "answer"), ("prompt", "output"), ("instruction", "response"),
@@ -29,49 +30,75 @@ ELSEWHERE: tuple[tuple[frozenset[str], str, str], ...] = (
 )
 
 
-class UnusableRow(ValueError):
-    """A line that is not a training row; ``remedy`` describes the expected form."""
-
-    def __init__(self, reason: str, remedy: str = WRITE) -> None:
-        super().__init__(reason)
-        self.remedy = remedy
+def _text(row: Mapping[str, Any]) -> Content:
+    if not isinstance(text := row.get("text"), str):
+        raise UnusableRow(f"its text is {'not a string' if 'text' in row else 'missing'}", WRITE)
+    return ((text, True),)
 
 
-def row_parts(line: bytes) -> list[tuple[str, bool]]:
-    """Return a row's texts, each with True if it counts in the loss. A row is ``{"text": …}``, or a prompt, which does not count,
-    with its completion. Other keys are ignored. Raises UnusableRow if it is another kind of row, or not a row."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
-        raise UnusableRow(reason) from None
-    match row:
-        case {"text": _, "prompt": _} | {"text": _, "completion": _}:
-            raise UnusableRow("it holds both a text and a prompt or completion")
-        case {"text": str(text)}:
-            return [(text, True)]
-        case {"prompt": str(prompt), "completion": str(completion)}:
-            return [(prompt, False), (completion, True)]
-        case dict():
-            raise _of_another_shape(row)
-    raise UnusableRow("it holds neither a text nor a prompt and a completion, as strings")
+# The contents of rows by ``data.format``. Keys that a format does not name are ignored.
+READERS: dict[Form, Callable[[Mapping[str, Any]], Content]] = {
+    "text": _text, "prompt": of_prompt, "messages": of_messages, "sharegpt": of_sharegpt, "alpaca": of_alpaca}
+# The keys by which "auto" knows a row. Rows of ShareGPT and Alpaca are told by ``data.format`` alone: their keys have other uses.
+BY_KEYS: dict[Form, frozenset[str]] = {
+    "text": frozenset({"text"}), "prompt": frozenset({"prompt", "completion"}), "messages": frozenset({"messages"})}
+COLUMNS = frozenset({"text", "prompt", "completion", "messages", "tools", "chat_template_kwargs", "conversations", "system",
+                     "instruction", "input", "output", "history"})  # all that the formats read
+
+
+def row_content(row: bytes | Mapping[str, Any], form: Form = "auto") -> Content:
+    """Return the texts of a row, or its chat. A prompt does not count in the loss, its completion does.
+
+    Args:
+        row: a line of JSON, or a row of a table.
+        form: ``data.format``; "auto": by the row's keys.
+
+    Raises:
+        UnusableRow: it is another kind of row, or not a row.
+    """
+    entries = _parsed(row) if isinstance(row, bytes) else row
+    if not isinstance(entries, Mapping):
+        raise UnusableRow("it is no object with keys" if form != "auto" else
+                          "it holds neither a text nor a prompt and a completion, as strings, nor messages", WRITE)
+    if form == "auto":
+        form = _form_of(entries)
+    return READERS[form](entries)
 
 
 def known_keys(row: Collection[str]) -> bool:
     """Return True if these are the keys of a training row, hpc-mp's or another tool's, and not of unrelated JSON."""
     keys = set(row)
-    return keys in ({"text"}, {"prompt", "completion"}) or any(shape <= keys for shape, _, _ in ELSEWHERE)
+    return (keys in ({"text"}, {"prompt", "completion"}) or "messages" in keys
+            or any(shape <= keys for shape, _, _ in ELSEWHERE))
 
 
-def _of_another_shape(row: dict[str, Any]) -> UnusableRow:
+def _parsed(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+        raise UnusableRow(reason, WRITE) from None
+
+
+def _form_of(row: Mapping[str, Any]) -> Form:
+    """Return the format that the keys of a row name. Raises UnusableRow if they name none, or several."""
+    parts = {form: keys & row.keys() for form, keys in BY_KEYS.items()}
+    if parts["text"] and parts["prompt"]:
+        raise UnusableRow("it holds both a text and a prompt or completion", f'{WRITE}, or set data.format = "text" or "prompt"')
+    if parts["messages"] and (parts["text"] or parts["prompt"]):
+        other = min(parts["text"] | parts["prompt"])
+        raise UnusableRow(f"it holds both messages and a {other}", 'set data.format = "messages" to train on the messages alone, '
+                          'or "text" or "prompt" to leave them out')
+    for form, keys in BY_KEYS.items():
+        if keys <= row.keys():
+            return form
+    raise _of_another_shape(row)
+
+
+def _of_another_shape(row: Mapping[str, Any]) -> UnusableRow:
     """Return the error for an object that is not a training row."""
-    for key in ("text", "prompt", "completion"):
-        if not isinstance(row.get(key, ""), str):
-            kind = "a chat" if isinstance(row[key], list) and all(isinstance(turn, dict) for turn in row[key]) else "not a string"
-            return UnusableRow(f"its {key} is {kind}",
-                               f"write the {key} as one string, with the turns of a chat in the model's chat template")
     for shape, description, remedy in ELSEWHERE:
         if shape <= row.keys():
-            return UnusableRow(f"it holds {description}, not a text or a prompt and a completion", remedy)
+            return UnusableRow(f"it holds {description}, not a text or a prompt and a completion", f"{remedy}; rows are {SHAPES}")
     keys = ", ".join(map(repr, list(row)[:8])) or "nothing"
-    return UnusableRow(f"it holds {keys}, but neither a text nor a prompt and a completion, as strings")
+    return UnusableRow(f"it holds {keys}, but neither a text nor a prompt and a completion, nor messages", WRITE)

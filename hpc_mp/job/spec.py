@@ -15,6 +15,7 @@ from hpc_mp.job.errors import wrong
 from hpc_mp.job.learning_rate import ScheduleOptions
 from hpc_mp.job.lora import Lora
 from hpc_mp.job.parallel import MOST_MICROBATCHES, Parallel
+from hpc_mp.job.rows import Form
 from hpc_mp.job.sweep import Sweep
 from hpc_mp.layout.learning_rate import ScheduleOfRate
 from hpc_mp.layout.schedule.names import stages_per_rank
@@ -104,9 +105,20 @@ class Data(values.Section):
     """The training data."""
 
     files: values.Patterns
-    """Required. Paths or globs (`**` for any depth) of text files and of `.jsonl` files with rows `{"text": …}` or `{"prompt": …,
-    "completion": …}`; a prompt does not count in the loss. Compressed files, tables and parquet are refused, and so are files
-    whose content does not match their name. See [the text](../user/jobs.md#the-text)."""
+    """Required. Paths or globs (`**` for any depth) of text files, of rows in `.jsonl`, `.json`, `.parquet` and `.arrow` files,
+    and of directories that `datasets` saved; text and JSON may end in `.gz` or `.zst`. They are read as streams. A file
+    whose content does not match its name is refused. See [the data](../user/data.md)."""
+    format: Form = "auto"
+    """What rows hold. `"auto"`: `{"text": …}`, `{"prompt": …, "completion": …}` or `{"messages": […]}`, by their keys; one of
+    `"text"`, `"prompt"` and `"messages"` chooses, if rows have the keys of several. `"sharegpt"`: `{"conversations": [{"from": …,
+    "value": …}]}`. `"alpaca"`: `{"instruction": …, "input": …, "output": …}`. Of a prompt with its completion only the completion
+    counts in the loss, of a chat only the assistant's turns. See [rows](../user/data.md#rows). Example: `"sharegpt"`."""
+    template: values.PathName | None = None
+    """A file with a chat template in Jinja, in place of the tokenizer's own. It is exported with the model. See
+    [chats](../user/data.md#chats). Example: `"chatml.jinja"`."""
+    weights: tuple[Annotated[float, Field(gt=0)], ...] = ()
+    """A mixture: the share of the samples that come from each pattern of `data.files`, in any unit. What ends early is passed
+    again. Default: every sample is passed once in an epoch. See [mixtures](../user/data.md#mixtures). Example: `[0.7, 0.3]`."""
     tokenizer: values.PathName | None = None
     """A directory that holds a tokenizer. Default: the checkpoint's own. For a model with random weights, a tokenizer is trained
     on the files and kept in `DIRECTORY/.cache`."""
@@ -235,6 +247,10 @@ class Evaluate(values.Section):
     files: tuple[values.PathName, ...] = ()
     """Paths or globs as in `data.files`. The text is tokenized and cut into samples as the training's, and every token is read
     once. Default: no evaluation. Example: `["corpus/held-out/*.txt"]`."""
+    share: values.Share = 0.0
+    """Instead of `evaluate.files`: the share of the documents in `data.files` (rows, or text files) that is held out. Whether a
+    document is held out depends on its content alone: equal documents stay together, and a larger corpus holds out the same ones.
+    They are never trained on. Example: `0.01`."""
     every: values.NonNegative = 0
     """Steps between two evaluations; 0 = none in between. There is always one after the last step. Example: `500`."""
     patience: values.NonNegative = 0
@@ -242,6 +258,11 @@ class Evaluate(values.Section):
     Its best checkpoint is kept, see `checkpoint.keep`. Example: `3`."""
     gain: values.Rate = 0.0
     """For `patience`: how much less a loss must be. Example: `0.01`."""
+
+    @property
+    def active(self) -> bool:
+        """True if the job evaluates."""
+        return bool(self.files) or self.share > 0
 
 
 class Checkpoint(values.Section):

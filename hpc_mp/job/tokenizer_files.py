@@ -11,6 +11,7 @@ from hpc_mp.base.errors import HpcMpError
 VOCABULARY_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model",
                     "sentencepiece.bpe.model", "tekken.json")
 GPT2_FILES = ["vocab.json", "merges.txt"]  # they define a GPT-2 tokenizer completely
+TEMPLATE = "chat_template.jinja"  # or a text in tokenizer_config.json
 BYTES = 256  # the alphabet of a tokenizer that is trained here, without the end-of-document token
 
 
@@ -52,6 +53,18 @@ def check_tokenizer(directory: Path | None, vocabulary: int) -> None:
         return
     check_kind(directory)
     check_fit(directory, _size(directory), vocabulary)
+
+
+def has_template(directory: Path) -> bool:
+    """Return True if a tokenizer's directory holds a chat template. Raises HpcMpError."""
+    return (directory / TEMPLATE).exists() or bool(read_object(directory / "tokenizer_config.json").get("chat_template"))
+
+
+def missing_template(directory: Path | None) -> HpcMpError:
+    """Return the error for chats without a chat template."""
+    return HpcMpError(f"tokenizer {directory}" if directory else "the tokenizer that is trained on data.files",
+                      "has no chat template, by which chats are written as text",
+                      "set data.template to a file with a Jinja template, or data.tokenizer to the tokenizer of the chat model")
 
 
 def check_kind(directory: Path) -> None:

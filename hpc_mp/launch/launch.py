@@ -291,7 +291,8 @@ def _check_models(plans: Sequence[JobPlan], request: LaunchRequest, listener: Li
             origin = str(origin_of(Path(resume))) if resume is not None else None
             tokenizer = None if request.resume else tokenizer_of(plan.user_spec)
             files = [str(path) for path in find_files(plan.user_spec.data.files)]
-            for text in ask(config, plan.shape.vocabulary, origin, None if tokenizer is None else str(tokenizer), files):
+            for text in ask(config, plan.shape.vocabulary, origin, None if tokenizer is None else str(tokenizer), files,
+                            plan.user_spec.data.format):
                 listener.note(f"warning: {text}")
 
     return check

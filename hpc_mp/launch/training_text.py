@@ -4,6 +4,7 @@ The rows of all files are checked without any library of the rank half. If that 
 ranks will do it, and existing tokens are counted.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from math import lcm
@@ -12,13 +13,13 @@ from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.extras import REMEDY
-from hpc_mp.base.text import counted, data_size, number
+from hpc_mp.base.text import counted, data_size, number, percent
 from hpc_mp.job import JobSpec
 from hpc_mp.job.epochs import samples_of, steps_of, with_steps
 from hpc_mp.job.first_rows import FirstRow, first_rows
-from hpc_mp.job.inputs import find_files, kind
+from hpc_mp.job.inputs import find_files, find_groups, kind
 from hpc_mp.job.layout import read_shape
-from hpc_mp.job.tokenizer_files import check_tokenizer, find_tokenizer
+from hpc_mp.job.tokenizer_files import check_tokenizer, find_tokenizer, has_template, missing_template
 from hpc_mp.launch.listener import Listener
 from hpc_mp.rundir.records import RankStatus
 
@@ -91,14 +92,21 @@ def check_text(spec: JobSpec, vocabulary: int) -> tuple[tuple[FirstRow, ...], tu
     held_out = find_files(spec.evaluate.files, key)
     tokenizer = tokenizer_of(spec)
     check_tokenizer(tokenizer, vocabulary)
-    rows = first_rows(files)
+    rows = first_rows(files, form=spec.data.format)
+    if spec.data.template is None and _holds_chats(rows, spec) and (tokenizer is None or not has_template(tokenizer)):
+        raise missing_template(tokenizer)
+    find_groups(spec.data.files, spec.data.weights)
     limit, length = sum(row.size for row in rows) + len(rows), spec.data.sequence_length  # a byte each, and the ends of texts
-    if limit <= length:
+    if limit <= length and all(row.plain and not row.chat for row in rows):
         raise HpcMpError(f"data.sequence_length = {length}",
                          f"is more than the text has: {counted(len(rows), 'file')} with {counted(limit - len(rows), 'byte')} "
                          "give fewer tokens, and one sample takes sequence_length + 1",
                          "use more text, or a shorter sequence_length")
-    return rows, first_rows(held_out, key), tokenizer
+    return rows, first_rows(held_out, key, spec.data.format), tokenizer
+
+
+def _holds_chats(rows: Sequence[FirstRow], spec: JobSpec) -> bool:
+    return spec.data.format in ("messages", "sharegpt", "alpaca") or any(row.chat for row in rows)
 
 
 def tokenizer_of(spec: JobSpec) -> Path | None:
@@ -114,12 +122,12 @@ def report_text(spec: JobSpec, vocabulary: int) -> TrainingText:
     if find_spec("tokenizers") is None:
         return TrainingText(rows, held_out, tokenizer, None, False, _amount(spec, size // TOKEN_BYTES, exact=False))
     from hpc_mp.train.data.sampled import sample
-    from hpc_mp.train.data.tokens import find_prepared
+    from hpc_mp.train.data.tokens import find_prepared, reading_of
 
     prepared = find_prepared(spec, vocabulary, Path(spec.job.directory) / ".cache")
     source = tokenizer or (prepared.tokenizer_directory if prepared else None)
     start = next((place for place, row in enumerate(rows) if row.parts), 0)
-    measured = sample([row.path for row in (*rows[start:], *rows[:start])], source) if source else None
+    measured = sample([row.path for row in (*rows[start:], *rows[:start])], source, reading_of(spec)) if source else None
     if prepared is not None:
         amount = _amount(spec, prepared.count, exact=True)
     elif measured is not None and measured.bytes:
@@ -165,7 +173,9 @@ def counted_steps(spec: JobSpec, listener: Listener) -> JobSpec:
 def text_rows(text: TrainingText, spec: JobSpec) -> dict[str, str]:
     """Return the rows of a launch's summary on the training text."""
     return {
-        "text": _files(text.rows) + (f"; held out {_files(text.held_out)}" if text.held_out else ""),
+        "text": _files(text.rows) + (f"; held out {_files(text.held_out)}" if text.held_out else "")
+                + (f"; held out {percent(spec.evaluate.share)} of the rows and text files" if spec.evaluate.share else ""),
+        **_mixture(spec),
         "tokenizer": _tokenizer(text, spec),
         "first row": _first(text),
         "samples": f"of {counted(spec.data.sequence_length, 'token')}: all documents end to end, cut there, so that a long one "
@@ -177,10 +187,18 @@ def text_rows(text: TrainingText, spec: JobSpec) -> dict[str, str]:
     }
 
 
+def _mixture(spec: JobSpec) -> dict[str, str]:
+    """Return the shares of a mixture."""
+    total = sum(spec.data.weights)
+    shares = [f"{percent(weight / total)} of {'the samples of ' * (place == 0)}{pattern}"
+              for place, (weight, pattern) in enumerate(zip(spec.data.weights, spec.data.files, strict=False))]
+    return {"mixture": ", ".join(shares)} if shares else {}
+
+
 def _never_best(spec: JobSpec) -> dict[str, str]:
     """Return a note if no checkpoint but the last is evaluated, so that no earlier one can be the best."""
     every, saved = spec.evaluate.every, spec.checkpoint.every
-    if not (spec.evaluate.files and every and saved) or lcm(every, saved) < spec.train.steps:
+    if not (spec.evaluate.active and every and saved) or lcm(every, saved) < spec.train.steps:
         return {}
     remedy = "let evaluate.every divide checkpoint.every" if saved % every else "set both to less than train.steps"
     return {"note": f"checkpoint.every = {saved} and evaluate.every = {every}: before the last step no checkpoint is one that is "
@@ -199,7 +217,7 @@ def _trained_on(text: TrainingText) -> dict[str, str]:
 
 
 def _files(rows: tuple[FirstRow, ...]) -> str:
-    lines, size = sum(kind(row.path) == "jsonl" for row in rows), data_size(sum(row.size for row in rows))
+    lines, size = sum(kind(row.path) != "text" for row in rows), data_size(sum(row.size for row in rows))
     if lines in (0, len(rows)):
         return f"{counted(len(rows), 'file')} of {'rows' if lines else 'plain text, one document each'}, {size}"
     kinds = {f"{lines:,} of rows": lines, f"{len(rows) - lines:,} of plain text, one document each": len(rows) - lines}

@@ -108,4 +108,4 @@ def complete(run: RunDirectory, spec: AnySpec) -> bool:
     evaluations = [evaluation for evaluation in read_records(run.evaluations, Evaluation) if evaluation.step <= last]
     if evaluations and evaluations[-1].step == last and exhausted(evaluations, spec.evaluate.patience, spec.evaluate.gain):
         return True
-    return last == spec.train.steps and (not spec.evaluate.files or last in {evaluation.step for evaluation in evaluations})
+    return last == spec.train.steps and (not spec.evaluate.active or last in {evaluation.step for evaluation in evaluations})

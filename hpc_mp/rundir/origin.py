@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ class Origin:
         data: name of the token set, which identifies the text's content and its tokenizer.
         sequence_length, seed: with the token set they determine the order of samples.
         documents: value of ``data.documents``; "joined" for runs from before this key existed.
+        weights: value of ``data.weights``, by which a mixture's samples are ordered too.
     """
 
     model: Mapping[str, Any]
@@ -39,10 +40,12 @@ class Origin:
     sequence_length: int
     seed: int
     documents: str = "joined"
+    weights: Sequence[float] = field(default_factory=list)
 
     def same_samples(self, other: "Origin") -> bool:
         """Return True if a position denotes the same sample in both."""
-        return (self.data, self.sequence_length, self.seed) == (other.data, other.sequence_length, other.seed)
+        return ((self.data, self.sequence_length, self.seed, self.weights)
+                == (other.data, other.sequence_length, other.seed, other.weights))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,7 @@ def model_fields(configuration: Mapping[str, Any], dropouts: tuple[str, ...]) ->
 
 def first_difference(before: Origin, now: Mapping[str, Any]) -> OriginDifference | None:
     """Return the first difference among the parts in ``now``. Model fields of one transformers release only do not count."""
-    for part in (field.name for field in fields(Origin) if field.name in now):
+    for part in (part.name for part in fields(Origin) if part.name in now):
         was, has = getattr(before, part), now[part]
         if part != "model":
             if was != has:

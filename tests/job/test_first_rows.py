@@ -21,8 +21,8 @@ def line(row: object) -> bytes:
 TEXTS: dict[str, list[str]] = tomllib.loads(Path(__file__).with_name("wrong_rows.toml").read_text(encoding="utf-8"))
 WRONG: dict[str, tuple[str, bytes, str, str]] = {
     **{wrong: (name, f"{text}\n".encode() if text else b"", *said) for wrong, (name, text, *said) in TEXTS.items()},
-    "gzip under another name": ("a.txt", gzip.compress(b"text"), "is compressed by gzip", "unpack it"),
-    "gzip in .jsonl": ("a.jsonl", gzip.compress(line({"text": "x"})), "is compressed by gzip", "unpack it"),
+    "gzip under another name": ("a.txt", gzip.compress(b"text"), "is compressed by gzip", "add .gz"),
+    "gzip in .jsonl": ("a.jsonl", gzip.compress(line({"text": "x"})), "is compressed by gzip", "add .gz"),
     "UTF-16": ("a.txt", "text".encode("utf-16"), "is UTF-16", "iconv -f UTF-16"),
     "UTF-16 without a mark": ("a.txt", "text".encode("utf-16-le"), "holds NUL bytes", "iconv"),
     "Latin-1": ("a.txt", "Ça va déjà".encode("latin-1"), "is not UTF-8 (byte 0xc7 at 0)", "iconv -f ISO-8859-1"),
@@ -61,6 +61,9 @@ def test_every_file_is_looked_at(tmp_path: Path) -> None:
     ("a.jsonl", b"\n" + line({"text": "x", "id": 5}), [("x", True)]),
     ("a.jsonl", b"\xef\xbb\xbf" + line({"text": "x"}), [("x", True)]),
     ("a.jsonl", line({"prompt": "x", "completion": "y"}).rstrip(), [("x", False), ("y", True)]),
+    ("a.jsonl", line({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}),
+     [("user: x", False), ("y", True)]),
+    ("a.json", b'[{"text": ""}, {"text": "x"}]', [("x", True)]),
     ("a.jsonl", line({"text": "x" * 2 * HEAD}) + line({"text": "y"}), [("x" * 200, True)]),  # longer than what is read at first
     ("a.jsonl", line({"text": "x"}) + b'{"text": "' + b"y" * 2 * HEAD, [("x", True)]),  # a row beyond it is the ranks' to judge
 ])

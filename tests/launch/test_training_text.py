@@ -86,11 +86,45 @@ def test_a_checkpoint_without_its_tokenizer_does_not_get_a_new_one(job: Path, pr
         dry_run(job)
 
 
+CHAT = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+
+
+def test_chats_without_a_template(job: Path, tokenizer: Path) -> None:
+    """Refused before the start, also where a tokenizer is trained; then the first row is shown as it is trained."""
+    (job.parent / "chats.jsonl").write_text(f"{json.dumps(CHAT)}\n" * 200)
+    files = "data.files=['chats.jsonl']"
+    for named, words in ((f"data.tokenizer={tokenizer}", f"tokenizer {tokenizer}"),
+                         ("job.name=x", "the tokenizer that is trained")):
+        with pytest.raises(HpcMpError, match=f"{words}.* has no chat template") as caught:
+            dry_run(job, files, named)
+        assert "data.template" in caught.value.remedy
+    (job.parent / "template.jinja").write_text(TEMPLATE)
+    shown = dry_run(job, files, f"data.tokenizer={tokenizer}", "data.template=template.jinja")
+    row = r"first row prompt “user: Hi”, completion “Hello” in \S+chats.jsonl: (\d+) tokens, of which 6 count"
+    assert re.search(row, shown["said"])
+    (tokenizer / "chat_template.jinja").write_text(TEMPLATE)
+    assert dry_run(job, files, f"data.tokenizer={tokenizer}")["first_row_counted"] == shown["first_row_counted"] == 6
+
+
+def test_mixtures_are_shown(job: Path, rows: Path) -> None:
+    said = dry_run(job, "data.files=['text.txt', 'rows.jsonl']", "data.weights=[3, 1]")["said"]
+    assert f"mixture 75.0 % of the samples of {job.parent}/text.txt, 25.0 % of {rows}" in said
+    assert "mixture 7" not in dry_run(job)["said"]
+    with pytest.raises(HpcMpError, match="has two weights"):
+        dry_run(job, "data.files=['text.txt', '*.txt']", "data.weights=[3, 1]")
+
+
+def test_a_held_out_share_is_shown(job: Path, rows: Path) -> None:
+    said = dry_run(job, f"data.files=['{rows}']", "evaluate.share=0.2")["said"]
+    assert "held out 20.0 % of the rows and text files" in said
+
+
 def test_rows_of_another_shape_are_refused_at_launch(job: Path, rows: Path) -> None:
     files = 'evaluate.files=["*.jsonl"]'
     assert dry_run(job, files)
     (rows.parent / "z.jsonl").write_text('{"messages": [{"role": "user", "content": "x"}]}\n')
-    with pytest.raises(HpcMpError, match=f"evaluate.files: {rows.parent}/z.jsonl, line 1: is not a row .it holds a chat"):
+    with pytest.raises(HpcMpError, match=f"evaluate.files: {rows.parent}/z.jsonl, line 1: is not a row .it has no turn"):
         dry_run(job, files)
 
 

@@ -111,7 +111,7 @@ def rank_of(spec: JobSpec, number: int) -> Report:
     engine = assemble(spec, shape, layout, groups, schedule, device)
     engine.start(first_values(spec, shape))
     training, *held_out = _tokens(spec, shape.vocabulary, who.rank, store)
-    samples = Samples(training, spec.data.sequence_length, spec.train.seed, spec.data.documents)
+    samples = Samples(training, spec.data.sequence_length, spec.train.seed, spec.data.documents, spec.data.weights)
     rows = [HeldOut(tokens, spec.data.sequence_length, spec.data.documents) for tokens in held_out]
     steps: list[StepNumbers] = []
     evaluations: list[tuple[int, float, int]] = []

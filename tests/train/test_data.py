@@ -43,7 +43,7 @@ def test_odd_directory_names_are_taken_literally(tmp_path: Path, folder: str) ->
 @pytest.mark.parametrize(("pattern", "rule", "remedy"), [
     *table(__file__, "data.toml", "bad_patterns"), ("x" * 300, "matches no file", "check the path")])
 def test_bad_patterns(tmp_path: Path, pattern: str, rule: str, remedy: str) -> None:
-    for name in ("a.parquet", "A.PARQUET", "a.txt.gz", "a.so", "a.pyc"):
+    for name in ("a.parquet.GZ", "a.tar.gz", "a.txt.bz2", "a.so", "a.pyc"):
         write(tmp_path / name)
     (tmp_path / "folder" / "folder").mkdir(parents=True)
     os.mkfifo(tmp_path / "pipe")

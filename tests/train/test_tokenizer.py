@@ -223,7 +223,7 @@ def test_ids_beyond_the_vocabulary(tmp_path: Path) -> None:
 def test_training_hears_of_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The library is in its own code for many seconds, and returns to Python for no signal."""
     ended = threading.Event()
-    monkeypatch.setattr(bpe, "_sample", lambda files: iter(lambda: "end" if ended.wait(30) else "no", "end"))
+    monkeypatch.setattr(bpe, "_sample", lambda files, reading: iter(lambda: "end" if ended.wait(30) else "no", "end"))
     file = write(tmp_path / "a.txt", TEXT)
 
     def poll() -> None:

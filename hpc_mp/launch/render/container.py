@@ -35,7 +35,7 @@ def _needed(spec: AnySpec) -> list[str]:
         paths: list[str | None] = [spec.job.directory, spec.program.directory, *spec.program.stage]
     else:
         paths = [spec.job.directory, spec.model.pretrained, spec.data.tokenizer, spec.checkpoint.resume,
-                 *(_fixed(pattern) for pattern in (*spec.data.files, *spec.evaluate.files))]
+                 *(_fixed(pattern) for pattern in (*spec.data.files, *spec.evaluate.files, spec.data.template) if pattern)]
     directories = sorted({PurePosixPath(path) for path in paths if path})
     return [str(path) for path in directories if not any(other in path.parents for other in directories)]
 

@@ -101,7 +101,7 @@ def export(run: RunDirectory, output: Path, *, step: int | None = None, dtype: s
     config = _config(spec, tokenizer)
     settings = {} if tokenizer is None else agreeing_settings(
         tokenizer, read_config(spec), _text_there(spec), f"move {tokenizer} elsewhere to export without it, and load it there: "
-        f"{CLASS}.from_pretrained takes it as it is")
+        f"{CLASS}.from_pretrained takes it as it is", spec.data.format)
     model = read_shape(spec)
     reader, saved = reader_of(checkpoint, model)
     outputs, fill = _outputs(config, model), _filler(spec, model, reader, saved)

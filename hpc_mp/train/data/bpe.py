@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, tra
 
 from hpc_mp.job.tokenizer_files import check_tokenizer
 from hpc_mp.train.data.cache import entry, key
-from hpc_mp.train.data.documents import pieces
+from hpc_mp.train.data.documents import AS_THEY_ARE, DocumentReading, pieces
 
 FORMAT = 1  # increased when the same text gives another tokenizer
 END = "<|endoftext|>"  # begins and ends a document, as in GPT-2
@@ -43,12 +44,14 @@ def _of_family(encoder: tokenizers.Tokenizer, split: str) -> tokenizers.Tokenize
 
 
 def train(files: Sequence[Path], contents: Sequence[str], *, vocabulary: int, cache: Path,
-          poll: Callable[[], object] = lambda: None, model_type: str = "gpt2") -> Path:
+          poll: Callable[[], object] = lambda: None, model_type: str = "gpt2",
+          reading: DocumentReading = AS_THEY_ARE) -> Path:
     """Train a tokenizer with at most ``vocabulary`` ids on ``files``, or find it in the cache. Return its directory.
 
     Args:
         contents: identifies each file's content, and so the tokenizer in the cache.
         model_type: the family of the model, which may have its own splitting rule.
+        reading: how files become documents; of a chat the contents of its messages are read.
         poll: called repeatedly; an exception from it ends the training.
 
     Raises:
@@ -63,19 +66,20 @@ def train(files: Sequence[Path], contents: Sequence[str], *, vocabulary: int, ca
             encoder = _of_family(encoder, SPLITS[model_type])
         trainer = trainers.BpeTrainer(vocab_size=vocabulary, min_frequency=MIN_FREQUENCY, special_tokens=[END],
                                       initial_alphabet=alphabet, show_progress=False)
-        _polled(lambda: encoder.train_from_iterator(_sample(files), trainer), poll)
+        _polled(lambda: encoder.train_from_iterator(_sample(files, reading), trainer), poll)
         (directory / "tokenizer.json").write_text(encoder.to_str(pretty=True), encoding="utf-8")
         special = {"bos_token": END, "eos_token": END}
         write_json(directory / "special_tokens_map.json", special)
         write_json(directory / "tokenizer_config.json", special | {"tokenizer_class": CLASS})
 
-    return entry(cache / trained_name(contents, vocabulary, model_type), build)
+    return entry(cache / trained_name(contents, vocabulary, model_type, reading), build)
 
 
-def trained_name(contents: Sequence[str], vocabulary: int, model_type: str = "gpt2") -> str:
+def trained_name(contents: Sequence[str], vocabulary: int, model_type: str = "gpt2",
+                 reading: DocumentReading = AS_THEY_ARE) -> str:
     """Return the cache directory name of the tokenizer trained on these files."""
     split = [SPLITS[model_type]] if model_type in SPLITS else []
-    return f"tokenizer-{key(FORMAT, TEXT, MIN_FREQUENCY, vocabulary, list(contents), *split)}"
+    return f"tokenizer-{key(FORMAT, TEXT, MIN_FREQUENCY, vocabulary, list(contents), *split, *reading.choices)}"
 
 
 def _polled(work: Callable[[], None], poll: Callable[[], object]) -> None:
@@ -99,11 +103,11 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _sample(files: Sequence[Path]) -> Iterator[str]:
+def _sample(files: Sequence[Path], reading: DocumentReading = AS_THEY_ARE) -> Iterator[str]:
     """Yield all pieces of the text, or evenly spread pieces of at most ``TEXT`` characters in total."""
     total = sum(path.stat().st_size for path in files)
     position = taken = 0
-    for piece in pieces(files):
+    for piece in pieces(files, reading=replace(reading, tokenizer=None)):
         position += len(piece.text)
         if (taken + len(piece.text)) * total <= TEXT * position:
             taken += len(piece.text)

@@ -1,20 +1,25 @@
 """Files to documents, as a stream of pieces, so that no file has to fit into memory."""
 
 import codecs
+import hashlib
 import io
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.job.first_rows import bad_row
-from hpc_mp.job.inputs import Kind, kind
-from hpc_mp.job.rows import UnusableRow, row_parts
+from hpc_mp.job.chats import Chat, UnusableRow
+from hpc_mp.job.inputs import kind
+from hpc_mp.job.row_files import bad_row, damage_named, open_unpacked, rows
+from hpc_mp.job.rows import Content, Form, Texts, row_content
+from hpc_mp.train.data.chat_template import RenderedChat, Span, load_template
 
 # Bytes of a piece. The pieces of a batch are encoded in parallel, one core each: small enough that a batch of a few MiB
 # keeps many cores busy, large enough that little text is encoded twice around the cuts.
 PIECE = 1 << 16
+HALF_PAIR = re.compile("[\ud800-\udfff]")  # half of a pair of UTF-16, which JSON can name and UTF-8 cannot encode
 
 
 @dataclass(frozen=True)
@@ -28,24 +33,59 @@ class TextPiece:
     last: bool     # True if it ends its document
     size: int      # bytes of the file consumed with it
     replaced: int  # undecodable byte sequences that became U+FFFD
+    spans: tuple[Span, ...] | None = None  # of a chat: the characters whose tokens count, instead of ``counts``
 
 
-def pieces(files: Iterable[Path], files_key: str = "data.files") -> Iterator[TextPiece]:
+@dataclass(frozen=True)
+class DocumentReading:
+    """The way in which files become documents.
+
+    Attributes:
+        form: ``data.format``.
+        tokenizer: the directory whose chat template writes chats as text. Without it a chat is the contents of its messages, on
+            which a tokenizer is trained.
+        template: ``data.template``, if it takes the place of the tokenizer's own.
+        share: ``evaluate.share``, the share of the documents that is held out.
+        held_out: True to read that share, False to read the others.
+    """
+
+    form: Form = "auto"
+    tokenizer: Path | None = None
+    template: Path | None = None
+    share: float = 0.0
+    held_out: bool = False
+
+    @property
+    def choices(self) -> tuple[object, ...]:
+        """The values that change the documents of the same files, for names in a cache; without those that have their default."""
+        return (*((self.form,) if self.form != "auto" else ()), *(((self.share, self.held_out),) if self.share else ()))
+
+    def takes(self, content: bytes) -> bool:
+        """Return True if the document with this content is read. Equal documents are on the same side."""
+        if not self.share:
+            return True
+        draw = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big")
+        return (draw < self.share * 2**64) == self.held_out
+
+
+AS_THEY_ARE = DocumentReading()
+
+
+def pieces(files: Iterable[Path], files_key: str = "data.files", reading: DocumentReading = AS_THEY_ARE) -> Iterator[TextPiece]:
     """Yield the documents of ``files`` in order.
 
-    A text file is one document in UTF-8; undecodable bytes are replaced and counted. A row of a JSON lines file is one document:
-    ``{"text": …}``, or ``{"prompt": …, "completion": …}`` whose prompt does not count in the loss. Other keys are ignored.
+    A text file is one document in UTF-8; undecodable bytes are replaced and counted. A row of another file is one document. A
+    prompt does not count in the loss, and of a chat only the assistant's turns do.
 
     Args:
         files_key: the key of the job file that names the files.
 
     Raises:
-        HpcMpError: a file cannot be read, a text file is binary, or a row is malformed (with file and line).
+        HpcMpError: a file cannot be read, a text file is binary, or a row is malformed (with file and row).
     """
     for path in files:
         try:
-            with path.open("rb") as file:
-                yield from READERS[kind(path)](path, file, files_key)
+            yield from (_text if kind(path) == "text" else _rows)(path, files_key, reading)
         except OSError as error:
             raise unreadable(path, error, files_key) from None
 
@@ -55,34 +95,68 @@ def unreadable(path: Path, error: OSError, files_key: str) -> HpcMpError:
     return HpcMpError(f"{files_key}: {path}", f"cannot be read ({error.strerror})", "make it readable or name another file")
 
 
-def _text(path: Path, file: BinaryIO, files_key: str) -> Iterator[TextPiece]:
-    file.seek(len(codecs.BOM_UTF8) if file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8 else 0)
-    done = 0
-    for raw, last in _cut(file):
-        if (at := raw.find(b"\0")) >= 0:
-            raise HpcMpError(f"{files_key}: {path}",
-                             f"is binary or not UTF-8 (it holds NUL bytes, the first after {done + at} bytes)",
-                             "name text files only, convert it (iconv -f UTF-16 -t UTF-8), or take them out (tr -d '\\000')")
-        done += len(raw)
-        yield _piece(path, raw, counts=True, joined=not last, last=last, size=len(raw))
+def _text(path: Path, files_key: str, reading: DocumentReading) -> Iterator[TextPiece]:
+    file, raw = open_unpacked(path)
+    done = consumed = 0
+    with raw, damage_named(path, files_key):
+        for number, (block, last) in enumerate(_cut(file)):
+            content = block.removeprefix(codecs.BOM_UTF8) if number == 0 else block
+            if number == 0 and not reading.takes(content):
+                return
+            if (at := content.find(b"\0")) >= 0:
+                raise HpcMpError(f"{files_key}: {path}",
+                                 f"is binary or not UTF-8 (it holds NUL bytes, the first after {done + at} bytes)",
+                                 "name text files only, convert it (iconv -f UTF-16 -t UTF-8), or take them out (tr -d '\\000')")
+            done += len(content)
+            size = len(content) if raw is file else raw.tell() - consumed
+            consumed += size
+            yield _piece(path, content, counts=True, joined=not last, last=last, size=size)
 
 
-def _rows(path: Path, file: BinaryIO, files_key: str) -> Iterator[TextPiece]:
-    for number, line in enumerate(file, start=1):
-        if line.isspace():
+def _rows(path: Path, files_key: str, reading: DocumentReading) -> Iterator[TextPiece]:
+    skipped = 0  # bytes of rows that are not read here
+    for number, row, size in rows(path, files_key):
+        if isinstance(row, bytes) and row.isspace():
             continue
         try:
-            parts = row_parts(line)
+            content = row_content(row, reading.form)
+            if not reading.takes(repr(content).encode("utf-8", "backslashreplace")):
+                skipped += size
+                continue
+            document = written(content, reading)
         except UnusableRow as error:
-            raise bad_row(f"{files_key}: {path}", number, error) from None
-        for part, (text, counts) in enumerate(parts, start=1):
-            # JSON can name a lone surrogate, which UTF-8 cannot encode: it is replaced like undecodable bytes.
-            for raw, end in _cut(io.BytesIO(text.encode("utf-8", "surrogatepass"))):
-                last = end and part == len(parts)
-                yield _piece(path, raw, counts=counts, joined=not end, last=last, size=len(line) if last else 0)
+            raise bad_row(path, number, error, files_key) from None
+        yield from _document(path, document, size + skipped)
+        skipped = 0
 
 
-READERS: dict[Kind, Callable[[Path, BinaryIO, str], Iterator[TextPiece]]] = {"text": _text, "jsonl": _rows}
+def written(content: Content, reading: DocumentReading) -> Texts | RenderedChat:
+    """Return the texts of a row, a chat in the words of its template. Raises UnusableRow if the template refuses it."""
+    if not isinstance(content, Chat):
+        return content
+    if reading.tokenizer is None:
+        return contents(content)
+    return load_template(reading.tokenizer, reading.template).render(content)
+
+
+def _document(path: Path, document: Texts | RenderedChat, size: int) -> Iterator[TextPiece]:
+    """Yield the pieces of a row. A text is cut if it is long; a chat is one piece, whose spans are of its whole text."""
+    if isinstance(document, RenderedChat):
+        text, replaced = HALF_PAIR.subn("\ufffd", document.text)
+        yield TextPiece(path, text, counts=False, joined=False, last=True, size=size, replaced=replaced, spans=document.spans)
+        return
+    for part, (text, counts) in enumerate(document, start=1):
+        # JSON can name a lone surrogate, which UTF-8 cannot encode: it is replaced like undecodable bytes.
+        for raw, end in _cut(io.BytesIO(text.encode("utf-8", "surrogatepass"))):
+            last = end and part == len(document)
+            yield _piece(path, raw, counts=counts, joined=not end, last=last, size=size if last else 0)
+
+
+def contents(chat: Chat) -> Texts:
+    """Return the contents of a chat's messages, without a template."""
+    parts = (("".join(part["text"] for part in content) if isinstance(content, list) else content, counts)
+             for message, counts in zip(chat.messages, chat.counts, strict=True) if (content := message.get("content")))
+    return tuple(parts) or (("", False),)
 
 
 def _piece(path: Path, raw: bytes, *, counts: bool, joined: bool, last: bool, size: int) -> TextPiece:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from hpc_mp.job import JobSpec
 from hpc_mp.job.inputs import find_files
 from hpc_mp.train.data.rows import IGNORE, TokenRows
 from hpc_mp.train.data.sampler import positions
-from hpc_mp.train.data.tokens import TokenSet, prepare
+from hpc_mp.train.data.tokens import TokenSet, prepare, reading_of
 
 KEY = "evaluate.files"
 
@@ -22,20 +23,23 @@ log = logging.getLogger(__name__)
 
 def prepare_held_out(spec: JobSpec, vocabulary: int, cache: Path, progress: Callable[[int, int], None],
                      training: TokenSet) -> TokenSet | None:
-    """Return the tokens of ``evaluate.files``, made with the training's tokenizer; None for a job that does not evaluate.
+    """Return the tokens of ``evaluate.files``, or of ``evaluate.share`` of the training's files, made with the training's
+    tokenizer; None for a job that does not evaluate.
 
     A warning names each file that is also trained on. Everything else is as in ``prepare``.
 
     Raises:
         HpcMpError: for the reasons of ``prepare`` and ``HeldOut``.
     """
-    if not spec.evaluate.files:
+    if not spec.evaluate.active:
         return None
-    files = find_files(spec.evaluate.files, KEY)
-    if both := [str(path) for path in files if path in {*find_files(spec.data.files)}]:
+    share = spec.evaluate.share > 0
+    files = find_files(spec.data.files) if share else find_files(spec.evaluate.files, KEY)
+    if not share and (both := [str(path) for path in files if path in {*find_files(spec.data.files)}]):
         log.warning(f"{KEY} and data.files both name {several(both)}: this loss is not that on text new to the model")
-    tokens = prepare(files, vocabulary=vocabulary, cache=cache, progress=progress, files_key=KEY,
-                    tokenizer_directory=training.tokenizer_directory, pretrained=None)
+    reading = replace(reading_of(spec, held_out=True), template=None)  # the training's tokenizer has it
+    tokens = prepare(files, vocabulary=vocabulary, cache=cache, progress=progress, files_key="data.files" if share else KEY,
+                    tokenizer_directory=training.tokenizer_directory, pretrained=None, reading=reading)
     HeldOut(tokens, spec.data.sequence_length, spec.data.documents)
     return tokens
 

@@ -4,15 +4,16 @@ Positions count sequences from the start of the training, over all replicas and 
 a run that continues with another layout sees each sample exactly once.
 """
 
-import hashlib
-import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job.epochs import samples_of
+from hpc_mp.train.data.mixture import BLOCK, block_order, slots
+from hpc_mp.train.data.permutation import permuted
 from hpc_mp.train.data.rows import TokenRows
 from hpc_mp.train.data.tokens import TokenSet
 
@@ -34,30 +35,35 @@ class Samples:
     """Sequences of a token set in training order, without end: each epoch is shuffled by (seed, epoch).
 
     Sequence i is the tokens [i × S, i × S + S]: S inputs, and the same shifted by one as labels. Sequences run over the ends of
-    documents, see ``rows``. Tokens after the last whole sequence are not used.
+    documents, see ``rows``. Tokens after the last whole sequence are not used. In a mixture each part has sequences of its own.
 
     Args:
         sequence_length: S, tokens.
-        seed, documents: ``train.seed`` and ``data.documents``.
+        seed, documents, weights: ``train.seed``, ``data.documents`` and ``data.weights``.
 
     Raises:
-        HpcMpError: the text is shorter than one sequence.
+        HpcMpError: the text, or a part of a mixture, is shorter than one sequence.
     """
 
-    def __init__(self, token_set: TokenSet, sequence_length: int, seed: int, documents: str = "joined") -> None:
-        if token_set.count <= sequence_length:
+    def __init__(self, token_set: TokenSet, sequence_length: int, seed: int, documents: str = "joined",
+                 weights: Sequence[float] = ()) -> None:
+        parts = token_set.parts if weights else (token_set.count,)
+        if (least := min(parts)) <= sequence_length:
+            text = f"the files of data.weights[{parts.index(least)}] have" if weights else "the text has"
             raise HpcMpError(f"data.sequence_length = {sequence_length}",
-                             f"the text has {token_set.count} tokens, and one sequence with its labels takes "
+                             f"{text} {least} tokens, and one sequence with its labels takes "
                              f"{sequence_length} + 1 = {sequence_length + 1}",
-                             f"use more text, or a sequence_length of at most {token_set.count - 1}")
+                             f"use more text, or a sequence_length of at most {least - 1}")
         self.sequence_length = sequence_length
         self.seed = seed
-        self._size = samples_of(token_set.count, sequence_length)
+        self._slots = slots(weights) if weights else ()
+        self._firsts = [*accumulate(parts, initial=0)]
+        self._sizes = [samples_of(count, sequence_length) for count in parts]
         self._rows = TokenRows(token_set, documents)
 
     def __len__(self) -> int:
-        """Return the number of samples per epoch."""
-        return self._size
+        """Return the number of samples per epoch; of a mixture those of all its parts."""
+        return sum(self._sizes)
 
     @property
     def masked(self) -> bool:
@@ -73,8 +79,19 @@ class Samples:
 
     def first_token(self, position: int) -> int:
         """Return the number of the first token of the sequence at a global position."""
-        epoch, place = divmod(position, self._size)
-        return permuted(place, self._size, seed=self.seed, epoch=epoch) * self.sequence_length
+        part, number = self._source(position)
+        epoch, place = divmod(number, self._sizes[part])
+        sample = permuted(place, self._sizes[part], seed=self.seed + (part << 64), epoch=epoch)
+        return self._firsts[part] + sample * self.sequence_length
+
+    def _source(self, position: int) -> tuple[int, int]:
+        """Return the part of a mixture at a global position, and the number of samples that it gives before; without weights all
+        text is one part."""
+        if not self._slots:
+            return 0, position
+        block, place = divmod(position, BLOCK)
+        part, number = block_order(self._slots, self.seed, block)[place]
+        return part, block * self._slots[part] + number
 
     def label_count(self, positions: Iterable[int]) -> int:
         """Return the number of tokens of these sequences that count in the loss, without reading ids."""
@@ -90,39 +107,3 @@ class Samples:
     def documents(self, positions: Iterable[int]) -> NDArray[np.int64] | None:
         """Return the places in each sequence at which documents begin, see ``TokenRows.documents``; None if they are joined."""
         return self._rows.documents([self.first_token(position) for position in positions], self.sequence_length)
-
-
-ROUNDS = 8
-WORD = (1 << 64) - 1
-
-
-def permuted(place: int, size: int, *, seed: int, epoch: int) -> int:
-    """Return the item at ``place`` of a permutation: for fixed (size, seed, epoch) a bijection of range(size).
-
-    The permutation is a balanced Feistel network (Luby and Rackoff 1988) on the next even number of bits, walked along its cycle
-    until the value is below ``size`` (Black and Rogaway 2002). This takes at most 4 steps on average. It is pure integer
-    arithmetic and gives the same result on every machine.
-
-    Args:
-        place: 0 … size - 1.
-        size: at least 1.
-        seed, epoch: any integers; each pair gives its own order.
-    """
-    half = max(1, ((size - 1).bit_length() + 1) // 2)
-    mask = (1 << half) - 1
-    keys = struct.unpack(f"<{ROUNDS}Q", hashlib.blake2b(f"{seed} {epoch}".encode(), digest_size=8 * ROUNDS).digest())
-    item = place
-    while True:
-        left, right = item >> half, item & mask
-        for key in keys:
-            left, right = right, left ^ (_mix(right ^ key) & mask)
-        item = left << half | right
-        if item < size:
-            return item
-
-
-def _mix(word: int) -> int:
-    """Spread 64 bits over 64 bits: the finalizer of SplitMix64 (Steele, Lea and Flood 2014, constants by Stafford)."""
-    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 & WORD
-    word = (word ^ word >> 27) * 0x94D049BB133111EB & WORD
-    return word ^ word >> 31

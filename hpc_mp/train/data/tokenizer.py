@@ -14,13 +14,14 @@ import tokenizers
 from tokenizers import models
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.job.tokenizer_files import VOCABULARY_FILES, check_fit, check_kind, files_there, find_tokenizer, read_object
+from hpc_mp.job.tokenizer_files import TEMPLATE, VOCABULARY_FILES, check_fit, check_kind, files_there, find_tokenizer, read_object
 from hpc_mp.rundir.checkpoints import sha256
 from hpc_mp.train.data.bpe import CLASS, END, byte_level, train, trained_name, write_json
 from hpc_mp.train.data.cache import entry, key
+from hpc_mp.train.data.documents import AS_THEY_ARE, DocumentReading
 
 # Files that accompany the ``VOCABULARY_FILES``.
-SIDE_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
+SIDE_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", TEMPLATE)
 
 SPECIAL = ("eos", "bos", "pad", "unk")
 
@@ -43,22 +44,29 @@ class Tokenizer:
 
 
 def resolve(files: Sequence[Path], contents: Sequence[str], *, directory: Path | None, pretrained: Path | None,
-            vocabulary: int, cache: Path, poll: Callable[[], object] = lambda: None, model_type: str = "gpt2") -> Tokenizer:
+            vocabulary: int, cache: Path, poll: Callable[[], object] = lambda: None, model_type: str = "gpt2",
+            reading: DocumentReading = AS_THEY_ARE) -> Tokenizer:
     """Return the tokenizer of a job and keep it in ``cache``.
 
     Args:
         files: training text for a new tokenizer, if the job names none; ``contents`` identifies each file's content.
         directory: ``data.tokenizer``; ``pretrained``: the model's checkpoint, whose tokenizer is the second choice.
         vocabulary: rows of the model's embedding.
-        poll, model_type: as in ``train``, for a tokenizer that is trained.
+        poll, model_type, reading: as in ``train``, for a tokenizer that is trained. The template of ``reading`` takes the place
+            of the tokenizer's own.
 
     Raises:
         HpcMpError: the tokenizer cannot be read, is of an unsupported kind, or has ids beyond ``vocabulary``.
     """
     source = find_tokenizer(directory, pretrained)
-    tokenizer = load(source or train(files, contents, vocabulary=vocabulary, cache=cache, poll=poll, model_type=model_type))
+    tokenizer = load(source or train(files, contents, vocabulary=vocabulary, cache=cache, poll=poll, model_type=model_type,
+                                     reading=reading))
     check_fit(tokenizer.directory, tokenizer.size, vocabulary)
-    return tokenizer if source is None else replace(tokenizer, directory=_keep(tokenizer, cache))
+    if source is None and reading.template is None:
+        return tokenizer
+    name = kept_name(contents, directory=directory, pretrained=pretrained, vocabulary=vocabulary, model_type=model_type,
+                     reading=reading)
+    return replace(tokenizer, directory=_keep(tokenizer, cache / name, reading.template))
 
 
 def load(directory: Path) -> Tokenizer:
@@ -92,7 +100,7 @@ def _gpt2(directory: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
     return encoder
 
 
-def _keep(tokenizer: Tokenizer, cache: Path) -> Path:
+def _keep(tokenizer: Tokenizer, target: Path, template: Path | None) -> Path:
     """Copy a tokenizer into the cache, completed so that AutoTokenizer loads it without the model's config.json."""
     names = files_there(tokenizer.directory, VOCABULARY_FILES + SIDE_FILES)
 
@@ -106,15 +114,18 @@ def _keep(tokenizer: Tokenizer, cache: Path) -> Path:
             write_json(directory / "tokenizer_config.json", config | ends | {"tokenizer_class": CLASS})
         elif "tokenizer_class" not in config:
             write_json(directory / "tokenizer_config.json", config | {"tokenizer_class": CLASS})
+        if template is not None:
+            shutil.copyfile(template, directory / TEMPLATE)
 
-    return entry(cache / _kept_name(tokenizer.directory), build)
+    return entry(target, build)
 
 
 def kept_name(contents: Sequence[str], *, directory: Path | None, pretrained: Path | None, vocabulary: int,
-              model_type: str) -> str:
+              model_type: str, reading: DocumentReading = AS_THEY_ARE) -> str:
     """Return the cache directory name of the tokenizer that ``resolve`` returns, without building it. Raises HpcMpError."""
     source = find_tokenizer(directory, pretrained)
-    return trained_name(contents, vocabulary, model_type) if source is None else _kept_name(source)
+    name = trained_name(contents, vocabulary, model_type, reading) if source is None else _kept_name(source)
+    return name if reading.template is None else f"tokenizer-{key(name, sha256(reading.template))}"
 
 
 def _kept_name(directory: Path) -> str:

@@ -10,9 +10,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.job.rows import Form
 from hpc_mp.job.tokenizer_files import VOCABULARY_FILES, files_there, read_object
 from hpc_mp.train.data.bpe import CLASS, write_json
-from hpc_mp.train.data.documents import pieces
+from hpc_mp.train.data.documents import DocumentReading, pieces
 from hpc_mp.train.data.tokenizer import SIDE_FILES, Tokenizer, load
 
 FILES = 8  # limit of files of the job's text; the first piece of each is compared
@@ -26,13 +27,15 @@ REMEDY = ("use a tokenizer of the model's family that AutoTokenizer has saved, l
 Ids = Sequence[Sequence[int]]  # one per text
 
 
-def agreeing_settings(directory: Path, config: Mapping[str, Any], files: Sequence[Path], remedy: str = REMEDY) -> dict[str, Any]:
+def agreeing_settings(directory: Path, config: Mapping[str, Any], files: Sequence[Path], remedy: str = REMEDY,
+                      form: Form = "auto") -> dict[str, Any]:
     """Return settings of ``tokenizer_config.json`` that make ``AutoTokenizer`` agree with the tokenizer in ``directory``.
 
     Args:
         config: the model's config.
         files: files of the job's text, to compare on.
         remedy: advice in the error if no settings agree.
+        form: ``data.format``.
 
     Raises:
         HpcMpError: no settings agree for a model of this family, or the tokenizer cannot be loaded.
@@ -40,7 +43,7 @@ def agreeing_settings(directory: Path, config: Mapping[str, Any], files: Sequenc
     from transformers import AutoTokenizer
 
     tokenizer = load(directory)
-    texts = (PROBE, *_beginnings(files), *_around_added(tokenizer))
+    texts = (PROBE, *_beginnings(files, form), *_around_added(tokenizer))
     ids = [tokenizer.encoder.encode(text, add_special_tokens=False).ids for text in texts]
     differences: list[str] = []
     with TemporaryDirectory() as temporary:
@@ -83,7 +86,7 @@ def _around_added(tokenizer: Tokenizer) -> Iterator[str]:
     return (f"a {token.content} b" for token in tokenizer.encoder.get_added_tokens_decoder().values())
 
 
-def _beginnings(files: Sequence[Path]) -> Iterator[str]:
+def _beginnings(files: Sequence[Path], form: Form) -> Iterator[str]:
     for path in files[:: max(1, len(files) // FILES)]:
-        if (piece := next(pieces([path]), None)) is not None:
+        if (piece := next(pieces([path], reading=DocumentReading(form)), None)) is not None:
             yield piece.text

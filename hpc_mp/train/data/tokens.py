@@ -4,7 +4,8 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ from numpy.typing import NDArray
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec
-from hpc_mp.job.inputs import Kind, find_files, kind
+from hpc_mp.job.inputs import Kind, find_groups, kind
 from hpc_mp.job.layout import read_config
 from hpc_mp.rundir.checkpoints import sha256
 from hpc_mp.train.data.bpe import trained_name
 from hpc_mp.train.data.cache import entry, key
-from hpc_mp.train.data.documents import pieces, unreadable
+from hpc_mp.train.data.documents import AS_THEY_ARE, DocumentReading, pieces, unreadable
 from hpc_mp.train.data.hash_memory import HashMemory
+from hpc_mp.train.data.row_check import check_rows
 from hpc_mp.train.data.tokenizer import Tokenizer, kept_name, resolve
 from hpc_mp.train.data.windows import encode
 
@@ -48,6 +50,7 @@ class TokenSet:
     tokenizer_directory: Path
     tokenizer_sha256: str  # of its tokenizer.json, wherever the file is
     has_loss_mask: bool
+    parts: tuple[int, ...]  # tokens of the files of each weight, one after another; all tokens without weights
 
     def tokens(self) -> NDArray[Any]:
         """Return the ids, shape (count,), mapped from the file."""
@@ -79,14 +82,15 @@ class TokenizedFile:
 
 def prepare(files: Sequence[Path], *, tokenizer_directory: Path | None, pretrained: Path | None, vocabulary: int,
             cache: Path, progress: Callable[[int, int], None] = lambda done, total: None, files_key: str = "data.files",
-            model_type: str = "gpt2", begun: str | None = None) -> TokenSet:
+            model_type: str = "gpt2", begun: str | None = None, reading: DocumentReading = AS_THEY_ARE,
+            groups: Sequence[int] = ()) -> TokenSet:
     """Tokenize ``files`` into the cache, or find the result there: the same bytes are tokenized once.
 
-    Each document is followed by the tokenizer's end-of-document token, if it has one. Notes about the text for the user are
-    logged as warnings on every call.
+    Each document is followed by the tokenizer's end-of-document token, if it has one; the ends of chats are written by their
+    template. Notes about the text for the user are logged as warnings on every call.
 
     Args:
-        files: the result of ``find_files``.
+        files: the result of ``find_files``, or of ``find_groups``, one after another.
         tokenizer_directory: ``data.tokenizer``.
         pretrained: the model's checkpoint, whose tokenizer is the second choice; the third is one trained on ``files``.
         vocabulary: rows of the model's embedding.
@@ -96,6 +100,8 @@ def prepare(files: Sequence[Path], *, tokenizer_directory: Path | None, pretrain
         model_type: the model's type; a trained tokenizer splits text as this family does.
         begun: name of the tokenizer with which the run began, if it has begun. A tokenizer that was trained before families had
             their own rules splits text as GPT-2's does.
+        reading: how files become documents; the tokenizer is added to it.
+        groups: the number of files of each weight.
 
     Raises:
         HpcMpError: a file, a row or the tokenizer cannot be used, no token counts, or the cache cannot be written.
@@ -104,16 +110,18 @@ def prepare(files: Sequence[Path], *, tokenizer_directory: Path | None, pretrain
     sources = tuple(_source(path, hashed, files_key) for path in files)
     total = sum(source.size for source in sources)
     contents = [source.content for source in sources]
-    if begun == trained_name(contents, vocabulary):
+    if begun == trained_name(contents, vocabulary, reading=reading):
         model_type = "gpt2"
     tokenizer = resolve(files, contents, directory=tokenizer_directory, pretrained=pretrained, vocabulary=vocabulary, cache=cache,
-                        poll=lambda: progress(0, total), model_type=model_type)
+                        poll=lambda: progress(0, total), model_type=model_type, reading=reading)
 
     def build(temporary: Path) -> None:
-        meta = _tokenize(temporary, sources, tokenizer, progress, files_key)
+        own = replace(reading, tokenizer=tokenizer.directory, template=None)
+        check_rows(files, files_key, own, poll=lambda: progress(0, total))
+        meta = _tokenize(temporary, sources, tokenizer, progress, files_key, own, groups)
         (temporary / META).write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
 
-    directory = entry(cache / _name(tokenizer.directory.name, contents), build, hashed)
+    directory = entry(cache / _name(tokenizer.directory.name, contents, reading, groups), build, hashed)
     hashed.keep()
     for note in _meta(directory)["notes"]:
         log.warning(note)
@@ -123,11 +131,30 @@ def prepare(files: Sequence[Path], *, tokenizer_directory: Path | None, pretrain
 def prepare_job(spec: JobSpec, vocabulary: int, cache: Path, progress: Callable[[int, int], None],
                 begun: str | None = None) -> TokenSet:
     """Return the tokens of a job. ``vocabulary`` is the rows of the model's embedding. The rest is as in ``prepare``."""
+    grouped = find_groups(spec.data.files, spec.data.weights)
     return prepare(
-        find_files(spec.data.files), vocabulary=vocabulary, cache=cache, progress=progress, begun=begun,
-        model_type=read_config(spec)["model_type"],
+        [path for group in grouped for path in group], vocabulary=vocabulary, cache=cache, progress=progress, begun=begun,
+        model_type=read_config(spec)["model_type"], reading=reading_of(spec), groups=[*map(len, grouped)],
         tokenizer_directory=Path(spec.data.tokenizer) if spec.data.tokenizer else None,
         pretrained=Path(spec.model.pretrained) if spec.model.pretrained else None)
+
+
+def job_tokenizer(spec: JobSpec, vocabulary: int, cache: Path) -> Tokenizer:
+    """Return the tokenizer of a job, as ``prepare_job`` uses it. Raises HpcMpError as ``prepare``."""
+    directory = Path(spec.data.tokenizer) if spec.data.tokenizer else None
+    pretrained = Path(spec.model.pretrained) if spec.model.pretrained else None
+    grouped, hashed, reading = find_groups(spec.data.files, spec.data.weights), HashMemory(cache), reading_of(spec)
+    files = [path for group in grouped for path in group]
+    contents = [] if directory or pretrained else [_source(path, hashed, "data.files").content for path in files]
+    hashed.keep()
+    return resolve(files, contents, directory=directory, pretrained=pretrained, vocabulary=vocabulary, cache=cache,
+                   model_type=read_config(spec)["model_type"], reading=reading)
+
+
+def reading_of(spec: JobSpec, *, held_out: bool = False) -> DocumentReading:
+    """Return how the files of a job become documents: of its training, or of the share that is held out."""
+    template = Path(spec.data.template) if spec.data.template else None
+    return DocumentReading(spec.data.format, None, template, spec.evaluate.share, held_out)
 
 
 def find_prepared(spec: JobSpec, vocabulary: int, cache: Path) -> TokenSet | None:
@@ -138,23 +165,24 @@ def find_prepared(spec: JobSpec, vocabulary: int, cache: Path) -> TokenSet | Non
     Raises:
         HpcMpError: a file or the tokenizer does not exist.
     """
-    hashed, files = HashMemory(cache), find_files(spec.data.files)
+    grouped = find_groups(spec.data.files, spec.data.weights)
+    hashed, files = HashMemory(cache), [path for group in grouped for path in group]
     new = [path for path in files if hashed.remembered(path) is None]
     if sum(path.stat().st_size for path in new) > SMALL:
         return None
-    contents = [f"{kind(path)} {hashed(path)}" for path in files]
+    contents, reading = [f"{kind(path)} {hashed(path)}" for path in files], reading_of(spec)
     tokenizer = kept_name(contents, directory=Path(spec.data.tokenizer) if spec.data.tokenizer else None,
                           pretrained=Path(spec.model.pretrained) if spec.model.pretrained else None, vocabulary=vocabulary,
-                          model_type=read_config(spec)["model_type"])
+                          model_type=read_config(spec)["model_type"], reading=reading)
     try:
-        return load_tokens(cache / _name(tokenizer, contents))
+        return load_tokens(cache / _name(tokenizer, contents, reading, [*map(len, grouped)]))
     except HpcMpError:
         return None
 
 
-def _name(tokenizer: str, contents: Sequence[str]) -> str:
-    """Return the cache directory name of a token set."""
-    return f"tokens-{key(FORMAT, tokenizer, list(contents))}"
+def _name(tokenizer: str, contents: Sequence[str], reading: DocumentReading, groups: Sequence[int]) -> str:
+    """Return the cache directory name of a token set. What has its default is left out, as before it had other values."""
+    return f"tokens-{key(FORMAT, tokenizer, list(contents), *reading.choices, *([[*groups]] if len(groups) > 1 else ()))}"
 
 
 def load_tokens(directory: Path) -> TokenSet:
@@ -165,7 +193,7 @@ def load_tokens(directory: Path) -> TokenSet:
     """
     meta = _meta(directory)
     token_set = TokenSet(directory, meta["count"], meta["dtype"], directory.parent / meta["tokenizer"],
-                         meta["tokenizer_sha256"], meta["counted"] < meta["count"])
+                         meta["tokenizer_sha256"], meta["counted"] < meta["count"], tuple(meta.get("parts", [meta["count"]])))
     sizes = {TOKENS: token_set.count * np.dtype(token_set.dtype).itemsize, DOCUMENTS: meta["documents"] * 8}
     if token_set.has_loss_mask:
         sizes[LOSS] = token_set.count
@@ -191,21 +219,26 @@ def _source(path: Path, hashed: HashMemory, files_key: str) -> TokenizedFile:
 
 
 def _tokenize(target: Path, sources: Sequence[TokenizedFile], tokenizer: Tokenizer,
-              progress: Callable[[int, int], None], files_key: str) -> dict[str, Any]:
+              progress: Callable[[int, int], None], files_key: str, reading: DocumentReading,
+              groups: Sequence[int]) -> dict[str, Any]:
     """Write the token files into ``target`` and return their metadata."""
+    group_of = {source.path: group for group, (first, last) in enumerate(pairwise(accumulate(groups, initial=0)))
+                for source in sources[first:last]}
+    parts = [0] * max(1, len(groups))
     dtype = "uint16" if tokenizer.size <= 1 << 16 else "uint32"
     total = sum(source.size for source in sources)
     count = counted = done = shown = first = documents = 0  # first: the document's first token
     replaced: Counter[Path] = Counter()
     with (target / TOKENS).open("wb") as tokens, (target / LOSS).open("wb") as loss, (target / DOCUMENTS).open("wb") as firsts:
-        for piece, ids in encode(pieces((source.path for source in sources), files_key), tokenizer.encoder):
+        for piece, ids in encode(pieces((source.path for source in sources), files_key, reading), tokenizer.encoder):
             some = count + len(ids) > first
-            if piece.last and some and tokenizer.end is not None:  # a document without tokens has no end
+            if piece.last and some and tokenizer.end is not None and piece.spans is None:  # a document without tokens has no end
                 ids.append(tokenizer.end)
             tokens.write(np.array(ids, _little_endian(dtype)).tobytes())
             loss.write(bytes([piece.counts]) * len(ids))
             count += len(ids)
             counted += len(ids) * piece.counts
+            parts[group_of.get(piece.source, 0)] += len(ids)
             if piece.last and some:
                 firsts.write(first.to_bytes(8, "little"))
                 first, documents = count, documents + 1
@@ -214,7 +247,7 @@ def _tokenize(target: Path, sources: Sequence[TokenizedFile], tokenizer: Tokeniz
             if done >= shown + REPORT:
                 shown = done
                 progress(done, total)
-    _check_some(f"{files_key} ({len(sources)} files, {total} bytes)", tokenizer, count, counted)
+    _check_some(f"{files_key} ({len(sources)} files, {total} bytes)", tokenizer, count, counted, reading)
     if counted == count:
         (target / LOSS).unlink()
     progress(total, total)
@@ -223,6 +256,7 @@ def _tokenize(target: Path, sources: Sequence[TokenizedFile], tokenizer: Tokeniz
         "count": count,
         "counted": counted,
         "documents": documents,
+        **({"parts": parts} if len(groups) > 1 else {}),
         "dtype": dtype,
         "tokenizer": tokenizer.directory.name,
         "tokenizer_sha256": sha256(tokenizer.directory / "tokenizer.json"),
@@ -231,7 +265,12 @@ def _tokenize(target: Path, sources: Sequence[TokenizedFile], tokenizer: Tokeniz
     }
 
 
-def _check_some(value: str, tokenizer: Tokenizer, count: int, counted: int) -> None:
+def _check_some(value: str, tokenizer: Tokenizer, count: int, counted: int, reading: DocumentReading) -> None:
+    if count == 0 and reading.share:
+        raise HpcMpError(f"evaluate.share = {reading.share:g}",
+                         f"leaves no document to {'evaluate' if reading.held_out else 'train on'}: a row, or a text file, is "
+                         "held out whole",
+                         "choose another share, use files of more documents, or name held-out files in evaluate.files")
     if count == 0:
         raise HpcMpError(value, f"give no token with the tokenizer {tokenizer.directory}",
                          "check that the files hold text and that the tokenizer is the model's")

@@ -5,19 +5,22 @@ If both windows have the same tokens over a stretch of the overlap, neither is a
 output switches from one window to the next. If no such place exists, because a word is longer than the overlap, both windows are
 encoded as one.
 
+A chat is encoded as one, however long it is. Its tokens count if they overlap a span that counts, as in transformers.
+
 A completion continues its prompt. The joint is the end of a token, as in generation, where the prompt is encoded separately. But
 a completion does not begin a text: tokenizers that put a space before a text (``▁``) put none there.
 """
 
 import itertools
 import json
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import tokenizers
 
+from hpc_mp.train.data.chat_template import Span
 from hpc_mp.train.data.documents import TextPiece
 
 CONTEXT = 512  # characters taken from a neighbour
@@ -48,16 +51,22 @@ class TextWindow:
         """True if its text is only this window."""
         return self.begin == self.own == 0 and not self.piece.joined
 
+    @property
+    def plain(self) -> bool:
+        """True if the positions of its tokens are not needed."""
+        return self.whole and self.piece.spans is None
+
 
 @dataclass(frozen=True, slots=True)
 class EncodedWindow:
     """The ids of a window and the tokens at its edges: its first ones, ``head``, and those from number ``tail_at`` on,
-    ``tail``."""
+    ``tail``; of a chat also the stretches of tokens that count."""
 
     window: TextWindow
     ids: list[int]
     head: list[Token]
     tail: list[Token]
+    counted: list[Span] | None = None
 
     @property
     def tail_at(self) -> int:
@@ -66,11 +75,15 @@ class EncodedWindow:
 
 def encode(stream: Iterable[TextPiece], encoder: tokenizers.Tokenizer,
            batch: int = BATCH) -> Iterator[tuple[TextPiece, list[int]]]:
-    """Yield each piece with its part of the text's ids, without the special tokens that the tokenizer's template would add."""
+    """Yield each piece with its part of the text's ids, without the special tokens that the tokenizer's template would add.
+
+    A chat is yielded in parts whose tokens all count, or all do not."""
     splice = _Splice(encoder)
     for windows in _batches(_windows(stream), batch):
         for encoded in splice.encoded(windows):
-            if encoded.window.whole:
+            if encoded.counted is not None:
+                yield from _runs(encoded.window.piece, encoded.ids, encoded.counted)
+            elif encoded.window.whole:
                 yield encoded.window.piece, encoded.ids
             else:
                 yield from splice.add(encoded)
@@ -88,12 +101,15 @@ class _Splice:
         """Encode windows, in order. Token positions are computed only for windows that overlap, because it takes time."""
         by_number: dict[int, EncodedWindow] = {}
         for goes_on, encoder in self.encoders.items():
-            for whole, act in (True, encoder.encode_batch_fast), (False, encoder.encode_batch):
-                chosen = [number for number, window in enumerate(windows) if (window.goes_on, window.whole) == (goes_on, whole)]
+            for plain, act in (True, encoder.encode_batch_fast), (False, encoder.encode_batch):
+                chosen = [number for number, window in enumerate(windows) if (window.goes_on, window.plain) == (goes_on, plain)]
                 encodings = act([windows[number].text for number in chosen], add_special_tokens=False)
                 for number, encoding in zip(chosen, encodings, strict=True):
-                    edges = ([], []) if whole else _edges(encoding, windows[number])
-                    by_number[number] = EncodedWindow(windows[number], encoding.ids, *edges)
+                    window = windows[number]
+                    edges = ([], []) if window.whole else _edges(encoding, window)
+                    spans = window.piece.spans
+                    counted = None if spans is None else counted_tokens(encoding, spans)
+                    by_number[number] = EncodedWindow(window, encoding.ids, *edges, counted)
         return [by_number[number] for number in range(len(windows))]
 
     def add(self, encoded: EncodedWindow) -> Iterator[tuple[TextPiece, list[int]]]:
@@ -123,6 +139,30 @@ class _Splice:
         if self.given:
             self.given = _from(one.head, held.head[self.given][0])
         return one
+
+
+def counted_tokens(encoding: tokenizers.Encoding, spans: Sequence[Span]) -> list[Span]:
+    """Return the stretches of tokens that overlap ``spans``, which are of characters; both ascend."""
+    tokens = range(len(encoding))
+
+    def characters(number: int) -> Span:
+        place = encoding.token_to_chars(number)
+        assert place is not None  # only a template's tokens have no characters
+        return place
+
+    return [(bisect_right(tokens, begin, key=lambda number: characters(number)[1]),
+             bisect_left(tokens, end, key=lambda number: characters(number)[0])) for begin, end in spans]
+
+
+def _runs(piece: TextPiece, ids: list[int], counted: Sequence[Span]) -> Iterator[tuple[TextPiece, list[int]]]:
+    """Yield the tokens of a chat in runs that count alike; the last one has the piece's size, and ends the document."""
+    done = 0
+    for first, last in counted:
+        first = max(first, done)  # a token may overlap two spans
+        yield replace(piece, counts=False, last=False, size=0, replaced=0), ids[done:first]
+        yield replace(piece, counts=True, last=False, size=0, replaced=0), ids[first:last]
+        done = max(first, last)
+    yield replace(piece, counts=False), ids[done:]
 
 
 def agreement(tail: Sequence[Token], head: Sequence[Token]) -> tuple[int, int] | None:

@@ -134,7 +134,8 @@ class WholeWeights:
             for part, values in zip(parts, row, strict=True):
                 unit.master[part.start - first:part.stop - first] = values[0]
 
-    def _over_tensor(self, unit: TrainedUnit, slots: Sequence[ParameterSlot], stretches: Sequence[Tensor], rate: float) -> list[Tensor]:
+    def _over_tensor(self, unit: TrainedUnit, slots: Sequence[ParameterSlot], stretches: Sequence[Tensor],
+                     rate: float) -> list[Tensor]:
         """Return this tensor rank's new parameters of slots, (1, elements) each, given gradients and parameters, (2, elements).
 
         Each rectangle of a weight is sent by the first of the tensor ranks that have it, and goes back to all of them.

@@ -103,7 +103,8 @@ def restore(spec: JobSpec, shape: ModelShape, context: RankContext, engine: Engi
     family = family_of(shape)
     configuration = hugging_face_config(read_config(spec), family, spec.train.dropout).to_dict()
     now = Origin(model_fields(configuration, family.dropouts) | adapter_fields(shape.adapters), spec.train.optimizer,
-                 tokens.tokenizer_sha256, tokens.directory.name, spec.data.sequence_length, spec.train.seed, spec.data.documents)
+                 tokens.tokenizer_sha256, tokens.directory.name, spec.data.sequence_length, spec.train.seed, spec.data.documents,
+                 [*spec.data.weights])
     damaged: set[Path] = set()
     if shape.adapters is not None:
         _start(spec, shape, context, engine)

@@ -213,7 +213,7 @@ def _train(spec: JobSpec, shape: ModelShape, context: RankContext, nodes: Mappin
         for file in (context.run.metrics, context.run.evaluations):
             cut_metrics(file, counters.step)
     track = opened.enter_context(tracked(spec, context, counters.step))
-    samples = Samples(tokens, spec.data.sequence_length, spec.train.seed, spec.data.documents)
+    samples = Samples(tokens, spec.data.sequence_length, spec.train.seed, spec.data.documents, spec.data.weights)
     evaluator = None if held_out is None else Evaluator(
         spec, context, engine, HeldOut(held_out, spec.data.sequence_length, spec.data.documents), device, stop, duties, watchdog,
         LineFile(context.run.evaluations), track, evaluations_made(context))

@@ -267,7 +267,7 @@ def share(spec: JobSpec, source: SampleSource, mine: Sequence[range], step: int,
 def evaluation_is_due(spec: JobSpec, step: int) -> bool:
     """Return True if an evaluation is due after this step (from 1)."""
     every = spec.evaluate.every
-    return bool(spec.evaluate.files) and (step == spec.train.steps or (every > 0 and step % every == 0))
+    return spec.evaluate.active and (step == spec.train.steps or (every > 0 and step % every == 0))
 
 
 def agree(flag: StopFlag, host: Tree) -> str | None:
