@@ -11,6 +11,7 @@ from hpc_mp.layout.checks import check_layout
 from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.model_profile import ModelProfile, conditions, read_profile
 from hpc_mp.layout.models import ModelShape, family_of
+from hpc_mp.layout.models.adapter_weights import trained_weights
 from hpc_mp.layout.models.reading import model_shape
 from hpc_mp.layout.models.shape import Config, config_of
 from hpc_mp.layout.models.weight_files import check_weights
@@ -80,7 +81,7 @@ def check_job(spec: JobSpec, shape: ModelShape) -> None:
         raise HpcMpError(f"model_type = {shape.model_type!r}", f"{shape.model_type} models are trained on masked tokens, but "
                          "a job file prepares text for the next token", "train it in a loop of your own, with hpc_mp.parallel")
     check_division(spec, shape)
-    check_factors(spec.train.lr_factors, (weight.name for weight in family_of(shape.model_type).all_weights(shape)))
+    check_factors(spec.train.lr_factors, (weight.name for weight in trained_weights(family_of(shape), shape)))
 
 
 def check_division(spec: JobSpec, shape: ModelShape) -> None:

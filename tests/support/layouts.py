@@ -15,8 +15,8 @@ from torch import Tensor
 
 from hpc_mp.job import JobSpec, dump_job, load_job
 from hpc_mp.job.layout import read_shape
-from hpc_mp.layout.models import ModelShape, Weight, family_of
-from hpc_mp.layout.models.adapter_weights import adapted_weights
+from hpc_mp.layout.models import family_of
+from hpc_mp.layout.models.adapter_weights import trained_weights
 from hpc_mp.layout.placement import RankPlace, to_dict
 from hpc_mp.rundir import RunDirectory, create_run, newest_complete, read_lines, write_json
 from hpc_mp.rundir.checkpoint_index import read_indexes
@@ -165,16 +165,10 @@ def relaunch(run: RunDirectory, directory: Path, model: str, overrides: Sequence
     return run_whole(spec, before, run)
 
 
-def trained_weights(shape: ModelShape) -> list[Weight]:
-    """Return the weights that are trained: those of the model, or of its adapters."""
-    family = family_of(shape)
-    factors = [factor for _, *pair in adapted_weights(family, shape).values() for factor in pair]
-    return list(family.all_weights(shape)) if shape.adapters is None else factors
-
-
 def unfilled(spec: JobSpec) -> dict[str, Tensor]:
     """Return a NaN for every number of every parameter that is trained, in the engine's shapes."""
-    return {w.name: torch.full(w.shape, math.nan, dtype=torch.float64) for w in trained_weights(read_shape(spec))}
+    shape = read_shape(spec)
+    return {w.name: torch.full(w.shape, math.nan, dtype=torch.float64) for w in trained_weights(family_of(shape), shape)}
 
 
 def parameters(spec: JobSpec, checkpoint: Path) -> dict[str, Tensor]:

@@ -4,12 +4,12 @@ from typing import Any
 
 import peft
 import torch
-from layouts import trained_weights
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from hpc_mp.job import JobSpec
 from hpc_mp.layout.models import ModelShape, Weight, family_of
+from hpc_mp.layout.models.adapter_weights import trained_weights
 from hpc_mp.layout.models.peft_files import config_document
 from hpc_mp.train.parallel.fill import Source
 
@@ -31,9 +31,9 @@ def with_peft(model: nn.Module, shape: ModelShape, spec: JobSpec, source: Source
     adapted = peft.get_peft_model(model, config)  # type: ignore[arg-type]
     trained = {name: parameter for name, parameter in adapted.named_parameters() if parameter.requires_grad}
     stored = load_file(f"{spec.lora.pretrained}/adapter_model.safetensors") if spec.lora.pretrained else None
-    assert {theirs(weight) for weight in trained_weights(shape)} == trained.keys()
+    assert {theirs(weight) for weight in trained_weights(family_of(shape), shape)} == trained.keys()
     with torch.no_grad():
-        for weight in trained_weights(shape):
+        for weight in trained_weights(family_of(shape), shape):
             parameter = trained[theirs(weight)]
             if stored is not None:
                 parameter.copy_(stored[theirs(weight).replace(".default", "")])
@@ -48,7 +48,7 @@ def with_peft(model: nn.Module, shape: ModelShape, spec: JobSpec, source: Source
 def from_peft(shape: ModelShape, trained: dict[str, nn.Parameter]) -> dict[str, Tensor]:
     """Return the values of PEFT's factors by the engine's names, in its shapes."""
     state = {}
-    for weight in trained_weights(shape):
+    for weight in trained_weights(family_of(shape), shape):
         values = trained[theirs(weight)].detach()
         if weight.experts and "lora_B" in weight.name:
             values = values.reshape(len(values), -1, weight.shape[0]).permute(2, 0, 1)

@@ -62,6 +62,13 @@ def adapted_weights(family: Family, shape: ModelShape) -> dict[str, tuple[Weight
             if adapters and (target := target_of(weight)) is not None and adapters.adapts(target)}
 
 
+def trained_weights(family: Family, shape: ModelShape) -> list[Weight]:
+    """Return what is trained of a model: its own weights, or the factors of its adapters."""
+    if shape.adapters is None:
+        return list(family.all_weights(shape))
+    return [factor for _, *pair in adapted_weights(family, shape).values() for factor in pair]
+
+
 def targets(family: Family, shape: ModelShape) -> tuple[str, ...]:
     """Return the names of all that can have an adapter."""
     return tuple(adapted_weights(family, replace(shape, adapters=ALL)))

@@ -14,7 +14,7 @@ from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import shown
-from hpc_mp.layout.models.adapter_weights import ALL, DOWN, UP, adapted_weights
+from hpc_mp.layout.models.adapter_weights import ALL, DOWN, UP, adapted_weights, trained_weights
 from hpc_mp.layout.models.adapters import Adapters
 from hpc_mp.layout.models.family import Family, Weight
 from hpc_mp.layout.models.shape import ModelShape
@@ -129,7 +129,7 @@ def stored_adapters(directory: Path, family: Family, shape: ModelShape, dropout:
         lacks = odd[0] not in held
         raise HpcMpError(value, f"{'lacks' if lacks else 'holds'} {odd[0]}" + (
             "" if lacks else f", which is no factor of an adapter of a {family.model_type} block"), SAVE)
-    factors = {factor.name: factor for _, *pair in adapted_weights(family, adapted).values() for factor in pair}
+    factors = {factor.name: factor for factor in trained_weights(family, adapted)}
     for name, stored in names.items():
         if held[stored].shape != (shape_there := stored_shape(factors[name])) or held[stored].dtype not in FLOATING:
             raise HpcMpError(

@@ -1,13 +1,13 @@
 """The adapters of a checkpoint: merged into the weights of their model, or in PEFT's format."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from hpc_mp.layout.flat import Box
 from hpc_mp.layout.models import Family, ModelShape, Weight
-from hpc_mp.layout.models.adapter_weights import adapted_weights
+from hpc_mp.layout.models.adapter_weights import adapted_weights, trained_weights
 from hpc_mp.layout.models.peft_files import experts_last, stored_names, stored_shape
 from hpc_mp.train.checkpoint.shard_file import LocalPart, ShardReader
 from hpc_mp.train.parallel.fill import Source
@@ -48,14 +48,9 @@ class Merged:
         return values
 
 
-def factors_of(family: Family, shape: ModelShape) -> Iterable[Weight]:
-    """Return both factors of every adapter."""
-    return [factor for _, *pair in adapted_weights(family, shape).values() for factor in pair]
-
-
 def peft_tensors(family: Family, shape: ModelShape, reader: ShardReader, dtype: torch.dtype) -> Mapping[str, Tensor]:
     """Return the tensors of ``adapter_model.safetensors``."""
-    factors, names = list(factors_of(family, shape)), stored_names(family, shape)
+    factors, names = trained_weights(family, shape), stored_names(family, shape)
     values = {factor.name: torch.empty(factor.shape, dtype=dtype) for factor in factors}
     reader.read(LocalPart(factor.name, factor.shape, tuple(slice(0, size) for size in factor.shape), values[factor.name])
                 for factor in factors)

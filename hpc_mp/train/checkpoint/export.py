@@ -26,12 +26,13 @@ from hpc_mp.job.layout import read_config, read_shape
 from hpc_mp.job.tokenizer_files import read_object
 from hpc_mp.layout.flat import Box
 from hpc_mp.layout.models import ModelShape, Weight, family_of
+from hpc_mp.layout.models.adapter_weights import trained_weights
 from hpc_mp.layout.models.peft_files import CONFIG
 from hpc_mp.layout.models.reading import family_in
 from hpc_mp.rundir import RunDirectory, newest_complete, problem, sync, write_json
 from hpc_mp.rundir.checkpoint_index import read_indexes
 from hpc_mp.rundir.checkpoints import checkpoint_name, complete_steps, step_of
-from hpc_mp.train.checkpoint.adapters import Merged, factors_of
+from hpc_mp.train.checkpoint.adapters import Merged
 from hpc_mp.train.checkpoint.shard_file import FORMATS, Damaged, LocalPart, ShardReader
 from hpc_mp.train.data.bpe import CLASS
 from hpc_mp.train.data.cache import SUMS
@@ -188,7 +189,7 @@ def reader_of(checkpoint: Path, model: ModelShape) -> tuple[ShardReader, torch.d
     """Return a reader of a checkpoint, and the format of its tensors, the same for all masters. Raises HpcMpError if it lacks
     what is trained of the model."""
     index, family = read_indexes(checkpoint), family_of(model)
-    for weight in family.all_weights(model) if model.adapters is None else factors_of(family, model):
+    for weight in trained_weights(family, model):
         held = index.tensors.get(weight.name)
         if held is None or held.shape != weight.shape:
             raise HpcMpError(f"checkpoint {checkpoint}", f"is not of the job's model: {weight.name} should have the shape "

@@ -200,7 +200,7 @@ def _driver(stage: TransformersStage, model: TransformersModules, whole: nn.Modu
     family = model.family
     ends = {path: stage.span.first for path in (*family.lookups, *family.behind_embedding)}
     ends[family.norm] = stage.span.last or ends.get(family.norm, False)
-    replaced = {path: stage.get_submodule(path) if here else Absent() for path, here in ends.items()}
+    replaced = {path: stage.get_submodule(path) if held else Absent() for path, held in ends.items()}
     for path in family.rotary:
         with stage.precision.computing():
             rotary = type(whole.get_submodule(path))(model.config)

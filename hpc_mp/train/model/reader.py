@@ -49,7 +49,7 @@ def refused(config: Mapping[str, Any], rule: str, remedy: str = ANOTHER) -> HpcM
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """One call of an attention function: its module, and what it got besides queries, keys and values."""
+    """One call of an attention function: its module, and what it gets besides queries, keys and values."""
 
     module: nn.Module
     settings: Mapping[str, Any]
@@ -58,7 +58,7 @@ class AttentionCall:
 
 
 class Trace:
-    """What a forward did.
+    """The record of a forward.
 
     Attributes:
         order: numbers of the layers that were called.
@@ -113,8 +113,8 @@ class Trace:
         tensors = tuple(name for name, setting in used.items() if isinstance(setting, Tensor) and name != "position_ids")
         call = AttentionCall(module, used, tensors, attention_mask is not None)
         self.attentions.setdefault(self.order[-1] if self.order else 0, []).append(call)
-        seen = (query.sum() + key.sum()) * 0
-        return value.repeat_interleave(query.shape[1] // value.shape[1], 1).transpose(1, 2) + seen, None
+        used_values = (query.sum() + key.sum()) * 0
+        return value.repeat_interleave(query.shape[1] // value.shape[1], 1).transpose(1, 2) + used_values, None
 
 
 def read_model(values: Mapping[str, Any]) -> Sheet:
@@ -177,14 +177,14 @@ def _config(values: Mapping[str, Any]) -> PreTrainedConfig:
     fields = {key: value for key, value in values.items() if key not in ("model_type", "architectures")}
     try:
         config = CONFIG_MAPPING[kind](**fields)
-        known = {*CONFIG_MAPPING[kind]().to_dict(), *config.attribute_map, *config.to_dict()}
+        keys = {*CONFIG_MAPPING[kind]().to_dict(), *config.attribute_map, *config.to_dict()}
         own = {*CONFIG_MAPPING[kind]().to_dict(), *config.attribute_map, *vars(PreTrainedConfig())}
     except Exception as error:  # transformers validates with exceptions of many kinds
         raise HpcMpError(f"model.config of model_type {kind!r}", f"is refused by transformers ({' '.join(str(error).split())})",
                          "mend that value") from None
     if unknown := sorted(key for key in fields if key not in own):
         raise HpcMpError(f"model.config.{unknown[0]}", f"is not a key of a {kind} configuration",
-                         did_you_mean(unknown[0], known - set(unknown), "leave it out"))
+                         did_you_mean(unknown[0], keys - set(unknown), "leave it out"))
     config._experts_implementation = "batched_mm"  # which runs without values
     return cast(PreTrainedConfig, config)
 
@@ -353,7 +353,7 @@ def _init(model: PreTrainedModel, module: nn.Module, leaf: str) -> Init:
 
 def _head_scale(model: PreTrainedModel, head: nn.Linear, values: Mapping[str, Any]) -> float:
     """Return the factor between hidden states and logits besides the head's product, measured with random numbers."""
-    hidden, logits, got = torch.randn(1, 3, head.in_features), torch.randn(1, 3, head.out_features), []
+    hidden, logits, inputs = torch.randn(1, 3, head.in_features), torch.randn(1, 3, head.out_features), []
 
     class Result(dict[int, Tensor]):
         last_hidden_state = hidden
@@ -369,7 +369,7 @@ def _head_scale(model: PreTrainedModel, head: nn.Linear, values: Mapping[str, An
         weight = head.weight
 
         def forward(self, x: Tensor) -> Tensor:
-            got.append(x)
+            inputs.append(x)
             return logits
 
     name, base = model.base_model_prefix, model.base_model
@@ -385,7 +385,7 @@ def _head_scale(model: PreTrainedModel, head: nn.Linear, values: Mapping[str, An
         model.set_submodule(path, head)
     cap = getattr(model.config, "final_logit_softcapping", None)
     expected = logits if cap is None else cap * torch.tanh(logits / cap)
-    inner, outer = _ratio(got[0], hidden), _ratio(result, expected)
+    inner, outer = _ratio(inputs[0], hidden), _ratio(result, expected)
     if inner is None or outer is None or (outer != 1.0 and (cap is not None or head.bias is not None)):
         raise refused(values, "computes more between the last norm and the logits than a product")
     return inner * outer

@@ -35,7 +35,7 @@ ARGUMENTS = {"token_types": "token_type_ids"}  # an embedding's index -> its nam
 
 @dataclass(slots=True)
 class Microbatch:
-    """What the layers of a stage get besides the arguments of their calls, and what they leave.
+    """The values that the layers of a stage take beside the arguments of their calls, and those that they leave.
 
     Attributes:
         received: hidden states from the stage before; None on the first stage.
@@ -234,7 +234,7 @@ def _passed(hidden: Tensor, *_: Any, **__: Any) -> Tensor:
 
 
 class LayerCall:
-    """What the forward of a model finds in place of a layer: a function, with the attributes of the layer.
+    """A function in place of a layer in the forward of a model, with the attributes of the layer.
 
     Args:
         tuples: True if the forward takes hidden states out of a tuple.
