@@ -15,54 +15,31 @@ _STRICT = {"extra": "forbid", "strict": True}  # for pydantic, which validates t
 
 @dataclass(frozen=True)
 class GpuModel:
-    """One GPU model. A figure that is unpublished or does not apply is None.
-
-    Attributes:
-        name: part of the driver's name of the GPU; the longest match counts.
-        title: the common name, with the memory size.
-        vendor: ``nvidia`` or ``amd``.
-        pci: PCI device numbers, as ``0x2330``.
-        memory_mib: MiB of device memory that the driver reports.
-        memory_gbs: GB/s of that memory.
-        peak_tflops: dense TFLOP/s by precision: ``fp64``, ``fp32``, ``tf32``, ``bf16``, ``fp16``; of matrix units if they
-            are faster.
-        nvlinks: number of NVLinks (or similar) of one GPU.
-        nvlink_gbs: GB/s of one link in one direction, as the driver reports it.
-        nccl_link_gbs: GB/s of payload that NCCL reaches on one link in one direction.
-        nvls_share: share of that rate for reductions in the switch; 0 if the switch cannot reduce.
-        ll_gbs: maximum GB/s of NCCL's LL protocol inside a node.
-        mesh: True if each link reaches one other GPU, so that fewer GPUs use fewer links.
-        bridged: True if the links are on an optional bridge between cards.
-        per_node: numbers of GPUs on the boards that it is sold on; empty if it is sold singly.
-        switched: True if NVSwitches, set up by a fabric manager, join the GPUs of a node.
-        rack: True if the NVLinks leave the node; memory of other nodes needs IMEX.
-        pcie: generation of the slot; 16 lanes.
-        host_copy_gbs: minimum GB/s of a copy from pinned host memory.
-        sources: figure → entry of the sources.
-    """
+    """One GPU model. A figure that is unpublished or does not apply is None."""
 
     __pydantic_config__ = _STRICT
 
-    name: str
-    title: str = ""
-    vendor: str = "nvidia"
-    pci: tuple[str, ...] = ()
-    memory_mib: int | None = None
-    memory_gbs: float | None = None
+    name: str  # part of the driver's name of the GPU; the longest match counts
+    title: str = ""  # the common name, with the memory size
+    vendor: str = "nvidia"  # ``nvidia`` or ``amd``
+    pci: tuple[str, ...] = ()  # PCI device numbers, as ``0x2330``
+    memory_mib: int | None = None  # MiB of device memory that the driver reports
+    memory_gbs: float | None = None  # GB/s of that memory
+    # dense TFLOP/s by precision: ``fp64``, ``fp32``, ``tf32``, ``bf16``, ``fp16``; of matrix units if they are faster
     peak_tflops: Mapping[str, float] = field(default_factory=dict, hash=False)
-    nvlinks: int = 0
-    nvlink_gbs: float | None = None
-    nccl_link_gbs: float | None = None
-    nvls_share: float = 0.0
-    ll_gbs: float | None = None
-    mesh: bool = False
-    bridged: bool = False
-    per_node: tuple[int, ...] = ()
-    switched: bool = False
-    rack: bool = False
-    pcie: int | None = None
-    host_copy_gbs: float | None = None
-    sources: Mapping[str, str] = field(default_factory=dict, hash=False)
+    nvlinks: int = 0  # number of NVLinks (or similar) of one GPU
+    nvlink_gbs: float | None = None  # GB/s of one link in one direction, as the driver reports it
+    nccl_link_gbs: float | None = None  # GB/s of payload that NCCL reaches on one link in one direction
+    nvls_share: float = 0.0  # share of that rate for reductions in the switch; 0 if the switch cannot reduce
+    ll_gbs: float | None = None  # maximum GB/s of NCCL's LL protocol inside a node
+    mesh: bool = False  # True if each link reaches one other GPU, so that fewer GPUs use fewer links
+    bridged: bool = False  # True if the links are on an optional bridge between cards
+    per_node: tuple[int, ...] = ()  # numbers of GPUs on the boards that it is sold on; empty if it is sold singly
+    switched: bool = False  # True if NVSwitches, set up by a fabric manager, join the GPUs of a node
+    rack: bool = False  # True if the NVLinks leave the node; memory of other nodes needs IMEX
+    pcie: int | None = None  # generation of the slot; 16 lanes
+    host_copy_gbs: float | None = None  # minimum GB/s of a copy from pinned host memory
+    sources: Mapping[str, str] = field(default_factory=dict, hash=False)  # figure → entry of the sources
 
     @property
     def board_links(self) -> int:
@@ -78,91 +55,67 @@ class GpuModel:
 @dataclass(frozen=True)
 class Marks:
     """Criteria that identify a machine type, besides its GPUs. Network criteria only select the environment's profile: a machine
-    without its network is still of that type.
-
-    Attributes:
-        vendor: the firmware's vendor (``/sys/class/dmi/id/sys_vendor``); a regular expression, matched from the beginning.
-        product: the firmware's product name; a regular expression, matched as a whole; empty if GPUs and processor count
-            identify the type.
-        rank: the order in which types are tried, the specific before the general.
-        drivers: drivers of network interfaces, with the minimum number of each.
-        layer: a link layer of an RDMA port: ``InfiniBand``, ``Ethernet``; empty for any.
-        efa: True if the machine must have Amazon's adapters.
-    """
+    without its network is still of that type."""
 
     __pydantic_config__ = _STRICT
 
-    vendor: str
+    vendor: str  # the firmware's vendor (``/sys/class/dmi/id/sys_vendor``); a regular expression, matched from the beginning
+    # the firmware's product name; a regular expression, matched as a whole; empty if GPUs and processor count identify the type
     product: str = ""
-    rank: int = 10
+    rank: int = 10  # the order in which types are tried, the specific before the general
+    # drivers of network interfaces, with the minimum number of each
     drivers: Mapping[str, int] = field(default_factory=dict, hash=False)
-    layer: str = ""
-    efa: bool = False
+    layer: str = ""  # a link layer of an RDMA port: ``InfiniBand``, ``Ethernet``; empty for any
+    efa: bool = False  # True if the machine must have Amazon's adapters
 
 
 @dataclass(frozen=True)
 class MachineType:
-    """A machine type: a node that a cloud rents out or a site owns.
-
-    Attributes:
-        name, title: the owner's name for it; a description.
-        cloud: ``azure``, ``aws``, ``gcp``, or ``site`` for machines on premises.
-        vcpus, threads, sockets, numa: logical processors, threads per core, packages, NUMA nodes with processors.
-        memory_gib, memory_seen_gib: GiB as sold, and as the kernel reports it; the latter None if it includes GPU memory.
-        disks: the node's own NVMe disks; None if it depends on the image.
-        arch: ``x86_64`` or ``arm64``.
-        gpus, gpu: the number and the model of its GPUs.
-        links, link_gbs, ll_gbs: as for the GPU model, for machines whose GPUs are connected differently.
-        nics, rdma_gbps: number of adapters of the fast network, and Gb/s of one.
-        rdma: the kind of fast network: HDR, NDR, EFA, RoCE …; empty for none.
-        rdma_optional: True if it is also available without the fast network and is otherwise identical.
-        hop_us: µs that a step between nodes takes beyond NCCL's figure.
-        nvlink_block: number of machines whose GPUs share one NVLink domain; 0 if each has its own.
-        nodes_per_leaf: number of nodes below one leaf switch; None if unpublished.
-        busbw: all-reduce bandwidth in GB/s of a healthy node; 0 if unknown.
-        fabric: short name for ``--fabric``; types with equal links and NICs may share it.
-        profile: the profile in ``env/profiles`` for jobs on such nodes.
-        marks: criteria that identify it; None if it is only known by name.
-        generations, placement_group_max, image, quota, twin, retired: for Azure's clusters, see ``env/machines/azure.toml``.
-        sources: figure → entry of the sources.
-    """
+    """A machine type: a node that a cloud rents out or a site owns."""
 
     __pydantic_config__ = _STRICT
 
+    # name, title: the owner's name for it; a description
     name: str
-    cloud: str
+    cloud: str  # ``azure``, ``aws``, ``gcp``, or ``site`` for machines on premises
+    # vcpus, threads, sockets, numa: logical processors, threads per core, packages, NUMA nodes with processors
     vcpus: int
+    # memory_gib, memory_seen_gib: GiB as sold, and as the kernel reports it; the latter None if it includes GPU memory
     memory_gib: int
     numa: int
-    arch: str = "x86_64"
+    arch: str = "x86_64"  # ``x86_64`` or ``arm64``
     title: str = ""
     threads: int = 1
     sockets: int | None = None
     memory_seen_gib: int | None = None
-    disks: int | None = None
+    disks: int | None = None  # the node's own NVMe disks; None if it depends on the image
+    # gpus, gpu: the number and the model of its GPUs
     gpus: int = 0
     gpu: GpuModel | None = None
+    # links, link_gbs, ll_gbs: as for the GPU model, for machines whose GPUs are connected differently
     links: int | None = None
     link_gbs: float | None = None
     ll_gbs: float | None = None
+    # nics, rdma_gbps: number of adapters of the fast network, and Gb/s of one
     nics: int = 0
-    rdma: str = ""
+    rdma: str = ""  # the kind of fast network: HDR, NDR, EFA, RoCE …; empty for none
     rdma_gbps: int = 0
-    rdma_optional: bool = False
-    hop_us: float = 0.0
-    nvlink_block: int = 0
-    nodes_per_leaf: int | None = None
-    busbw: float = 0.0
-    fabric: str = ""
-    profile: str = ""
-    marks: Marks | None = None
+    rdma_optional: bool = False  # True if it is also available without the fast network and is otherwise identical
+    hop_us: float = 0.0  # µs that a step between nodes takes beyond NCCL's figure
+    nvlink_block: int = 0  # number of machines whose GPUs share one NVLink domain; 0 if each has its own
+    nodes_per_leaf: int | None = None  # number of nodes below one leaf switch; None if unpublished
+    busbw: float = 0.0  # all-reduce bandwidth in GB/s of a healthy node; 0 if unknown
+    fabric: str = ""  # short name for ``--fabric``; types with equal links and NICs may share it
+    profile: str = ""  # the profile in ``env/profiles`` for jobs on such nodes
+    marks: Marks | None = None  # criteria that identify it; None if it is only known by name
+    # generations, placement_group_max, image, quota, twin, retired: for Azure's clusters, see ``env/machines/azure.toml``
     generations: tuple[int, ...] = ()
     placement_group_max: int = 0
     image: str = ""
     quota: str = ""
     twin: str = ""
     retired: str = ""
-    sources: Mapping[str, str] = field(default_factory=dict, hash=False)
+    sources: Mapping[str, str] = field(default_factory=dict, hash=False)  # figure → entry of the sources
 
     @property
     def judged(self) -> bool:

@@ -24,23 +24,17 @@ AVOIDED_S = 24 * 3600.0  # how long a finding is valid
 
 @dataclass(frozen=True, slots=True)
 class BadNode:
-    """The reason why a node is avoided.
-
-    Attributes:
-        code: kind of fault, one word.
-        evidence: one sentence.
-        run: the run that suffered, or another source of the finding.
-        time, until: unix time in seconds.
-        certainty: "suspected": one of several candidates, not excluded; "likely": a run lost it, and it may be well when it is
-            back; "certain": measured, or stated by its own hardware, or by a person.
-    """
+    """The reason why a node is avoided."""
 
     node: str
-    code: str
-    evidence: str
-    run: str
+    code: str  # kind of fault, one word
+    evidence: str  # one sentence
+    run: str  # the run that suffered, or another source of the finding
+    # time, until: unix time in seconds
     time: float
     until: float
+    # "suspected": one of several candidates, not excluded; "likely": a run lost it, and it may be well when it is back;
+    # "certain": measured, or stated by its own hardware, or by a person
     certainty: Certainty = "likely"
 
     @property

@@ -23,21 +23,15 @@ COUNTS_DAYS = 30
 
 @dataclass(frozen=True, slots=True)
 class LinkRates:
-    """Rates between nodes.
-
-    Attributes:
-        time: unix time in seconds.
-        nodes: names.
-        pairs: two indices into ``nodes``, the smaller first, and the GB/s of one direction over all rails together, in the slower
-            of both directions; only measured pairs.
-        platform: the kind of machines, if known.
-    """
+    """Rates between nodes."""
 
     cluster: str
-    time: float
-    nodes: tuple[str, ...]
+    time: float  # unix time in seconds
+    nodes: tuple[str, ...]  # names
+    # two indices into ``nodes``, the smaller first, and the GB/s of one direction over all rails together, in the slower of both
+    # directions; only measured pairs
     pairs: tuple[tuple[int, int, float], ...]
-    platform: str | None = None
+    platform: str | None = None  # the kind of machines, if known
 
     @property
     def usual(self) -> float | None:
@@ -102,17 +96,12 @@ ALIKE = 0.85
 
 @dataclass(frozen=True, slots=True)
 class TieredRates:
-    """Rates in GB/s of one direction.
+    """Rates in GB/s of one direction."""
 
-    Attributes:
-        usual: rate of the median pair.
-        pairs: rate of every measured pair, under (a, b) and under (b, a).
-        ends: host → its best measured rate, if it was measured with two others or more: a single pair does not show which of its
-            hosts is worse.
-    """
-
-    usual: float
-    pairs: Mapping[tuple[str, str], float]
+    usual: float  # rate of the median pair
+    pairs: Mapping[tuple[str, str], float]  # rate of every measured pair, under (a, b) and under (b, a)
+    # host → its best measured rate, if it was measured with two others or more: a single pair does not show which of its hosts is
+    # worse
     ends: Mapping[str, float]
 
     def between(self, a: str, b: str) -> float:

@@ -15,15 +15,10 @@ from hpc_mp.cluster.slurm.nodes import NodeState
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """A choice of our exclusions.
+    """A choice of our exclusions."""
 
-    Attributes:
-        excluded: our exclusions that still hold.
-        taken_back: our exclusions that no longer hold.
-    """
-
-    excluded: tuple[BadNode, ...]
-    taken_back: tuple[BadNode, ...]
+    excluded: tuple[BadNode, ...]  # our exclusions that still hold
+    taken_back: tuple[BadNode, ...]  # our exclusions that no longer hold
 
     @property
     def nodes(self) -> tuple[str, ...]:

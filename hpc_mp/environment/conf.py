@@ -19,30 +19,21 @@ MOST_TEXT = 1023  # maximum bytes of a name and of a value
 
 @dataclass(frozen=True, slots=True)
 class ConfLine:
-    """A line that sets a variable.
+    """A line that sets a variable."""
 
-    Attributes:
-        number: the number of the line in the file, from 1.
-        name, value: as NCCL sets them; bytes that are not UTF-8 as returned by ``os.fsdecode``.
-    """
-
-    number: int
+    number: int  # the number of the line in the file, from 1
+    # name, value: as NCCL sets them; bytes that are not UTF-8 as returned by ``os.fsdecode``
     name: str
     value: str
 
 
 @dataclass(frozen=True, slots=True)
 class ConfFile:
-    """A file that NCCL looks for.
-
-    Attributes:
-        lines: the lines in order; empty if the file does not exist.
-        missing: the reason why the file could not be read; None if it was read.
-    """
+    """A file that NCCL looks for."""
 
     path: str
-    lines: tuple[ConfLine, ...]
-    missing: str | None = None
+    lines: tuple[ConfLine, ...]  # the lines in order; empty if the file does not exist
+    missing: str | None = None  # the reason why the file could not be read; None if it was read
 
 
 def user_path(environ: Mapping[str, str]) -> str | None:

@@ -32,41 +32,30 @@ class AllowedWords(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class VariableFacts:
-    """The two tables combined.
+    """The two tables combined."""
 
-    Attributes:
-        names: the names that NCCL reads.
-        numbers: the integer variables with their defaults; None if NCCL chooses the default.
-        since: the release that introduced a name, if known.
-        recognized: ``names`` and the names that container images set.
-        plugins: prefixes of the names that network plug-ins read.
-        removed, legacy, foreign: name to remedy.
-        levels, words: names that used to take numbers, and the words that replace the numbers.
-        choices: by name, the values if NCCL accepts only a few words.
-        debug, harmful, info: by name.
-        vendors: ``clouds`` whose plug-ins require some settings in ``debug`` and ``legacy``; ``allows`` are these settings.
-        clouds: the owner of the network that a setting is for, to ``NAME=VALUE`` as a regular expression.
-        families: prefixes of the names that are relevant here.
-    """
-
-    names: frozenset[str]
-    numbers: Mapping[str, int | None]
-    since: Mapping[str, tuple[int, ...]]
-    recognized: frozenset[str]
-    plugins: tuple[str, ...]
+    names: frozenset[str]  # the names that NCCL reads
+    numbers: Mapping[str, int | None]  # the integer variables with their defaults; None if NCCL chooses the default
+    since: Mapping[str, tuple[int, ...]]  # the release that introduced a name, if known
+    recognized: frozenset[str]  # ``names`` and the names that container images set
+    plugins: tuple[str, ...]  # prefixes of the names that network plug-ins read
+    # removed, legacy, foreign: name to remedy
     removed: Mapping[str, str]
     legacy: Mapping[str, str]
     foreign: Mapping[str, str]
+    # levels, words: names that used to take numbers, and the words that replace the numbers
     levels: frozenset[str]
     words: str
-    choices: Mapping[str, AllowedWords]
+    choices: Mapping[str, AllowedWords]  # by name, the values if NCCL accepts only a few words
+    # debug, harmful, info: by name
     debug: Mapping[str, Harm]
     harmful: Mapping[str, Harm]
     info: Mapping[str, Harm]
+    # ``clouds`` whose plug-ins require some settings in ``debug`` and ``legacy``; ``allows`` are these settings
     vendors: frozenset[str]
     allows: frozenset[str]
-    clouds: Mapping[str, str]
-    families: tuple[str, ...]
+    clouds: Mapping[str, str]  # the owner of the network that a setting is for, to ``NAME=VALUE`` as a regular expression
+    families: tuple[str, ...]  # prefixes of the names that are relevant here
 
     def explains(self, name: str) -> bool:
         """Return True if a name is in one of the tables, or belongs to a plug-in."""

@@ -31,16 +31,12 @@ ASK = "import sys; from importlib.metadata import version; print(version(sys.arg
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One variable of a profile, and the action taken.
+    """One variable of a profile, and the action taken."""
 
-    Attributes:
-        action: ``kept``: a source with precedence over the profile sets it; ``left out``: its condition is false or unknown here.
-        value: the value that ranks get; None if they get none, or if NCCL reads it from its own file.
-    """
-
+    # ``kept``: a source with precedence over the profile sets it; ``left out``: its condition is false or unknown here
     action: Literal["set", "unset", "kept", "left out"]
     name: str
-    value: str | None
+    value: str | None  # the value that ranks get; None if they get none, or if NCCL reads it from its own file
     why: str
 
 

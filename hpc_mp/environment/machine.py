@@ -13,28 +13,18 @@ _DMI = "/sys/class/dmi/id"
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Facts about one machine, without its name.
+    """Facts about one machine, without its name."""
 
-    Attributes:
-        vendor, product: as reported by the firmware; empty if not reported.
-        gpus: one string per GPU, ``nvidia 0x2330``.
-        layers: link layers (``InfiniBand``, ``Ethernet``) of the ports of every RDMA device, by device.
-        efa: Amazon's RDMA devices.
-        cxi: devices of HPE Slingshot.
-        drivers: the driver of every network interface backed by hardware.
-        interfaces: all network interfaces, including the loopback.
-        route: the interface of the default route; None if no default route exists.
-    """
-
+    # vendor, product: as reported by the firmware; empty if not reported
     vendor: str
     product: str
-    gpus: tuple[str, ...]
-    layers: dict[str, tuple[str, ...]]
-    efa: tuple[str, ...]
-    cxi: tuple[str, ...]
-    drivers: tuple[str, ...]
-    interfaces: tuple[str, ...]
-    route: str | None
+    gpus: tuple[str, ...]  # one string per GPU, ``nvidia 0x2330``
+    layers: dict[str, tuple[str, ...]]  # link layers (``InfiniBand``, ``Ethernet``) of the ports of every RDMA device, by device
+    efa: tuple[str, ...]  # Amazon's RDMA devices
+    cxi: tuple[str, ...]  # devices of HPE Slingshot
+    drivers: tuple[str, ...]  # the driver of every network interface backed by hardware
+    interfaces: tuple[str, ...]  # all network interfaces, including the loopback
+    route: str | None  # the interface of the default route; None if no default route exists
 
     def devices(self, layer: str) -> list[str]:
         """Return the RDMA devices with a port of that link layer, without Amazon's."""

@@ -21,21 +21,14 @@ NCCL_INTERFACES = ("NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME")
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """One machine and the known facts about it.
+    """One machine and the known facts about it."""
 
-    Attributes:
-        variables: the effective variables by name, including those that have only the library's default.
-        platform: the profile that matches the machine.
-        applied: the profile in use, which may be another.
-        exists: returns True if a file of that path exists.
-    """
-
-    variables: Variables
+    variables: Variables  # the effective variables by name, including those that have only the library's default
     machine: Shown
     versions: Mapping[str, Release]
-    platform: str | None
-    applied: Applied | None
-    exists: Callable[[str], bool]
+    platform: str | None  # the profile that matches the machine
+    applied: Applied | None  # the profile in use, which may be another
+    exists: Callable[[str], bool]  # returns True if a file of that path exists
 
 
 def _hit(subject: str, item: str = "", advice: str = "") -> Hit:

@@ -13,37 +13,27 @@ Origin = Literal["process", "user file", "system file", "profile", "default"]  #
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """The setting of a variable by one source.
-
-    Attributes:
-        where: ``/etc/nccl.conf:3``, ``azure-ndv4``; empty for the process and the library.
-        before: a separator; if given, the value is put in front of a stronger source's value instead of being hidden by it.
-    """
+    """The setting of a variable by one source."""
 
     name: str
     value: str | None
     origin: Origin
-    where: str = ""
+    where: str = ""  # ``/etc/nccl.conf:3``, ``azure-ndv4``; empty for the process and the library
+    # a separator; if given, the value is put in front of a stronger source's value instead of being hidden by it
     before: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Effective:
-    """A variable as programs get it.
-
-    Attributes:
-        value: the value; None if no source sets it and NCCL decides.
-        origin, where: the source that won.
-        hides: the settings of weaker sources, the strongest first, without the library's default.
-        read: the number that NCCL reads, for integer variables; None if NCCL decides.
-    """
+    """A variable as programs get it."""
 
     name: str
-    value: str | None
+    value: str | None  # the value; None if no source sets it and NCCL decides
+    # origin, where: the source that won
     origin: Origin
     where: str = ""
-    hides: tuple[Said, ...] = ()
-    read: int | None = None
+    hides: tuple[Said, ...] = ()  # the settings of weaker sources, the strongest first, without the library's default
+    read: int | None = None  # the number that NCCL reads, for integer variables; None if NCCL decides
 
 
 def of_process(environ: Mapping[str, str], names: Iterable[str]) -> Iterator[Said]:

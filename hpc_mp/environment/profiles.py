@@ -35,25 +35,19 @@ class Part(BaseModel):
 
 
 class Variable(Part):
-    """One variable, or one of its several possible values.
-
-    Attributes:
-        value: the literal value; with ``expands``, ``$SLURM_JOB_ID`` and the like are replaced.
-        finds: the kind of value determined on the machine: ``route``, the interface of the default route, exactly;
-            ``infiniband``, the devices in InfiniBand mode, exactly, on machines that have others too.
-        joins: the separator of a list variable, in front of which the value is put.
-        needs: the releases of libraries that it needs, as ``{ nccl = ">=2.21" }``.
-    """
+    """One variable, or one of its several possible values."""
 
     name: Name
-    value: Line = ""
+    value: Line = ""  # the literal value; with ``expands``, ``$SLURM_JOB_ID`` and the like are replaced
     use: Use = "job"
     reason: Text
     source: Text
-    needs: dict[Library, Guard] = {}
+    needs: dict[Library, Guard] = {}  # the releases of libraries that it needs, as ``{ nccl = ">=2.21" }``
+    # the kind of value determined on the machine: ``route``, the interface of the default route, exactly; ``infiniband``, the
+    # devices in InfiniBand mode, exactly, on machines that have others too
     finds: Literal["route", "infiniband"] | None = None
     expands: bool = False
-    joins: Text | None = None
+    joins: Text | None = None  # the separator of a list variable, in front of which the value is put
 
     @model_validator(mode="after")
     def _found_or_given(self) -> "Variable":
@@ -72,43 +66,28 @@ class MakerScript(Part):
 
 
 class Detect(Part):
-    """Criteria that identify a machine whose type is not in the catalogue. All given criteria must hold.
+    """Criteria that identify a machine whose type is not in the catalogue. All given criteria must hold."""
 
-    Attributes:
-        rank: the order in which profiles are tried, the specific before the general.
-        vendor: the firmware's vendor; a regular expression, matched from the beginning.
-        gpus: a regular expression for every GPU, as ``nvidia 0x2330``.
-        least_gpus: the minimum number of GPUs.
-        layer: a link layer of an RDMA port.
-        efa, cxi: adapters of Amazon, of HPE Slingshot.
-    """
-
-    rank: int
-    vendor: Text | None = None
-    gpus: Text | None = None
-    least_gpus: int = 0
-    layer: Literal["InfiniBand", "Ethernet"] | None = None
+    rank: int  # the order in which profiles are tried, the specific before the general
+    vendor: Text | None = None  # the firmware's vendor; a regular expression, matched from the beginning
+    gpus: Text | None = None  # a regular expression for every GPU, as ``nvidia 0x2330``
+    least_gpus: int = 0  # the minimum number of GPUs
+    layer: Literal["InfiniBand", "Ethernet"] | None = None  # a link layer of an RDMA port
+    # efa, cxi: adapters of Amazon, of HPE Slingshot
     efa: bool = False
     cxi: bool = False
 
 
 class Profile(Part):
-    """A platform.
+    """A platform."""
 
-    Attributes:
-        name: the name of its file.
-        cloud: the owner of its network, from the table of clouds in ``env/harmful-variables.toml``; None for all others.
-        requires: releases without which it does not work well.
-        notes: remarks that belong to no variable.
-        detect: None if rows of the machine catalogue name the profile, or if it is only chosen by name.
-    """
-
-    name: str
+    name: str  # the name of its file
     title: Text
+    # the owner of its network, from the table of clouds in ``env/harmful-variables.toml``; None for all others
     cloud: Text | None = None
-    requires: dict[Library, Guard] = {}
-    notes: list[Text] = []
-    detect: Detect | None = None
+    requires: dict[Library, Guard] = {}  # releases without which it does not work well
+    notes: list[Text] = []  # remarks that belong to no variable
+    detect: Detect | None = None  # None if rows of the machine catalogue name the profile, or if it is only chosen by name
     script: list[MakerScript] = []
     variable: list[Variable] = []
 

@@ -24,20 +24,13 @@ AUTO, NONE = "auto", "none"
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The variables of a machine, their sources, and findings.
+    """The variables of a machine, their sources, and findings."""
 
-    Attributes:
-        platform: the detected platform.
-        applied: the profile in use, if any.
-        files: NCCL's files, the user's before the system's, including missing ones.
-        variables: every variable that is set or that NCCL reads, by name.
-    """
-
-    platform: Platform
-    applied: Applied | None
+    platform: Platform  # the detected platform
+    applied: Applied | None  # the profile in use, if any
     versions: Mapping[str, Release]
-    files: tuple[ConfFile, ...]
-    variables: tuple[Effective, ...]
+    files: tuple[ConfFile, ...]  # NCCL's files, the user's before the system's, including missing ones
+    variables: tuple[Effective, ...]  # every variable that is set or that NCCL reads, by name
     findings: tuple[Finding, ...]
 
 

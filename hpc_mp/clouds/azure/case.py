@@ -21,20 +21,13 @@ _DEEPEST = 50  # nodes that extend each other
 
 @dataclass(frozen=True, slots=True)
 class ResolvedSetting:
-    """An effective attribute of a node.
+    """An effective attribute of a node."""
 
-    Attributes:
-        name: full name, with the prefix of its configuration.
-        value: value; UNKNOWN if it depends on values that are not known before the cluster is created.
-        line: line of its definition, possibly in another node.
-        parameter: the parameter that is its whole value, if any.
-    """
-
-    name: str
-    value: Value
+    name: str  # full name, with the prefix of its configuration
+    value: Value  # value; UNKNOWN if it depends on values that are not known before the cluster is created
     raw: str
-    line: int
-    parameter: str
+    line: int  # line of its definition, possibly in another node
+    parameter: str  # the parameter that is its whole value, if any
 
     @property
     def flag(self) -> bool | None:
@@ -65,18 +58,13 @@ class ResolvedSetting:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedNode:
-    """A node or node array of a cluster.
-
-    Attributes:
-        settings: attributes and settings of ``[[[configuration]]]`` by name in lower case, without those that are ``undefined``.
-        specs: names of its cluster-init sections, in lower case.
-        sizes: sizes of its MachineType that are in the catalogue.
-    """
+    """A node or node array of a cluster."""
 
     section: TemplateSection
+    # attributes and settings of ``[[[configuration]]]`` by name in lower case, without those that are ``undefined``
     settings: Mapping[str, ResolvedSetting]
-    specs: frozenset[str]
-    sizes: tuple[MachineType, ...]
+    specs: frozenset[str]  # names of its cluster-init sections, in lower case
+    sizes: tuple[MachineType, ...]  # sizes of its MachineType that are in the catalogue
 
     @property
     def name(self) -> str:
@@ -126,20 +114,15 @@ class ResolvedCluster:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A template to check.
-
-    Attributes:
-        sections: all sections, in the order of the file.
-        parameters: names of the declared parameters; ``values``: their values, by name in lower case.
-        file, project: the file of parameters and the project's directory; None without one.
-    """
+    """A template to check."""
 
     parsed: Parsed
-    sections: tuple[TemplateSection, ...]
-    parameters: tuple[str, ...]
+    sections: tuple[TemplateSection, ...]  # all sections, in the order of the file
+    parameters: tuple[str, ...]  # names of the declared parameters; ``values``: their values, by name in lower case
     values: Mapping[str, Value]
     clusters: tuple[ResolvedCluster, ...]
     offer: Offer
+    # file, project: the file of parameters and the project's directory; None without one
     file: ParameterFile | None
     project: Project | None
 

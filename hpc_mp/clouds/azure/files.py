@@ -41,17 +41,12 @@ def read_parameters(path: Path) -> ParameterFile:
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """A CycleCloud project.
-
-    Attributes:
-        specs: names in their original case, because they are parts of paths on the node.
-        scripts: the first line of each script, by its path as shown in findings.
-    """
+    """A CycleCloud project."""
 
     name: str
     version: str
-    specs: tuple[str, ...]
-    scripts: Mapping[Path, bytes]
+    specs: tuple[str, ...]  # names in their original case, because they are parts of paths on the node
+    scripts: Mapping[Path, bytes]  # the first line of each script, by its path as shown in findings
 
 
 def read_project(directory: Path) -> Project:

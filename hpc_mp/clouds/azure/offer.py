@@ -25,18 +25,14 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Components that Azure offers.
+    """Components that Azure offers."""
 
-    Attributes:
-        heads: by processor architecture: sizes of the scheduler, login and htc machines, and their image without GPUs.
-        sizes, images: by name in lower case.
-        names: valid names of attributes, by kind of section.
-    """
-
+    # by processor architecture: sizes of the scheduler, login and htc machines, and their image without GPUs
     heads: Mapping[str, Mapping[str, str]]
+    # sizes, images: by name in lower case
     sizes: Mapping[str, MachineType]
     images: Mapping[str, Image]
-    names: Mapping[str, tuple[str, ...]]
+    names: Mapping[str, tuple[str, ...]]  # valid names of attributes, by kind of section
 
     def size(self, name: str) -> MachineType | None:
         return self.sizes.get(name.casefold())

@@ -19,21 +19,16 @@ _UP_TO_COMMENT = re.compile(r'(?:"(?:[^"\\]|\\.)*"|(?!\s#)[^"\n])*', re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """An attribute ``name = raw`` or ``name := raw``. Lines are ignored when attributes are compared.
-
-    Attributes:
-        key: the name in lower case: names are compared without case.
-        assign: ``=``, or ``:=`` before a literal.
-        raw: the value as written, including quotes and line breaks, without a trailing comment.
-    """
+    """An attribute ``name = raw`` or ``name := raw``. Lines are ignored when attributes are compared."""
 
     name: str
-    assign: str
-    raw: str
+    assign: str  # ``=``, or ``:=`` before a literal
+    raw: str  # the value as written, including quotes and line breaks, without a trailing comment
     line: int = field(compare=False)
 
     @property
     def key(self) -> str:
+        """The name in lower case: names are compared without case."""
         return self.name.casefold()
 
     @property

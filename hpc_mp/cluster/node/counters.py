@@ -36,17 +36,11 @@ Values = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Changes:
-    """The growth of counters.
+    """The growth of counters."""
 
-    Attributes:
-        seconds: time between the two readings.
-        grown: growth of each counter, without counters that are new or were reset in between.
-        now: current value of each counter.
-    """
-
-    seconds: float
-    grown: Values
-    now: Values
+    seconds: float  # time between the two readings
+    grown: Values  # growth of each counter, without counters that are new or were reset in between
+    now: Values  # current value of each counter
 
     def of(self, beginning: str) -> dict[str, int]:
         """Return the growth of the counters whose names begin with ``beginning``, by the rest of their names."""

@@ -15,21 +15,15 @@ _CLOCK = "/sys/devices/system/clocksource/clocksource0"
 
 @dataclass(frozen=True)
 class Cpus:
-    """The processors of a machine.
+    """The processors of a machine."""
 
-    Attributes:
-        online, offline: logical processors.
-        sockets: packages; None if the kernel does not number them.
-        nodes: NUMA nodes that have processors.
-        governors: name to number of processors; empty if the machine cannot set frequencies.
-        clock, clocks: the clock source in use, and the available ones.
-    """
-
+    # online, offline: logical processors
     online: int
     offline: tuple[int, ...]
-    sockets: int | None
-    nodes: int
-    governors: Mapping[str, int]
+    sockets: int | None  # packages; None if the kernel does not number them
+    nodes: int  # NUMA nodes that have processors
+    governors: Mapping[str, int]  # name to number of processors; empty if the machine cannot set frequencies
+    # clock, clocks: the clock source in use, and the available ones
     clock: str | None
     clocks: tuple[str, ...]
     kind: MachineType | None

@@ -13,21 +13,13 @@ _RAS = re.compile(r"\b(ue|ce)\s*:\s*(\d+)")
 
 @dataclass(frozen=True)
 class AmdGpus:
-    """The AMD GPUs of a machine.
+    """The AMD GPUs of a machine."""
 
-    Attributes:
-        on_bus: PCI addresses.
-        compute: number of nodes of ``/sys/class/kfd`` with compute units, which ROCm can use.
-        render: device files ``/dev/dri/renderD*``.
-        driver: version of amdgpu; None if it is not loaded.
-        uncorrected: errors by PCI address and unit ("umc" is memory), since the driver was loaded.
-    """
-
-    on_bus: tuple[str, ...]
-    compute: int
-    render: tuple[str, ...]
-    driver: str | None
-    uncorrected: Mapping[tuple[str, str], int]
+    on_bus: tuple[str, ...]  # PCI addresses
+    compute: int  # number of nodes of ``/sys/class/kfd`` with compute units, which ROCm can use
+    render: tuple[str, ...]  # device files ``/dev/dri/renderD*``
+    driver: str | None  # version of amdgpu; None if it is not loaded
+    uncorrected: Mapping[tuple[str, str], int]  # errors by PCI address and unit ("umc" is memory), since the driver was loaded
 
 
 def read_amd(source: NodeSource) -> AmdGpus:

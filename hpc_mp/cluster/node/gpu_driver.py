@@ -23,52 +23,30 @@ _NO_GPU = SmiReport("", "", 0, ())
 
 @dataclass(frozen=True)
 class SmiAnswer:
-    """The result of nvidia-smi.
+    """The result of nvidia-smi."""
 
-    Attributes:
-        code: exit code; None if there is none (absent, too slow) or it is lost.
-        words: error text of the program or of the attempt to start it; it may accompany an answer.
-        smi: its answer; None if it gave none. A machine without any NVIDIA GPU counts as an answer with no GPUs.
-        uptime: seconds since boot; None if the kernel does not show it.
-        confined: True if a job's or container's cgroup may hide GPUs that are attached.
-    """
-
-    code: int | None
-    words: str
-    smi: SmiReport | None
-    uptime: float | None = None
-    confined: bool = False
+    code: int | None  # exit code; None if there is none (absent, too slow) or it is lost
+    words: str  # error text of the program or of the attempt to start it; it may accompany an answer
+    smi: SmiReport | None  # its answer; None if it gave none. A machine without any NVIDIA GPU counts as an answer with no GPUs.
+    uptime: float | None = None  # seconds since boot; None if the kernel does not show it
+    confined: bool = False  # True if a job's or container's cgroup may hide GPUs that are attached
 
 
 @dataclass(frozen=True)
 class GpuDriver:
-    """The GPUs and their driver, as seen by several sources.
+    """The GPUs and their driver, as seen by several sources."""
 
-    Attributes:
-        on_bus: PCI addresses of all NVIDIA GPUs.
-        taken: addresses of GPUs that the driver has taken (``/proc/driver/nvidia/gpus``).
-        excluded: addresses of GPUs that the driver is configured to ignore.
-        listed: GPUs that nvidia-smi lists; None if it gives no list.
-        complaint: its other output, beside the list or instead of it.
-        nodes: the device files: ``nvidia0``, ``nvidiactl``, ``nvidia-uvm`` …
-        loaded: version of the running module; None if none runs.
-        libraries: versions of libnvidia-ml on this file system, from their file names.
-        kind: the cloud's machine type, if known; None also if its GPUs are AMD's.
-        nvswitches: number of NVSwitches on the PCI bus.
-        confined: True if this process is in a job's or container's cgroup, which may hide GPUs from it.
-    """
-
-    on_bus: tuple[str, ...]
-    taken: tuple[str, ...]
-    excluded: tuple[str, ...]
-    listed: int | None
-    complaint: str
-    nodes: tuple[str, ...]
-    loaded: str | None
-    libraries: tuple[str, ...]
-    kind: MachineType | None
-    nvswitches: int
-    confined: bool
+    on_bus: tuple[str, ...]  # PCI addresses of all NVIDIA GPUs
+    taken: tuple[str, ...]  # addresses of GPUs that the driver has taken (``/proc/driver/nvidia/gpus``)
+    excluded: tuple[str, ...]  # addresses of GPUs that the driver is configured to ignore
+    listed: int | None  # GPUs that nvidia-smi lists; None if it gives no list
+    complaint: str  # its other output, beside the list or instead of it
+    nodes: tuple[str, ...]  # the device files: ``nvidia0``, ``nvidiactl``, ``nvidia-uvm`` …
+    loaded: str | None  # version of the running module; None if none runs
+    libraries: tuple[str, ...]  # versions of libnvidia-ml on this file system, from their file names
+    kind: MachineType | None  # the cloud's machine type, if known; None also if its GPUs are AMD's
+    nvswitches: int  # number of NVSwitches on the PCI bus
+    confined: bool  # True if this process is in a job's or container's cgroup, which may hide GPUs from it
 
 
 def ask_smi(source: NodeSource) -> SmiAnswer:

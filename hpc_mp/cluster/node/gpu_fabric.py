@@ -14,32 +14,20 @@ _NODE = re.compile(r"Node #(\d+)\s+[-*]\s+(\S+)\s+[-*]\s+-?\s*(\w+)")
 
 @dataclass(frozen=True)
 class NvswitchFabric:
-    """The fabric manager and the NVSwitches.
+    """The fabric manager and the NVSwitches."""
 
-    Attributes:
-        manager: systemd's state of nvidia-fabricmanager ("active", "failed", "inactive"); or the reason why it is not known.
-        nvswitches: number on this node's PCI bus.
-    """
-
-    manager: str
-    nvswitches: int
+    manager: str  # systemd's state of nvidia-fabricmanager ("active", "failed", "inactive"); or the reason why it is not known
+    nvswitches: int  # number on this node's PCI bus
 
 
 @dataclass(frozen=True)
 class Imex:
-    """The state of the IMEX domain.
+    """The state of the IMEX domain."""
 
-    Attributes:
-        domain: "UP", "DEGRADED", "DOWN" …
-        nodes: state by address, such as "READY".
-        unconnected: (from, to) pairs that are not "C", with the letter shown instead.
-        channels: device files ``/dev/nvidia-caps-imex-channels/channel*``.
-    """
-
-    domain: str
-    nodes: tuple[tuple[str, str], ...]
-    unconnected: tuple[tuple[int, int, str], ...]
-    channels: tuple[str, ...]
+    domain: str  # "UP", "DEGRADED", "DOWN" …
+    nodes: tuple[tuple[str, str], ...]  # state by address, such as "READY"
+    unconnected: tuple[tuple[int, int, str], ...]  # (from, to) pairs that are not "C", with the letter shown instead
+    channels: tuple[str, ...]  # device files ``/dev/nvidia-caps-imex-channels/channel*``
 
 
 def read_fabric(source: NodeSource) -> NvswitchFabric:

@@ -22,38 +22,25 @@ _PAINT = re.compile(r"\x1b\[[0-9;]*m")
 
 @dataclass(frozen=True)
 class NvLinks:
-    """The NVLinks of a machine.
+    """The NVLinks of a machine."""
 
-    Attributes:
-        names: the GPU's name by index.
-        rates: GB/s of each link in one direction, by GPU index and link; None is inactive. A GPU without links has none.
-        errors: text in place of the links, by GPU index, for GPUs that the driver cannot query.
-        apart: GPUs without an active link that need none: the only one of the node, or in MIG mode.
-    """
-
-    names: Mapping[int, str]
+    names: Mapping[int, str]  # the GPU's name by index
+    # GB/s of each link in one direction, by GPU index and link; None is inactive. A GPU without links has none.
     rates: Mapping[int, Mapping[int, float | None]]
+    # text in place of the links, by GPU index, for GPUs that the driver cannot query
     errors: Mapping[int, str] = field(default_factory=dict)
-    apart: frozenset[int] = frozenset()
+    apart: frozenset[int] = frozenset()  # GPUs without an active link that need none: the only one of the node, or in MIG mode
 
 
 @dataclass(frozen=True)
 class GpuTopology:
-    """The output of ``nvidia-smi topo -m``.
+    """The output of ``nvidia-smi topo -m``."""
 
-    Attributes:
-        paths: by (row, column), such as ("GPU0", "GPU1"): "NV18", "PIX", "PXB", "PHB", "NODE", "SYS".
-        gpus: names of the GPU rows, in order.
-        nics: device by column, "NIC0" → "mlx5_0".
-        numa: by GPU row: "0", "N/A" …
-        alike: True if all pairs of GPUs should have the same path; False if links go from GPU to GPU, without a switch.
-    """
-
-    paths: Mapping[tuple[str, str], str]
-    gpus: tuple[str, ...]
-    nics: Mapping[str, str] = field(default_factory=dict)
-    numa: Mapping[str, str] = field(default_factory=dict)
-    alike: bool = True
+    paths: Mapping[tuple[str, str], str]  # by (row, column), such as ("GPU0", "GPU1"): "NV18", "PIX", "PXB", "PHB", "NODE", "SYS"
+    gpus: tuple[str, ...]  # names of the GPU rows, in order
+    nics: Mapping[str, str] = field(default_factory=dict)  # device by column, "NIC0" → "mlx5_0"
+    numa: Mapping[str, str] = field(default_factory=dict)  # by GPU row: "0", "N/A" …
+    alike: bool = True  # True if all pairs of GPUs should have the same path; False if links go from GPU to GPU, without a switch
 
 
 def read_links(source: NodeSource) -> NvLinks:

@@ -15,36 +15,25 @@ _ONES = 63  # lanes if all bits of the register are set: the device does not ans
 
 @dataclass(frozen=True, kw_only=True)
 class PciLink:
-    """The link of a device. Speeds in GT/s and widths in lanes are None if the kernel does not show them (in some VMs).
+    """The link of a device. Speeds in GT/s and widths in lanes are None if the kernel does not show them (in some VMs)."""
 
-    Attributes:
-        speed, max_speed: current speed, and the highest that both slot and device support.
-        width, max_width: likewise.
-        answers: False if the device reads as all ones: it has fallen off the bus.
-    """
-
+    # speed, max_speed: current speed, and the highest that both slot and device support
     speed: float | None
     max_speed: float | None
+    # width, max_width: likewise
     width: int | None
     max_width: int | None
-    answers: bool
+    answers: bool  # False if the device reads as all ones: it has fallen off the bus
 
 
 @dataclass(frozen=True, kw_only=True)
 class PciGpu(PciLink):
-    """One GPU on the bus.
+    """One GPU on the bus."""
 
-    Attributes:
-        bus: its address, ``0000:c6:00.0``.
-        vendor: "nvidia" or "amd".
-        device: the vendor's number, ``0x2330``.
-        numa: nearest memory node; None if unknown.
-    """
-
-    bus: str
-    vendor: str
-    device: str
-    numa: int | None
+    bus: str  # its address, ``0000:c6:00.0``
+    vendor: str  # "nvidia" or "amd"
+    device: str  # the vendor's number, ``0x2330``
+    numa: int | None  # nearest memory node; None if unknown
 
 
 @dataclass(frozen=True)

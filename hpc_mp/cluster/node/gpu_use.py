@@ -26,21 +26,13 @@ class Holder:
 
 @dataclass(frozen=True)
 class Holders:
-    """The use of the GPUs.
+    """The use of the GPUs."""
 
-    Attributes:
-        gpus: (GPU, MiB in use).
-        failed: (GPU, the driver's error text in place of its MiB).
-        holders: programs on them.
-        slurm: True if this is a Slurm node (a slurmd runs here).
-        hidden: True if this is a container, where other users' programs are not visible.
-    """
-
-    gpus: tuple[tuple[str, float], ...]
-    failed: tuple[tuple[str, str], ...]
-    holders: tuple[Holder, ...]
-    slurm: bool
-    hidden: bool
+    gpus: tuple[tuple[str, float], ...]  # (GPU, MiB in use)
+    failed: tuple[tuple[str, str], ...]  # (GPU, the driver's error text in place of its MiB)
+    holders: tuple[Holder, ...]  # programs on them
+    slurm: bool  # True if this is a Slurm node (a slurmd runs here)
+    hidden: bool  # True if this is a container, where other users' programs are not visible
 
 
 def read_holders(source: NodeSource) -> Holders:

@@ -9,16 +9,11 @@ from hpc_mp.cluster.node.source import NodeSource, Unavailable
 
 @dataclass(frozen=True)
 class HostName:
-    """The host's name and its resolution.
+    """The host's name and its resolution."""
 
-    Attributes:
-        name: the kernel's host name.
-        addresses: addresses that the name service gives for it.
-        back: the first address that is not a loopback, and the names it resolves back to; None if no such address exists.
-    """
-
-    name: str
-    addresses: tuple[str, ...]
+    name: str  # the kernel's host name
+    addresses: tuple[str, ...]  # addresses that the name service gives for it
+    # the first address that is not a loopback, and the names it resolves back to; None if no such address exists
     back: tuple[str, tuple[str, ...]] | None
 
 

@@ -23,17 +23,11 @@ class Limit:
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of this process.
+    """Limits of this process."""
 
-    Attributes:
-        of: limits by the kernel's name: ``locked memory``, ``open files``, ``stack size``, ``processes``.
-        rdma: True if RDMA adapters are here, which need locked memory.
-        memory: bytes of the machine's main memory; None if the kernel does not report it.
-    """
-
-    of: Mapping[str, Limit]
-    rdma: bool
-    memory: int | None
+    of: Mapping[str, Limit]  # limits by the kernel's name: ``locked memory``, ``open files``, ``stack size``, ``processes``
+    rdma: bool  # True if RDMA adapters are here, which need locked memory
+    memory: int | None  # bytes of the machine's main memory; None if the kernel does not report it
 
 
 def read_limits(source: NodeSource) -> Limits:
@@ -58,42 +52,28 @@ _FILES = {1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_cont
 
 @dataclass(frozen=True)
 class Grant:
-    """The tightest limits of the group and its ancestors. None is unlimited, or unknown.
+    """The tightest limits of the group and its ancestors. None is unlimited, or unknown."""
 
-    Attributes:
-        version: 1 or 2; 0 if no control groups are visible.
-        memory, used: bytes.
-        killed: processes of the group that were killed for memory.
-        cpus: number of processors that it may run on.
-        share: processors' worth of time (``cpu.max``).
-        throttled: share of the periods in which that time was used up.
-        tasks: limit of processes and threads.
-    """
-
-    version: int
+    version: int  # 1 or 2; 0 if no control groups are visible
+    # memory, used: bytes
     memory: int | None
     used: int | None
-    killed: int | None
-    cpus: int | None
-    share: float | None
-    throttled: float | None
-    tasks: int | None
+    killed: int | None  # processes of the group that were killed for memory
+    cpus: int | None  # number of processors that it may run on
+    share: float | None  # processors' worth of time (``cpu.max``)
+    throttled: float | None  # share of the periods in which that time was used up
+    tasks: int | None  # limit of processes and threads
 
 
 @dataclass(frozen=True)
 class Cgroup:
-    """The cgroup of this process.
-
-    Attributes:
-        requested: ``cpus`` and ``memory`` (bytes) of this node that Slurm reports for the job; empty without a job.
-        allowed: number of processors that this process may use.
-        online: number of processors of the machine.
-    """
+    """The cgroup of this process."""
 
     grant: Grant
+    # ``cpus`` and ``memory`` (bytes) of this node that Slurm reports for the job; empty without a job
     requested: Mapping[str, int]
-    allowed: int
-    online: int
+    allowed: int  # number of processors that this process may use
+    online: int  # number of processors of the machine
 
 
 def read_cgroup(source: NodeSource) -> Cgroup:

@@ -16,20 +16,13 @@ SHM, MEMINFO = "/dev/shm", "/proc/meminfo"
 
 @dataclass(frozen=True)
 class HostMemory:
-    """The main memory of a machine.
+    """The main memory of a machine."""
 
-    Attributes:
-        of: ``/proc/meminfo``, in bytes; ``HugePages_…`` are counts.
-        settings: the kernel's ``zone_reclaim_mode`` and ``numa_balancing``, if they exist.
-        nodes: bytes of every NUMA node that has processors.
-        gpus: True if GPUs are here.
-    """
-
-    of: Mapping[str, int]
-    settings: Mapping[str, int]
-    nodes: Mapping[int, int]
+    of: Mapping[str, int]  # ``/proc/meminfo``, in bytes; ``HugePages_…`` are counts
+    settings: Mapping[str, int]  # the kernel's ``zone_reclaim_mode`` and ``numa_balancing``, if they exist
+    nodes: Mapping[int, int]  # bytes of every NUMA node that has processors
     kind: MachineType | None
-    gpus: bool
+    gpus: bool  # True if GPUs are here
 
 
 @dataclass(frozen=True)

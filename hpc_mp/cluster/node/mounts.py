@@ -123,15 +123,10 @@ class Array:
 
 @dataclass(frozen=True)
 class Disks:
-    """NVMe controllers and software RAIDs.
+    """NVMe controllers and software RAIDs."""
 
-    Attributes:
-        controllers: NVMe controllers to their state: ``live``, ``resetting``, ``dead`` …
-        models: likewise, to their model.
-    """
-
-    controllers: Mapping[str, str]
-    models: Mapping[str, str]
+    controllers: Mapping[str, str]  # NVMe controllers to their state: ``live``, ``resetting``, ``dead`` …
+    models: Mapping[str, str]  # likewise, to their model
     arrays: Mapping[str, Array]
     kind: MachineType | None
 

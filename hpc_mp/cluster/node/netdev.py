@@ -11,29 +11,19 @@ ETHERNET = 1  # ARPHRD_ETHER
 
 @dataclass(frozen=True)
 class NetworkInterface:
-    """A hardware interface, or a bond. A field is None if the kernel does not show it.
-
-    Attributes:
-        kind: 1 Ethernet, 32 IP over InfiniBand.
-        state: ``up``, ``down`` …; ``unknown`` for drivers that do not report it.
-        speed: Mb/s; None without a link, and in many virtual machines.
-        physical: True if it belongs to a device.
-        managed: True if an administrator has set it to be up.
-        ups: number of links up since boot; None if that is not counted.
-        members: interfaces of a bond.
-    """
+    """A hardware interface, or a bond. A field is None if the kernel does not show it."""
 
     name: str
-    kind: int
-    state: str
-    speed: int | None
+    kind: int  # 1 Ethernet, 32 IP over InfiniBand
+    state: str  # ``up``, ``down`` …; ``unknown`` for drivers that do not report it
+    speed: int | None  # Mb/s; None without a link, and in many virtual machines
     duplex: str | None
     mtu: int | None
     driver: str
-    physical: bool
-    managed: bool
-    ups: int | None
-    members: tuple[str, ...] = ()
+    physical: bool  # True if it belongs to a device
+    managed: bool  # True if an administrator has set it to be up
+    ups: int | None  # number of links up since boot; None if that is not counted
+    members: tuple[str, ...] = ()  # interfaces of a bond
 
 
 def read_interfaces(source: NodeSource) -> tuple[NetworkInterface, ...]:

@@ -27,26 +27,19 @@ class Gpu:
 
 @dataclass(frozen=True)
 class GpuLoad:
-    """The current load of one GPU. A number is None if the driver does not report it.
-
-    Attributes:
-        clock, max_clock: MHz.
-        power: W.
-        temperature: degrees C.
-        busy: utilization over the last moments in %.
-        pcie: (current generation, highest generation, current lanes, most lanes).
-        reasons: bit mask of the reasons that limit its clock.
-    """
+    """The current load of one GPU. A number is None if the driver does not report it."""
 
     index: int
     bus: str
+    # clock, max_clock: MHz
     clock: float | None
     max_clock: float | None
-    power: float | None
-    temperature: float | None
-    busy: float | None
+    power: float | None  # W
+    temperature: float | None  # degrees C
+    busy: float | None  # utilization over the last moments in %
+    # (current generation, highest generation, current lanes, most lanes)
     pcie: tuple[float | None, float | None, float | None, float | None]
-    reasons: int | None
+    reasons: int | None  # bit mask of the reasons that limit its clock
 
 
 def find_gpus(ask: Runner = _ask_driver) -> tuple[Gpu, ...]:
@@ -117,16 +110,11 @@ _LONG = ("supported_clocks", "mig_devices", "accounted_processes", "processes") 
 
 @dataclass(frozen=True)
 class GpuReport:
-    """One GPU.
+    """One GPU."""
 
-    Attributes:
-        index: nvidia-smi's index, which follows the order of the PCI bus.
-        bus: its PCI address in the kernel's form: ``0000:c6:00.0``.
-        values: nvidia-smi's texts by path, such as ``"ecc_mode/current_ecc": "Enabled"``.
-    """
-
-    index: int
-    bus: str
+    index: int  # nvidia-smi's index, which follows the order of the PCI bus
+    bus: str  # its PCI address in the kernel's form: ``0000:c6:00.0``
+    # nvidia-smi's texts by path, such as ``"ecc_mode/current_ecc": "Enabled"``
     values: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:

@@ -22,18 +22,13 @@ class Link(PciLink):
 
 @dataclass(frozen=True)
 class Bridges:
-    """PCI bridges and the IOMMU.
+    """PCI bridges and the IOMMU."""
 
-    Attributes:
-        virtual: True if this is a virtual machine, whose host controls the bridges.
-        redirecting: addresses of bridges whose access control sends transfers between devices up to the root.
-        gpus: number of GPUs.
-        domains: PCI address of each GPU and adapter to the IOMMU's mode: ``identity`` passes through, ``DMA`` translates.
-    """
-
-    virtual: bool
+    virtual: bool  # True if this is a virtual machine, whose host controls the bridges
+    # addresses of bridges whose access control sends transfers between devices up to the root
     redirecting: tuple[str, ...] | Unavailable
-    gpus: int
+    gpus: int  # number of GPUs
+    # PCI address of each GPU and adapter to the IOMMU's mode: ``identity`` passes through, ``DMA`` translates
     domains: Mapping[str, str]
 
 
@@ -49,21 +44,14 @@ class Rails:
 
 @dataclass(frozen=True)
 class Direct:
-    """Requirements for an adapter to read and write a GPU's memory.
-
-    Attributes:
-        modules: loaded kernel modules.
-        kernel: its release as two numbers.
-        open_driver: True if NVIDIA's driver is the open one; None if none is loaded.
-        copy_library: True if a library of GDRCopy is installed.
-    """
+    """Requirements for an adapter to read and write a GPU's memory."""
 
     gpus: int
     fabric: RdmaFabric
-    modules: frozenset[str] | Unavailable
-    kernel: tuple[int, int]
-    open_driver: bool | None
-    copy_library: bool
+    modules: frozenset[str] | Unavailable  # loaded kernel modules
+    kernel: tuple[int, int]  # its release as two numbers
+    open_driver: bool | None  # True if NVIDIA's driver is the open one; None if none is loaded
+    copy_library: bool  # True if a library of GDRCopy is installed
 
 
 def read_links(source: NodeSource) -> tuple[Link, ...]:

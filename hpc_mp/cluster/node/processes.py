@@ -30,24 +30,17 @@ class NodeProcess:
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes of a node.
+    """The processes of a node."""
 
-    Attributes:
-        stuck: in uninterruptible sleep, without progress for half a second.
-        zombies: dead, not waited for by their parent, started at least a minute ago. Younger zombies are about to be waited for:
-            the readers of a doctor, also of doctors of other hosts on this machine.
-        orphans: users' processes, started at least a minute ago, whose parent is gone; only if Slurm's daemon runs.
-        count: number of all processes.
-        names: names of all running programs.
-        slurm: True if Slurm's node daemon runs here.
-    """
-
-    stuck: tuple[NodeProcess, ...]
+    stuck: tuple[NodeProcess, ...]  # in uninterruptible sleep, without progress for half a second
+    # dead, not waited for by their parent, started at least a minute ago. Younger zombies are about to be waited for: the readers
+    # of a doctor, also of doctors of other hosts on this machine.
     zombies: tuple[NodeProcess, ...]
+    # users' processes, started at least a minute ago, whose parent is gone; only if Slurm's daemon runs
     orphans: tuple[NodeProcess, ...]
-    count: int
-    names: frozenset[str]
-    slurm: bool
+    count: int  # number of all processes
+    names: frozenset[str]  # names of all running programs
+    slurm: bool  # True if Slurm's node daemon runs here
 
 
 def read_processes(source: NodeSource) -> Processes:

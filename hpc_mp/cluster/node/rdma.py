@@ -29,31 +29,23 @@ class Gid:
 
 @dataclass(frozen=True)
 class RdmaPort:
-    """One port. A field is None if the kernel does not show it.
+    """One port. A field is None if the kernel does not show it."""
 
-    Attributes:
-        device, number: ``mlx5_2``, 1.
-        state, physical: in the kernel's form: ``4: ACTIVE``, ``5: LinkUp``.
-        rate: Gb/s.
-        layer: ``InfiniBand``, ``Ethernet`` (RoCE) or ``Unknown`` (EFA).
-        lid, manager: own and subnet manager's address; InfiniBand only.
-        keys: the partition table: index to key.
-        mtu: bytes of a packet in use.
-        dropped: number of times that the link went down, since the counter was reset.
-    """
-
+    # device, number: ``mlx5_2``, 1
     device: str
     number: int
+    # state, physical: in the kernel's form: ``4: ACTIVE``, ``5: LinkUp``
     state: str
     physical: str
-    rate: float | None
-    layer: str
+    rate: float | None  # Gb/s
+    layer: str  # ``InfiniBand``, ``Ethernet`` (RoCE) or ``Unknown`` (EFA)
+    # lid, manager: own and subnet manager's address; InfiniBand only
     lid: int | None
     manager: int | None
-    keys: Mapping[int, int]
+    keys: Mapping[int, int]  # the partition table: index to key
     gids: tuple[Gid, ...]
-    mtu: int | None
-    dropped: int | None
+    mtu: int | None  # bytes of a packet in use
+    dropped: int | None  # number of times that the link went down, since the counter was reset
 
     @property
     def name(self) -> str:
@@ -66,28 +58,21 @@ class RdmaPort:
 
 @dataclass(frozen=True)
 class RdmaAdapter:
-    """One device of the RDMA stack. ``numa`` is None if the kernel does not know it.
-
-    Attributes:
-        address: on the PCI bus; empty for an adapter without one (Soft RoCE).
-        path: PCI bridges above it, from the root.
-        vendor, model: PCI numbers.
-        firmware, board: as reported by the adapter.
-        verbs: True if its device file exists and this user may use it; None if it has none.
-        virtual: True for a virtual function or sub-function of an adapter of this machine, idle until it is assigned.
-    """
+    """One device of the RDMA stack. ``numa`` is None if the kernel does not know it."""
 
     name: str
-    address: str
-    path: str
+    address: str  # on the PCI bus; empty for an adapter without one (Soft RoCE)
+    path: str  # PCI bridges above it, from the root
+    # vendor, model: PCI numbers
     vendor: str
     model: str
+    # firmware, board: as reported by the adapter
     firmware: str
     board: str
     numa: int | None
-    verbs: bool | None
+    verbs: bool | None  # True if its device file exists and this user may use it; None if it has none
     ports: tuple[RdmaPort, ...]
-    virtual: bool = False
+    virtual: bool = False  # True for a virtual function or sub-function of an adapter of this machine, idle until it is assigned
 
     @property
     def card(self) -> str:
@@ -101,18 +86,12 @@ class RdmaAdapter:
 
 @dataclass(frozen=True)
 class RdmaFabric:
-    """The fast network as this machine sees it.
+    """The fast network as this machine sees it."""
 
-    Attributes:
-        adapters: all adapters of the RDMA stack.
-        kind: the machine's type in the catalogue; None if unknown.
-        bare: PCI addresses of RDMA adapters that no driver has bound.
-        abi: versions of the kernel's interfaces for verbs and management; None if that module is not loaded.
-    """
-
-    adapters: tuple[RdmaAdapter, ...]
-    kind: MachineType | None
-    bare: tuple[str, ...]
+    adapters: tuple[RdmaAdapter, ...]  # all adapters of the RDMA stack
+    kind: MachineType | None  # the machine's type in the catalogue; None if unknown
+    bare: tuple[str, ...]  # PCI addresses of RDMA adapters that no driver has bound
+    # versions of the kernel's interfaces for verbs and management; None if that module is not loaded
     abi: Mapping[str, int | None]
 
     @property

@@ -30,19 +30,12 @@ _SETTINGS = {
 
 @dataclass(frozen=True)
 class KernelLimits:
-    """Kernel limits.
+    """Kernel limits."""
 
-    Attributes:
-        of: numbers of each setting that this kernel has.
-        cluster: True if this is a cluster node: Slurm is set up here, or a fast network exists.
-        speed: Mb/s of the fastest Ethernet interface that reports it; 0 if none does.
-        page: bytes of a memory page, the unit of ``tcp_memory``.
-    """
-
-    of: Mapping[str, tuple[int, ...]]
-    cluster: bool
-    speed: int
-    page: int
+    of: Mapping[str, tuple[int, ...]]  # numbers of each setting that this kernel has
+    cluster: bool  # True if this is a cluster node: Slurm is set up here, or a fast network exists
+    speed: int  # Mb/s of the fastest Ethernet interface that reports it; 0 if none does
+    page: int  # bytes of a memory page, the unit of ``tcp_memory``
 
 
 def read_scale(source: NodeSource) -> KernelLimits:

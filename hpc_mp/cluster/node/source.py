@@ -24,15 +24,10 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class NodeSource:
-    """A machine. Tests pass the root of a recorded tree, and recorded outputs of programs.
+    """A machine. Tests pass the root of a recorded tree, and recorded outputs of programs."""
 
-    Attributes:
-        root: the directory that replaces ``/``.
-        ask: runs a program.
-    """
-
-    root: Path = Path("/")
-    ask: Runner = ask
+    root: Path = Path("/")  # the directory that replaces ``/``
+    ask: Runner = ask  # runs a program
 
     def path(self, name: str) -> Path:
         """Return the path of ``/proc/…``, ``/sys/…`` below the root."""

@@ -34,15 +34,10 @@ class Xid:
 
 @dataclass(frozen=True)
 class XidLine:
-    """One line of the kernel's log.
+    """One line of the kernel's log."""
 
-    Attributes:
-        bus: the GPU's PCI address without its function: ``0000:c6:00``; empty if the line has none.
-        number: None for messages of the driver without an Xid.
-    """
-
-    bus: str
-    number: int | None
+    bus: str  # the GPU's PCI address without its function: ``0000:c6:00``; empty if the line has none
+    number: int | None  # None for messages of the driver without an Xid
     meaning: str
     action: Action
     echo: bool = False  # True if the line is an Xid 45 that names an earlier Xid: number, meaning and action are that one's

@@ -12,21 +12,13 @@ from hpc_mp.cluster.slurm.variables import ARRAY_ELEMENT
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """One start of a job.
+    """One start of a job."""
 
-    Attributes:
-        job_id: the id for scontrol: of an array's element its own, of a heterogeneous job its first component's.
-        restart: number of times that Slurm has requeued the job.
-        hosts: hosts of all components, in Slurm's order.
-        cluster: its name, the key of the ledger of bad nodes.
-        end: unix time in seconds at which Slurm ends the job; None if Slurm does not report it.
-    """
-
-    job_id: str
-    restart: int
-    hosts: tuple[str, ...]
-    cluster: str
-    end: float | None
+    job_id: str  # the id for scontrol: of an array's element its own, of a heterogeneous job its first component's
+    restart: int  # number of times that Slurm has requeued the job
+    hosts: tuple[str, ...]  # hosts of all components, in Slurm's order
+    cluster: str  # its name, the key of the ledger of bad nodes
+    end: float | None  # unix time in seconds at which Slurm ends the job; None if Slurm does not report it
 
 
 def allocation(environ: Mapping[str, str], ask: Runner = ask) -> Allocation | None:

@@ -22,23 +22,14 @@ _COMMENT = re.compile(r"((?<!\\)(?:\\\\)*)#.*")
 
 @dataclass(frozen=True, slots=True)
 class ConfigLine:
-    """One line, with the lines joined to it.
+    """One line, with the lines joined to it."""
 
-    Attributes:
-        number: number of its first line, counted from 1.
-        text: its text without comments.
-        file: its file; None: the text was not read from a file.
-        pairs: keys and values, as they are written.
-        rest: trailing text that is not ``KEY=VALUE``, for which Slurm refuses the file; empty: nothing.
-        unread: the file that it includes and that could not be read; empty: none.
-    """
-
-    number: int
-    text: str
-    file: Path | None = None
-    pairs: tuple[tuple[str, str], ...] = ()
-    rest: str = ""
-    unread: str = ""
+    number: int  # number of its first line, counted from 1
+    text: str  # its text without comments
+    file: Path | None = None  # its file; None: the text was not read from a file
+    pairs: tuple[tuple[str, str], ...] = ()  # keys and values, as they are written
+    rest: str = ""  # trailing text that is not ``KEY=VALUE``, for which Slurm refuses the file; empty: nothing
+    unread: str = ""  # the file that it includes and that could not be read; empty: none
 
     @property
     def fields(self) -> dict[str, str]:

@@ -11,17 +11,11 @@ from hpc_mp.cluster.slurm.query import why_silent
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """The place of a job.
+    """The place of a job."""
 
-    Attributes:
-        place: "step" (of the allocation we are inside), "slurm" (a new job), "local" (emulated nodes), or another back end.
-        why: the reason for this place.
-        missed: a note to repeat at the end: Slurm's programs are here, and yet the job did not go to Slurm.
-    """
-
-    place: str
-    why: str
-    missed: str = ""
+    place: str  # "step" (of the allocation we are inside), "slurm" (a new job), "local" (emulated nodes), or another back end
+    why: str  # the reason for this place
+    missed: str = ""  # a note to repeat at the end: Slurm's programs are here, and yet the job did not go to Slurm
 
 
 def decide(on: str, environ: Mapping[str, str] = os.environ, ask: Runner = ask) -> Where:

@@ -23,28 +23,19 @@ WAITING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQU
 
 @dataclass(frozen=True, slots=True)
 class SlurmJob:
-    """One job as Slurm sees it.
+    """One job as Slurm sees it."""
 
-    Attributes:
-        id: ``7``; of an array's task ``7_2``; of a component of a heterogeneous job ``7+1``.
-        state: in Slurm's words (``PENDING``, ``RUNNING`` …), or FORGOTTEN or UNKNOWN.
-        reason: why it waits or how it ended, in Slurm's words; empty without a reason.
-        meaning, remedy: explanation of the reason; empty for a reason without an explanation.
-        start: unix time in seconds of the actual or expected start; None if unknown.
-        exit_code: of the job script, negative for a signal; None while it has none.
-        parts: the parts of an array or a heterogeneous job.
-    """
-
-    id: str
-    state: str
-    reason: str = ""
+    id: str  # ``7``; of an array's task ``7_2``; of a component of a heterogeneous job ``7+1``
+    state: str  # in Slurm's words (``PENDING``, ``RUNNING`` …), or FORGOTTEN or UNKNOWN
+    reason: str = ""  # why it waits or how it ended, in Slurm's words; empty without a reason
+    # meaning, remedy: explanation of the reason; empty for a reason without an explanation
     meaning: str = ""
     remedy: str = ""
-    start: float | None = None
+    start: float | None = None  # unix time in seconds of the actual or expected start; None if unknown
     nodes: tuple[str, ...] = ()
     restarts: int = 0
-    exit_code: int | None = None
-    parts: "tuple[SlurmJob, ...]" = ()
+    exit_code: int | None = None  # of the job script, negative for a signal; None while it has none
+    parts: "tuple[SlurmJob, ...]" = ()  # the parts of an array or a heterogeneous job
 
     @property
     def ended(self) -> bool:

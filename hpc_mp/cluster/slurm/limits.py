@@ -48,19 +48,12 @@ class PartitionAccess:
 
 @dataclass(frozen=True, slots=True)
 class JobTerms:
-    """Terms of a first job.
+    """Terms of a first job."""
 
-    Attributes:
-        account: the account to charge; None if the site has none.
-        qos: the quality to request; None if the default suffices.
-        quality: limits of the quality in effect, requested or not; None if unknown.
-        max_wall: the shortest time limit of a job, in Slurm's format; None without one.
-    """
-
-    account: str | None = None
-    qos: str | None = None
-    quality: Qos | None = None
-    max_wall: str | None = None
+    account: str | None = None  # the account to charge; None if the site has none
+    qos: str | None = None  # the quality to request; None if the default suffices
+    quality: Qos | None = None  # limits of the quality in effect, requested or not; None if unknown
+    max_wall: str | None = None  # the shortest time limit of a job, in Slurm's format; None without one
 
 
 def accounts(user: str, ask: Runner = ask) -> tuple[str, ...]:

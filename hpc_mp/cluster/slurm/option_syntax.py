@@ -37,18 +37,13 @@ class PlainWord:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option as given.
+    """One option as given."""
 
-    Attributes:
-        name: its long name, or the written name if it is unknown.
-        value_line: the line of its value, if the value is a separate word.
-    """
-
-    name: str
+    name: str  # its long name, or the written name if it is unknown
     value: str | None
     line: int
     is_known: bool
-    value_line: int | None = None
+    value_line: int | None = None  # the line of its value, if the value is a separate word
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,22 +10,15 @@ from hpc_mp.cluster.slurm.records import find_record
 
 @dataclass(frozen=True, slots=True)
 class PartitionLimits:
-    """The limits of a partition on one job.
+    """The limits of a partition on one job."""
 
-    Attributes:
-        partition: the partition with its visible nodes; the ``cpus`` of its kinds are those that a job may use.
-        total: number of its nodes, including those that sinfo hides: powered-down nodes of a cloud.
-        min_nodes, max_nodes: limits on the nodes of a job; None without such a limit.
-        cpus: the minimum over its nodes of CPUs that a job may use; None if Slurm shows no records of them.
-        threads_per_core: of these nodes.
-    """
-
-    partition: SlurmPartition
-    total: int
+    partition: SlurmPartition  # the partition with its visible nodes; the ``cpus`` of its kinds are those that a job may use
+    total: int  # number of its nodes, including those that sinfo hides: powered-down nodes of a cloud
+    # min_nodes, max_nodes: limits on the nodes of a job; None without such a limit
     min_nodes: int | None = None
     max_nodes: int | None = None
-    cpus: int | None = None
-    threads_per_core: int = 1
+    cpus: int | None = None  # the minimum over its nodes of CPUs that a job may use; None if Slurm shows no records of them
+    threads_per_core: int = 1  # of these nodes
 
 
 def partition_limits(partition: SlurmPartition, ask: Runner = ask) -> PartitionLimits:

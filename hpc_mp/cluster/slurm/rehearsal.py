@@ -21,15 +21,11 @@ FOR_NOW = re.compile(r"Requested node configuration is not available|Required no
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """The result of a rehearsal.
+    """The result of a rehearsal."""
 
-    Attributes:
-        state: "accepted"; "refused"; "waits": the only obstacle is nodes out of service; "untested": unknown.
-        words: Slurm's own words, on one line; or the reason why it has none.
-    """
-
+    # "accepted"; "refused"; "waits": the only obstacle is nodes out of service; "untested": unknown
     state: Literal["accepted", "refused", "waits", "untested"]
-    words: str
+    words: str  # Slurm's own words, on one line; or the reason why it has none
 
 
 def rehearse(script: str, partition: str | None = None, environ: Mapping[str, str] = os.environ, ask: Runner = ask) -> Rehearsal:

@@ -25,24 +25,15 @@ class ThisMachine:
 
 @dataclass(frozen=True, slots=True)
 class SlurmSite:
-    """A Slurm cluster that answers, and the partition of a first job.
-
-    Attributes:
-        partitions: all partitions.
-        chosen: the partition for a first job.
-        kind: its nodes with the most GPUs.
-        cpus: CPUs of a node of that kind that jobs may use.
-        accounts: accounts that this user may charge, the default first.
-        terms: terms of a first job in ``chosen``.
-    """
+    """A Slurm cluster that answers, and the partition of a first job."""
 
     version: tuple[int, int] | None
-    partitions: tuple[SlurmPartition, ...]
-    chosen: SlurmPartition
-    kind: NodeKind
-    cpus: int
-    accounts: tuple[str, ...]
-    terms: JobTerms
+    partitions: tuple[SlurmPartition, ...]  # all partitions
+    chosen: SlurmPartition  # the partition for a first job
+    kind: NodeKind  # its nodes with the most GPUs
+    cpus: int  # CPUs of a node of that kind that jobs may use
+    accounts: tuple[str, ...]  # accounts that this user may charge, the default first
+    terms: JobTerms  # terms of a first job in ``chosen``
 
 
 def find_machine() -> ThisMachine:

@@ -28,18 +28,12 @@ NONE = ""  # the switch of a host that is under no switch in Slurm
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Nodes that Slurm has elsewhere than their rates indicate.
-
-    Attributes:
-        believed: the switch that Slurm has them under; empty: none.
-        measured: a node whose rates with them are like those inside one leaf.
-        home: the switch that Slurm has ``measured`` under.
-    """
+    """Nodes that Slurm has elsewhere than their rates indicate."""
 
     nodes: tuple[str, ...]
-    believed: str
-    measured: str
-    home: str
+    believed: str  # the switch that Slurm has them under; empty: none
+    measured: str  # a node whose rates with them are like those inside one leaf
+    home: str  # the switch that Slurm has ``measured`` under
 
     def __str__(self) -> str:
         believed = f"under {self.believed}" if self.believed else "under no switch"

@@ -29,15 +29,10 @@ _MAKER = re.compile(r"mellanox|voltaire|topspin|connectx|infinihost|aggregation 
 
 @dataclass(frozen=True, slots=True)
 class IbSubnet:
-    """The switches and adapters of a subnet.
+    """The switches and adapters of a subnet."""
 
-    Attributes:
-        links: switch → attached switches and adapters, by identity ("S-…", "H-…").
-        names: descriptions by identity.
-    """
-
-    links: Mapping[str, frozenset[str]]
-    names: Mapping[str, str]
+    links: Mapping[str, frozenset[str]]  # switch → attached switches and adapters, by identity ("S-…", "H-…")
+    names: Mapping[str, str]  # descriptions by identity
 
 
 def looks_like(text: str) -> bool:

@@ -34,17 +34,11 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The groups seen in rates.
+    """The groups seen in rates."""
 
-    Attributes:
-        groups: nodes that share a leaf, in natural order; empty if they cannot be seen.
-        unplaced: measured nodes in none of the groups.
-        why: the grounds of the groups, or the reason why none can be seen; one sentence.
-    """
-
-    groups: tuple[tuple[str, ...], ...]
-    unplaced: tuple[str, ...]
-    why: str
+    groups: tuple[tuple[str, ...], ...]  # nodes that share a leaf, in natural order; empty if they cannot be seen
+    unplaced: tuple[str, ...]  # measured nodes in none of the groups
+    why: str  # the grounds of the groups, or the reason why none can be seen; one sentence
 
 
 def infer(measured: LinkRates) -> Seen:

@@ -104,24 +104,16 @@ Kind = Literal["tree", "block", "ring", "flat"]
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """One topology; ``kind`` is its plugin.
+    """One topology; ``kind`` is its plugin."""
 
-    Attributes:
-        name: its name in topology.yaml.
-        switches: switches of a tree; the blocks of topology/block and the rings of topology/ring, which have no children.
-        sizes: ``BlockSizes``; empty for other kinds, and if blocks are known without it.
-        joined: larger blocks, if Slurm has named them; else ``sizes`` defines them.
-        default: True if it is the cluster's default (``cluster_default``).
-        unread: the part that was skipped because it contains no switches; empty: nothing.
-    """
-
-    name: str = "default"
+    name: str = "default"  # its name in topology.yaml
     kind: Kind = "flat"
+    # switches of a tree; the blocks of topology/block and the rings of topology/ring, which have no children
     switches: tuple[Switch, ...] = ()
-    sizes: tuple[int, ...] = ()
-    joined: tuple[Switch, ...] = ()
-    default: bool = False
-    unread: str = ""
+    sizes: tuple[int, ...] = ()  # ``BlockSizes``; empty for other kinds, and if blocks are known without it
+    joined: tuple[Switch, ...] = ()  # larger blocks, if Slurm has named them; else ``sizes`` defines them
+    default: bool = False  # True if it is the cluster's default (``cluster_default``)
+    unread: str = ""  # the part that was skipped because it contains no switches; empty: nothing
 
     @property
     def tree(self) -> SwitchTree:

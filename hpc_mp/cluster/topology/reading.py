@@ -13,17 +13,11 @@ LONGEST = 64
 
 @dataclass(frozen=True, slots=True)
 class TopologyReading:
-    """The topologies of a source.
+    """The topologies of a source."""
 
-    Attributes:
-        topologies: usually one; none if the source shows none.
-        origin: their source, as a phrase: "ibnetdiscover (fabric.txt)".
-        notes: gaps of the source, or warnings before the topology is used; sentences.
-    """
-
-    topologies: tuple[Topology, ...]
-    origin: str
-    notes: tuple[str, ...] = ()
+    topologies: tuple[Topology, ...]  # usually one; none if the source shows none
+    origin: str  # their source, as a phrase: "ibnetdiscover (fabric.txt)"
+    notes: tuple[str, ...] = ()  # gaps of the source, or warnings before the topology is used; sentences
 
 
 def natural(name: str) -> tuple[tuple[int | str, ...], ...]:

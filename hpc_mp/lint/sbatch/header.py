@@ -17,21 +17,14 @@ class Unmatched(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The part of a script that sbatch reads.
+    """The part of a script that sbatch reads."""
 
-    Attributes:
-        components: the options of each component of the job, in order; only a heterogeneous job has several.
-        words: every word of every directive.
-        strays: words that are not options; sbatch refuses them.
-        unmatched: lines with an unclosed quote.
-        end: the line of the first command, at which sbatch stops reading; one past the last line if no command exists.
-    """
-
+    # the options of each component of the job, in order; only a heterogeneous job has several
     components: tuple[tuple[Option, ...], ...]
-    words: tuple[Word, ...]
-    strays: tuple[Word, ...]
-    unmatched: tuple[int, ...]
-    end: int
+    words: tuple[Word, ...]  # every word of every directive
+    strays: tuple[Word, ...]  # words that are not options; sbatch refuses them
+    unmatched: tuple[int, ...]  # lines with an unclosed quote
+    end: int  # the line of the first command, at which sbatch stops reading; one past the last line if no command exists
 
 
 def read_header(lines: Sequence[str]) -> Header:
@@ -89,17 +82,12 @@ def arguments(text: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """An srun call.
-
-    Attributes:
-        program: the words that every task runs.
-        opaque: True if options may be in a variable of unknown value.
-    """
+    """An srun call."""
 
     command: Command
     options: tuple[Option, ...]
-    program: tuple[Word, ...]
-    opaque: bool
+    program: tuple[Word, ...]  # the words that every task runs
+    opaque: bool  # True if options may be in a variable of unknown value
 
     @property
     def line(self) -> int:

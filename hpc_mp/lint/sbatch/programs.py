@@ -13,25 +13,15 @@ STARTERS = ("python", "torch.distributed", *(name for name, launcher in LAUNCHER
 
 @dataclass(frozen=True, slots=True)
 class NodeLauncher:
-    """A program that starts the ranks of a node.
+    """A program that starts the ranks of a node."""
 
-    Attributes:
-        key: its key in ``LAUNCHERS``.
-        name: its command as the script has it: ``torchrun``, ``torch.distributed.run``, ``accelerate launch``.
-        machines: the number of nodes in its options; "" without it.
-        rank: the number of this node; "" without it.
-        per_node: the number of processes to start per node; "" without it.
-        elsewhere: True if a file or a variable may set the missing values.
-        options: dashed name → (value, line).
-    """
-
-    key: str
-    name: str
-    machines: str
-    rank: str
-    per_node: str
-    elsewhere: bool
-    options: dict[str, tuple[str, int]]
+    key: str  # its key in ``LAUNCHERS``
+    name: str  # its command as the script has it: ``torchrun``, ``torch.distributed.run``, ``accelerate launch``
+    machines: str  # the number of nodes in its options; "" without it
+    rank: str  # the number of this node; "" without it
+    per_node: str  # the number of processes to start per node; "" without it
+    elsewhere: bool  # True if a file or a variable may set the missing values
+    options: dict[str, tuple[str, int]]  # dashed name → (value, line)
     line: int
 
     def option(self, name: str) -> tuple[str, int]:

@@ -21,22 +21,15 @@ ELSEWHERE = MPIRUNS | {"ssh", "pdsh", "clush", "parallel"}  # they run on other 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """The script that the rules examine.
-
-    Attributes:
-        lines: the lines without line ends.
-        shell: everything that runs, also inside ``bash -c``; ``task`` marks commands in the tasks of a step.
-        directory: the directory in which sbatch would be called.
-        version: the release of Slurm, (23, 11) for 23.11; None if unknown.
-    """
+    """The script that the rules examine."""
 
     text: str
-    lines: tuple[str, ...]
+    lines: tuple[str, ...]  # the lines without line ends
     header: Header
-    shell: bash.Shell
+    shell: bash.Shell  # everything that runs, also inside ``bash -c``; ``task`` marks commands in the tasks of a step
     steps: tuple[Step, ...]
-    directory: Path
-    version: tuple[int, int] | None
+    directory: Path  # the directory in which sbatch would be called
+    version: tuple[int, int] | None  # the release of Slurm, (23, 11) for 23.11; None if unknown
 
     @property
     def options(self) -> tuple[Option, ...]:

@@ -29,19 +29,12 @@ _CONDITIONS = frozenset({"if_statement", "elif_clause", "while_statement"})
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A word as the program gets it, except that shell expansions are left as written.
+    """A word as the program gets it, except that shell expansions are left as written."""
 
-    Attributes:
-        text: the text without quotes; ``$NAME`` and ``$(…)`` stay.
-        line: the line, counted from 1.
-        expands: the variables that the shell expands in this word, each with its line.
-        evaluated: each ``$(…)`` in the text that the shell replaces by its output.
-    """
-
-    text: str
-    line: int
-    expands: tuple[tuple[str, int], ...] = ()
-    evaluated: tuple[str, ...] = ()
+    text: str  # the text without quotes; ``$NAME`` and ``$(…)`` stay
+    line: int  # the line, counted from 1
+    expands: tuple[tuple[str, int], ...] = ()  # the variables that the shell expands in this word, each with its line
+    evaluated: tuple[str, ...] = ()  # each ``$(…)`` in the text that the shell replaces by its output
 
     @property
     def base(self) -> str:
@@ -74,28 +67,17 @@ class ShellAssignment:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One simple command.
+    """One simple command."""
 
-    Attributes:
-        words: its name and its arguments, without redirections.
-        prefixes: wrappers in front of it (``exec``, ``time``, ``env`` …).
-        assignments: ``NAME=value`` in front of it or passed to ``env``.
-        background: True if ``&`` follows.
-        piped: the names of the commands that its output is piped through.
-        tested: True if its exit code is checked (``if``, ``&&``, ``||``, ``!``).
-        captured: True if it runs in ``$(…)`` or ``<(…)``.
-        task: True if it runs in the tasks of a step, not in the shell of the job script.
-    """
-
-    words: tuple[Word, ...]
+    words: tuple[Word, ...]  # its name and its arguments, without redirections
     line: int
-    prefixes: tuple[str, ...] = ()
-    assignments: tuple[ShellAssignment, ...] = ()
-    background: bool = False
-    piped: tuple[str, ...] = ()
-    tested: bool = False
-    captured: bool = False
-    task: bool = False
+    prefixes: tuple[str, ...] = ()  # wrappers in front of it (``exec``, ``time``, ``env`` …)
+    assignments: tuple[ShellAssignment, ...] = ()  # ``NAME=value`` in front of it or passed to ``env``
+    background: bool = False  # True if ``&`` follows
+    piped: tuple[str, ...] = ()  # the names of the commands that its output is piped through
+    tested: bool = False  # True if its exit code is checked (``if``, ``&&``, ``||``, ``!``)
+    captured: bool = False  # True if it runs in ``$(…)`` or ``<(…)``
+    task: bool = False  # True if it runs in the tasks of a step, not in the shell of the job script
 
     @property
     def name(self) -> str:

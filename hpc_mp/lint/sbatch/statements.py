@@ -7,21 +7,15 @@ from hpc_mp.lint.sbatch.shell import Command, read_tree
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One statement of the script itself; a whole ``if`` or loop is one statement.
+    """One statement of the script itself; a whole ``if`` or loop is one statement."""
 
-    Attributes:
-        kind: the grammar's node type: ``command``, ``variable_assignment``, ``if_statement``, ``ERROR`` …
-        first, last: its lines, counted from 1.
-        commands: the commands in it, in order, as the linter reads them, without wrappers.
-        background: True if ``&`` follows.
-    """
-
-    kind: str
+    kind: str  # the grammar's node type: ``command``, ``variable_assignment``, ``if_statement``, ``ERROR`` …
     text: str
+    # first, last: its lines, counted from 1
     first: int
     last: int
-    commands: tuple[Command, ...]
-    background: bool = False
+    commands: tuple[Command, ...]  # the commands in it, in order, as the linter reads them, without wrappers
+    background: bool = False  # True if ``&`` follows
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,20 +19,14 @@ _ALSO = {"Procs": "CPUs", "Feature": "Features", "Shared": "OverSubscribe"}  # s
 
 @dataclass(frozen=True)
 class ConfFiles:
-    """The configuration files of a cluster.
+    """The configuration files of a cluster."""
 
-    Attributes:
-        path: the path of slurm.conf.
-        lines: the lines of slurm.conf and of the files that it includes.
-        gres, cgroup: the lines of gres.conf and cgroup.conf beside it; None if the file does not exist.
-        release: the release of Slurm that reads the files; None for any.
-    """
-
-    path: Path
-    lines: tuple[ConfigLine, ...]
+    path: Path  # the path of slurm.conf
+    lines: tuple[ConfigLine, ...]  # the lines of slurm.conf and of the files that it includes
+    # gres, cgroup: the lines of gres.conf and cgroup.conf beside it; None if the file does not exist
     gres: tuple[ConfigLine, ...] | None = None
     cgroup: tuple[ConfigLine, ...] | None = None
-    release: Version | None = None
+    release: Version | None = None  # the release of Slurm that reads the files; None for any
 
     @property
     def whole(self) -> bool:

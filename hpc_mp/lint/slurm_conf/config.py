@@ -17,26 +17,17 @@ from hpc_mp.cluster.topology.model import chosen
 
 @dataclass(frozen=True, slots=True)
 class SlurmFacts:
-    """The known facts about a cluster. A value that Slurm leaves blank is an empty string.
+    """The known facts about a cluster. A value that Slurm leaves blank is an empty string."""
 
-    Attributes:
-        config: the main section of ``scontrol show config``.
-        cgroup: its section on cgroups, else cgroup.conf; None if neither is available.
-        partitions, nodes: one table each.
-        topologies: the topologies; None if Slurm did not report any.
-        gres_conf: the text of gres.conf, if it can be read.
-        measured: the link rates between its nodes, measured by the doctor.
-        unseen: queries that failed, with the reason.
-    """
-
-    config: Words
-    cgroup: Words | None = None
+    config: Words  # the main section of ``scontrol show config``
+    cgroup: Words | None = None  # its section on cgroups, else cgroup.conf; None if neither is available
+    # partitions, nodes: one table each
     partitions: tuple[Words, ...] = ()
     nodes: tuple[Words, ...] = ()
-    topologies: tuple[Topology, ...] | None = None
-    gres_conf: str | None = None
-    measured: LinkRates | None = None
-    unseen: tuple[str, ...] = ()
+    topologies: tuple[Topology, ...] | None = None  # the topologies; None if Slurm did not report any
+    gres_conf: str | None = None  # the text of gres.conf, if it can be read
+    measured: LinkRates | None = None  # the link rates between its nodes, measured by the doctor
+    unseen: tuple[str, ...] = ()  # queries that failed, with the reason
 
     def says(self, key: str) -> str:
         return self.config.get(key, "")

@@ -27,21 +27,15 @@ SETTINGS = ("SLURM_VERSION", "SelectType", "SelectTypeParameters", "TaskPlugin",
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A group of equal nodes of a partition.
-
-    Attributes:
-        gres: the GRES in Slurm's notation; ``gpus``: its (type or None, number per node).
-        memory: MB per node.
-        states: number of nodes by state.
-    """
+    """A group of equal nodes of a partition."""
 
     nodes: int
     cpus: int | None
-    memory: int | None
-    gres: str
+    memory: int | None  # MB per node
+    gres: str  # the GRES in Slurm's notation; ``gpus``: its (type or None, number per node)
     gpus: tuple[tuple[str | None, int], ...]
     features: tuple[str, ...]
-    states: Mapping[str, int]
+    states: Mapping[str, int]  # number of nodes by state
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,27 +51,20 @@ class PartitionReport:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The description of a cluster.
-
-    Attributes:
-        settings: the settings of slurm.conf in ``SETTINGS`` and the prologs, as Slurm shows them; "" for an unset one.
-        constrain: the resources that cgroup.conf constrains; None if unknown.
-        networks: NICs in features and GRES, and the platform that the doctor noted; empty if Slurm reports none.
-        switches: the number of switches per level of the topology, the leaves first.
-        findings: settings that are wrong for training, the most serious first; the subject is the setting as Slurm shows it.
-        unseen: queries that failed.
-    """
+    """The description of a cluster."""
 
     cluster: str
+    # the settings of slurm.conf in ``SETTINGS`` and the prologs, as Slurm shows them; "" for an unset one
     settings: Mapping[str, str]
-    constrain: tuple[str, ...] | None
+    constrain: tuple[str, ...] | None  # the resources that cgroup.conf constrains; None if unknown
     partitions: tuple[PartitionReport, ...]
-    networks: tuple[str, ...]
+    networks: tuple[str, ...]  # NICs in features and GRES, and the platform that the doctor noted; empty if Slurm reports none
     platform: str | None
     topology: str
-    switches: tuple[int, ...]
+    switches: tuple[int, ...]  # the number of switches per level of the topology, the leaves first
+    # settings that are wrong for training, the most serious first; the subject is the setting as Slurm shows it
     findings: tuple[Finding, ...]
-    unseen: tuple[str, ...]
+    unseen: tuple[str, ...]  # queries that failed
 
     def document(self) -> dict[str, Any]:
         return asdict(self) | findings_document(self.findings)

@@ -18,27 +18,21 @@ NO_GROUP = 100  # Azure.MaxScalesetSize if no placement group limits it
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The choices of the user; None leaves a value open for CycleCloud's form.
+    """The choices of the user; None leaves a value open for CycleCloud's form."""
 
-    Attributes:
-        sku, nodes: size and number of the training machines.
-        name: name of the cluster.
-        storage: storage of /shared: a disk of the scheduler, another NFS server; or that disk and Azure Managed Lustre beside it.
-        storage_address: address of the NFS server or of Lustre, and after ``:`` the exported path.
-        database: host name of the MySQL server for accounting; ``accounting`` false: no accounting.
-    """
-
+    # sku, nodes: size and number of the training machines
     sku: str
     nodes: int
-    name: str = "hpc-mp"
+    name: str = "hpc-mp"  # name of the cluster
     region: str | None = None
     subnet: str | None = None
     credentials: str | None = None
     image: str | None = None
+    # storage of /shared: a disk of the scheduler, another NFS server; or that disk and Azure Managed Lustre beside it
     storage: Storage = "nfs"
-    storage_address: str | None = None
+    storage_address: str | None = None  # address of the NFS server or of Lustre, and after ``:`` the exported path
     accounting: bool = True
-    database: str | None = None
+    database: str | None = None  # host name of the MySQL server for accounting; ``accounting`` false: no accounting
     database_user: str | None = None
     login_nodes: int = 1
     htc_nodes: int = 8
@@ -46,21 +40,16 @@ class Choices:
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
-    """Consistent choices, with their entries of the catalogue.
-
-    Attributes:
-        image: image of the training machines; None if the user must name one first. ``entry``: its entry in the catalogue.
-        heads: the machines beside them; ``plain``: their image.
-        group: number of machines that one placement group is configured to hold.
-    """
+    """Consistent choices, with their entries of the catalogue."""
 
     choices: Choices
     size: MachineType
+    # image of the training machines; None if the user must name one first. ``entry``: its entry in the catalogue.
     image: str | None
     entry: Image | None
-    heads: Mapping[str, str]
+    heads: Mapping[str, str]  # the machines beside them; ``plain``: their image
     plain: str
-    group: int
+    group: int  # number of machines that one placement group is configured to hold
 
 
 def settle(choices: Choices, offer: Offer) -> ClusterPlan:
