@@ -17,11 +17,8 @@ PACKED_ROWS = "machines.json"  # only in the archive of the health check
 
 
 def catalogue() -> Catalogue:
-    """Return all rows: the shipped ones, the site's, the user's.
-
-    Raises:
-        HpcMpError: a file of the site or the user is invalid.
-    """
+    """Return all rows: the shipped ones, the site's, the user's. Raises HpcMpError if a file of the site or the user is
+    invalid."""
     packed = resources.files(__name__).joinpath(PACKED_ROWS)
     if packed.is_file():
         return build(**json.loads(packed.read_text(encoding="utf-8")))

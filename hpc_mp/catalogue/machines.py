@@ -135,9 +135,7 @@ class MachineType:
     @property
     def quota_vcpus(self) -> int:
         """The vCPUs of a quota that one machine uses. A size with constrained cores (HB120-16rs_v3) counts as its whole machine.
-
-        Sources: Azure's page on constrained sizes (price), github.com/MicrosoftDocs/azure-docs/issues/23017 (quota).
-        """
+        Sources: Azure's page on constrained sizes (price), github.com/MicrosoftDocs/azure-docs/issues/23017 (quota)."""
         match = re.match(r"Standard_[A-Z]+(\d+)-", self.name)
         return int(match[1]) if match else self.vcpus
 

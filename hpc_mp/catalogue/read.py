@@ -49,11 +49,8 @@ def own_files(environ: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
 
 
 def read_rows(files: Iterable[Path]) -> Rows:
-    """Return the rows of the shipped files, overridden by those of ``files``.
-
-    Raises:
-        HpcMpError: a file cannot be read, a key is unknown, missing or of the wrong type, or a referenced name does not exist.
-    """
+    """Return the rows of the shipped files, overridden by those of ``files``. Raises HpcMpError if a file cannot be read, a key
+    is unknown, missing or of the wrong type, or a referenced name does not exist."""
     nothing = Rows(gpus={}, machines={}, sources={})
     rows = _layer(nothing, [(path, _parse(path)) for path in sorted(asset(ASSET).glob("*.toml"))], shipped=True)
     for path in files:

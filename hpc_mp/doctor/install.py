@@ -43,10 +43,8 @@ class Installed:
 
 
 def install(directory: Path, chain: str | None, drain: bool, ask: Runner = ask, source: NodeSource | None = None) -> Installed:
-    """Write both files, unless they are up to date. An existing HealthCheckProgram of Slurm is chained, never dropped.
-
-    Raises HpcMpError if the directory is on a network file system or cannot be written.
-    """
+    """Write both files, unless they are up to date. An existing HealthCheckProgram of Slurm is chained, never dropped. Raises
+    HpcMpError if the directory is on a network file system or cannot be written."""
     directory = directory.absolute()
     _refuse_shared(directory, source or NodeSource())
     chained = chain or _present(directory, ask)

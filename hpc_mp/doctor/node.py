@@ -30,10 +30,8 @@ def diagnose(source: NodeSource, codes: Sequence[str] = (), deadline: float = DE
 
 
 def place_document(source: NodeSource) -> dict[str, Any]:
-    """Return the other fields of ``--json``: host, time (seconds since 1970), traits of this node.
-
-    There are no traits if reading them hangs or fails.
-    """
+    """Return the other fields of ``--json``: host, time (seconds since 1970), traits of this node. There are no traits if reading
+    them hangs or fails."""
     node_traits = in_time({"": lambda: traits(source)}, _TRAITS_S)[""]
     return {
         "host": maybe(source.text, "/proc/sys/kernel/hostname") or "",

@@ -21,9 +21,7 @@ _SLOW_FILES = 100.0  # files created and removed per second
 @dataclass(frozen=True)
 class Rates:
     """Measured rates: ``write`` (including fsync) and ``read`` in GB/s of 10⁹ bytes, ``files`` created and removed per second.
-
-    ``same``: True if the data read equals the data written.
-    """
+    ``same``: True if the data read equals the data written."""
 
     write: float
     read: float
@@ -33,10 +31,8 @@ class Rates:
 
 
 def measure(directory: str, size_limit: int = 256 << 20, seconds: float = 1.0) -> Rates:
-    """Write at most ``size_limit`` bytes in about ``seconds``, read them back, then create and remove small files.
-
-    The file is unlinked once it is open, so nothing is left if this process is killed. Raises OSError.
-    """
+    """Write at most ``size_limit`` bytes in about ``seconds``, read them back, then create and remove small files. The file is
+    unlinked once it is open, so nothing is left if this process is killed. Raises OSError."""
     name = os.path.join(directory, f".hpc-mp-{os.getpid()}-{time.time_ns():x}")
     block = os.urandom(_BLOCK)
     file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)

@@ -18,10 +18,8 @@ def is_plain(text: str) -> bool:
 
 
 def read_number(text: str) -> int | None:
-    """Return NCCL's reading of non-empty text; None if NCCL uses the default because the number has more than 64 bits.
-
-    ``"fast"`` is 0, ``"4 # more"`` is 4, ``"022"`` is 18: unreadable text ends the number and is ignored.
-    """
+    """Return NCCL's reading of non-empty text; None if NCCL uses the default because the number has more than 64 bits. ``"fast"``
+    is 0, ``"4 # more"`` is 4, ``"022"`` is 18: unreadable text ends the number and is ignored."""
     match = _NUMBER.match(text)
     if not match:
         return 0
@@ -37,10 +35,8 @@ def read_number(text: str) -> int | None:
 
 
 def taken(pattern: str, names: Iterable[str]) -> list[str]:
-    """Return the ``names`` that ``[^][=]name[:port…],name…`` selects: ``^`` inverts, ``=`` matches whole names, not prefixes.
-
-    An empty list selects everything; after ``^``, nothing.
-    """
+    """Return the ``names`` that ``[^][=]name[:port…],name…`` selects: ``^`` inverts, ``=`` matches whole names, not prefixes. An
+    empty list selects everything; after ``^``, nothing."""
     others = pattern.startswith("^")
     entries = pattern.removeprefix("^")
     exact = entries.startswith("=")

@@ -25,11 +25,8 @@ _START_TIME = 19  # field of /proc/PID/stat, counted after the name
 
 def in_time(tasks: Mapping[str, Callable[[], T]], seconds: float, ledger: Path | None = None) -> dict[str, T | Unavailable]:
     """Return each task's result, or Unavailable with the reason: it raised, or did not end within ``seconds`` for all tasks.
-
-    Args:
-        tasks: name to function; its result must be picklable.
-        ledger: the file that records abandoned children; None records none.
-    """
+    ``tasks``: name to function; its result must be picklable. ``ledger``: the file that records abandoned children; None records
+    none."""
     before = _read(ledger)
     hung = {name: child for name, child in before.items() if name in tasks and _is_there(*child)}
     stuck = {name: Unavailable(f"an earlier reading still hangs in process {pid}") for name, (pid, _) in hung.items()}

@@ -62,10 +62,8 @@ def read_links(source: NodeSource) -> NvLinks:
 
 
 def link_counters(source: NodeSource) -> Iterator[tuple[str, int]]:
-    """Yield errors since the driver was loaded: ``nvlink/GPU 0 link 3 CRC Errors`` and their number. Raises Unavailable.
-
-    FEC bins, packet and byte counts are left out, because they count healthy traffic.
-    """
+    """Yield errors since the driver was loaded: ``nvlink/GPU 0 link 3 CRC Errors`` and their number. Raises Unavailable. FEC
+    bins, packet and byte counts are left out, because they count healthy traffic."""
     gpu = None
     for line in (source.answer(ERRORS) if has_gpus(source) else "").splitlines():
         if match := _GPU.match(line.strip()):
@@ -80,10 +78,8 @@ def read_topology(source: NodeSource) -> GpuTopology | None:
 
 
 def read_peers(source: NodeSource) -> GpuTopology | None:
-    """Read for each pair of GPUs if they reach each other's memory over NVLink: "OK", "NS", "CNS" … Raises Unavailable.
-
-    None if no NVSwitches join the GPUs: then some pairs, or all, need not reach each other.
-    """
+    """Read for each pair of GPUs if they reach each other's memory over NVLink: "OK", "NS", "CNS" … Raises Unavailable. None if
+    no NVSwitches join the GPUs: then some pairs, or all, need not reach each other."""
     switched = any(model.switched for model in read_models(source))
     return _of_whole_gpus(source, _topology(source.answer(NVLINK_PEERS))) if switched else None
 

@@ -67,10 +67,8 @@ def read_mounts(source: NodeSource) -> Mounts:
 
 
 def mount_table(source: NodeSource) -> list[tuple[str, str, str, str]]:
-    """Return device, mount point, type and options of every mount, in order: of two on one path the last hides the first.
-
-    Raises Unavailable.
-    """
+    """Return device, mount point, type and options of every mount, in order: of two on one path the last hides the first. Raises
+    Unavailable."""
     rows = (line.split()[:4] for line in source.text("/proc/mounts").splitlines())
     return [(device, _plain(where), type_, options) for device, where, type_, options in rows]
 

@@ -117,10 +117,8 @@ def is_virtual(source: NodeSource) -> bool:
 
 
 def _redirecting(text: str, devices: Sequence[str]) -> tuple[str, ...]:
-    """Return the bridges above these devices with ``ACSCtl: … ReqRedir+``. SrcValid checks senders and redirects nothing.
-
-    Raises Unavailable if lspci hides capabilities from users.
-    """
+    """Return the bridges above these devices with ``ACSCtl: … ReqRedir+``. SrcValid checks senders and redirects nothing. Raises
+    Unavailable if lspci hides capabilities from users."""
     if "ACSCtl" not in text and "Capabilities: <access denied>" in text:
         raise Unavailable("lspci -vvv shows access control of PCI bridges only to root")
     blocks = re.split(r"\n(?=\S)", text)

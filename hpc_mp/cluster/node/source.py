@@ -12,10 +12,8 @@ from hpc_mp.base.command import CommandFailed, Runner, ask, failure
 
 
 class Unavailable(Exception):
-    """A fact that is unavailable here; the text states the reason: no such file, permission denied, an absent program.
-
-    ``code`` and ``out`` are from a program that failed (``CommandFailed``).
-    """
+    """A fact that is unavailable here; the text states the reason: no such file, permission denied, an absent program. ``code``
+    and ``out`` are from a program that failed (``CommandFailed``)."""
 
     def __init__(self, message: str, code: int | None = None, out: str = "") -> None:
         super().__init__(message)
@@ -83,11 +81,8 @@ def keep(source: NodeSource, name: str) -> Path | None:
 
 
 def recorded(root: Path, commands: Mapping[str, Mapping[str, Any]]) -> NodeSource:
-    """Return a recorded machine.
-
-    ``commands``: the joined argv to ``{"code": 0, "out": "…", "err": "…"}``, or ``{"hangs": true}``. A program without an entry
-    is not on PATH there.
-    """
+    """Return a recorded machine. ``commands``: the joined argv to ``{"code": 0, "out": "…", "err": "…"}``, or ``{"hangs":
+    true}``. A program without an entry is not on PATH there."""
     def ask(argv: Sequence[str]) -> str:
         answer = commands.get(" ".join(argv))
         if answer is None:
@@ -114,13 +109,9 @@ class OwnProgram:
 
 def here(environ: Mapping[str, str] = os.environ, timeout: float = 3.0,
          own: Mapping[str, OwnProgram] = MappingProxyType({})) -> NodeSource:
-    """Return this machine.
-
-    Programs are also searched in root's directories (ethtool, lspci, nft), run in English, and have ``timeout`` seconds.
-
-    Args:
-        own: hpc-mp's own programs by the name in requests, which is also their key among recorded outputs.
-    """
+    """Return this machine. Programs are also searched in root's directories (ethtool, lspci, nft), run in English, and have
+    ``timeout`` seconds. ``own``: hpc-mp's own programs by the name in requests, which is also their key among recorded
+    outputs."""
     path = os.pathsep.join(dict.fromkeys([*filter(None, environ.get("PATH", "").split(os.pathsep)), *_PLACES]))
     environment = {**environ, "PATH": path, "LC_ALL": "C"}
 

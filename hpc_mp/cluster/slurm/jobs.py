@@ -50,12 +50,8 @@ def job_states(job_ids: Collection[str], ask: Runner = patient) -> dict[str, Slu
 
 def wait(job_ids: Collection[str], pause: Callable[[dict[str, SlurmJob], float], None],
          ask: Runner = patient) -> dict[str, SlurmJob]:
-    """Poll the jobs until all have ended. Return the last states.
-
-    Args:
-        pause: called with (jobs, seconds) between two polls; returns after that many seconds, or earlier if the run directory
-            shows news.
-    """
+    """Poll the jobs until all have ended. Return the last states. ``pause``: called with (jobs, seconds) between two polls;
+    returns after that many seconds, or earlier if the run directory shows news."""
     for delay in itertools.chain(DELAYS_S, itertools.repeat(DELAYS_S[-1])):
         states = job_states(job_ids, ask)
         if all(job.ended for job in states.values()):

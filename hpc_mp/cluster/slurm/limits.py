@@ -86,12 +86,8 @@ def partition_access(partition: str, ask: Runner = ask) -> PartitionAccess:
 
 def terms(partition: str, time_limit: str | None, accounts: Sequence[str], mine: Sequence[Association],
           qos_by_name: Mapping[str, Qos], access: PartitionAccess) -> JobTerms:
-    """Return the first account and quality of service that the partition accepts, the user's defaults first.
-
-    Args:
-        time_limit: time limit of the partition.
-        accounts: in order of preference.
-    """
+    """Return the first account and quality of service that the partition accepts, the user's defaults first. ``time_limit``: time
+    limit of the partition. ``accounts``: in order of preference."""
     account = next(filter(access.takes_account, accounts), accounts[0] if accounts else None)
     held = sorted((association for association in mine
                    if association.account == account and association.partition in (None, partition)),

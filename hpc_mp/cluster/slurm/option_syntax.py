@@ -81,12 +81,8 @@ def syntax(program: Program) -> Syntax:
 
 
 def parse(words: Sequence[AnyWord], syntax: Syntax, *, permute: bool) -> tuple[tuple[Option, ...], tuple[AnyWord, ...]]:
-    """Return the options among the words, and the words that are not options.
-
-    Args:
-        permute: True if options may follow other words (sbatch directives). Otherwise the first other word ends them (srun,
-            whose program has its own options).
-    """
+    """Return the options among the words, and the words that are not options. ``permute``: True if options may follow other words
+    (sbatch directives). Otherwise the first other word ends them (srun, whose program has its own options)."""
     options: list[Option] = []
     rest: list[AnyWord] = []
     at = 0
@@ -145,10 +141,8 @@ def _short(word: OptionWord, following: OptionWord | None, syntax: Syntax) -> tu
 
 
 def programs_of_srun(words: Sequence[str]) -> tuple[int, ...] | None:
-    """Return where the programs begin among srun's arguments: one index per component (``srun -n1 ./a : -n3 ./b``).
-
-    None if srun starts no program, or a program that no wrapper may precede, or if an option is unknown and may have a value.
-    """
+    """Return where the programs begin among srun's arguments: one index per component (``srun -n1 ./a : -n3 ./b``). None if srun
+    starts no program, or a program that no wrapper may precede, or if an option is unknown and may have a value."""
     places, begin = [], 0
     while begin < len(words):
         end = next((at for at in range(begin, len(words)) if words[at] == ":"), len(words))

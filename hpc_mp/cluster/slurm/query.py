@@ -10,10 +10,8 @@ from hpc_mp.cluster.slurm.nodelist import expand
 
 @dataclass(frozen=True, slots=True)
 class NodeKind:
-    """Equal nodes of a partition.
-
-    ``memory`` is in bytes per node; ``gpus`` contains (type, GPUs per node), with None as type if the site names none.
-    """
+    """Equal nodes of a partition. ``memory`` is in bytes per node; ``gpus`` contains (type, GPUs per node), with None as type if
+    the site names none."""
 
     nodes: tuple[str, ...]
     cpus: int
@@ -50,10 +48,8 @@ def last_line(error: CommandFailed) -> str:
 
 
 def why_silent(ask: Runner = ask) -> str | None:
-    """Return the reason why no Slurm controller answers within 3 s; None if one answers.
-
-    An installed ``sbatch`` proves nothing: login images carry it without a controller.
-    """
+    """Return the reason why no Slurm controller answers within 3 s; None if one answers. An installed ``sbatch`` proves nothing:
+    login images carry it without a controller."""
     try:
         answer = ask(("scontrol", "ping"))
     except CommandFailed as error:
@@ -63,9 +59,7 @@ def why_silent(ask: Runner = ask) -> str | None:
 
 def until_silent(ask: Runner = ask) -> Runner:
     """Return a runner that asks a silent controller only once: later queries of the controller fail at once with the same error.
-
-    A program's own ``--version`` or ``--help`` needs no controller.
-    """
+    A program's own ``--version`` or ``--help`` needs no controller."""
     silent: list[CommandFailed] = []
 
     def runner(argv: Sequence[str]) -> str:

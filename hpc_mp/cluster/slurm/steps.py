@@ -42,11 +42,7 @@ def mpi_plugins(ask: Runner = ask) -> tuple[str, ...] | None:
 
 def one_task_per_node(step: Sequence[str], nodes: int, command: Sequence[str]) -> list[str] | None:
     """Return the command that starts ``command`` once on each node of the ranks' step; None if srun does not start the ranks.
-
-    Args:
-        step: the ranks' command; this step keeps its options that name the nodes.
-        nodes: number of nodes of that step.
-    """
+    ``step``: the ranks' command; this step keeps its options that name the nodes. ``nodes``: number of nodes of that step."""
     if os.path.basename(step[0]) != "srun":
         return None
     shared = [word for word in step[1:] if word.startswith(_SHARED)]

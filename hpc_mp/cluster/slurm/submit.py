@@ -36,11 +36,8 @@ class SubmissionRefused(RunFailed):
 
 def sbatch(script: Path, options: Sequence[str] = (), environ: Mapping[str, str] = os.environ) -> Submission:
     """Submit ``script`` with sbatch. Raises SubmissionRefused, with sbatch's message unchanged, if it is not accepted.
-
-    Args:
-        environ: the environment that the job inherits, filtered by ``job_environment``.
-        options: of sbatch, in addition to the script's own: ``("--dependency=afterany:7",)``.
-    """
+    ``environ``: the environment that the job inherits, filtered by ``job_environment``. ``options``: of sbatch, in addition to
+    the script's own: ``("--dependency=afterany:7",)``."""
     try:
         process = subprocess.run(["sbatch", "--parsable", *options, str(script)], stdin=subprocess.DEVNULL,
                                  capture_output=True, env=job_environment(environ), encoding="utf-8", errors="replace")

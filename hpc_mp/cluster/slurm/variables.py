@@ -17,10 +17,8 @@ _COMPONENT_TASKS = re.compile(r"SLURM_N?(TASKS|PROCS)(_PER_NODE)?_HET_GROUP_")
 
 
 def job_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return ``environ`` for a separate job, without variables of another job, a launcher or a profile.
-
-    ``SLURM_*`` and ``SBATCH_*`` would silently override the job's own options.
-    """
+    """Return ``environ`` for a separate job, without variables of another job, a launcher or a profile. ``SLURM_*`` and
+    ``SBATCH_*`` would silently override the job's own options."""
     return _keep(environ, _ACCESS)
 
 

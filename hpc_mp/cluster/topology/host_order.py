@@ -35,11 +35,8 @@ def crossings(hosts: Sequence[str], tree: SwitchTree) -> int:
 
 
 def _candidates(hosts: Sequence[str], tree: SwitchTree) -> Iterator[tuple[str, ...]]:
-    """Yield hosts leaf by leaf, and the same with every leaf cut into aligned pieces of decreasing size.
-
-    Of 3 + 2 + 1 + 1 + 1 hosts in blocks of two, leaf by leaf aa ab bc de spans a second leaf three times, in pieces aa bb ac de
-    twice.
-    """
+    """Yield hosts leaf by leaf, and the same with every leaf cut into aligned pieces of decreasing size. Of 3 + 2 + 1 + 1 + 1
+    hosts in blocks of two, leaf by leaf aa ab bc de spans a second leaf three times, in pieces aa bb ac de twice."""
     together = _together(list(hosts), tree, 0)
     yield tuple(host for leaf in together for host in leaf)
     for unit in _divisors(len(hosts)):

@@ -63,10 +63,8 @@ def read_fabric(text: str) -> IbSubnet:
 
 
 def host_of(description: str) -> str | None:
-    """Return the host in a description: ``node018`` of "node018 HCA-1", "node018/mlx5_0" and "node018.site.org mlx5_0".
-
-    None if the description is the maker's own, or the default name of a machine without one.
-    """
+    """Return the host in a description: ``node018`` of "node018 HCA-1", "node018/mlx5_0" and "node018.site.org mlx5_0". None if
+    the description is the maker's own, or the default name of a machine without one."""
     words = [word for word in re.split(r"[\s/:]+", description.strip().strip("'\"")) if word]
     if not words or _MAKER.search(description) or len(words) > 2 or (len(words) == 2 and not _ADAPTER.fullmatch(words[1])):
         return None

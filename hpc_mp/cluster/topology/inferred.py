@@ -59,10 +59,8 @@ def infer(measured: LinkRates) -> Seen:
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """Groups made by a limit between fast and slow, none if the rates do not support them; rates in order.
-
-    ``worth``: number of pairs that fit, minus ten times the number of those that do not.
-    """
+    """Groups made by a limit between fast and slow, none if the rates do not support them; rates in order. ``worth``: number of
+    pairs that fit, minus ten times the number of those that do not."""
 
     groups: tuple[set[str], ...] = ()
     inside: tuple[float, ...] = ()

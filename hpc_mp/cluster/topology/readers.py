@@ -25,11 +25,8 @@ class TopologyFormat:
 
 def read(text: str, where: str, kind: str | None = None) -> TopologyReading:
     """Read a topology from a text, with notes for its use by Slurm. Raises HpcMpError if it is of no kind, or not of this one.
-
-    Args:
-        where: name of the text for the header: a file's name, a command.
-        kind: of ``SOURCES``; default: recognised from the text.
-    """
+    ``where``: name of the text for the header: a file's name, a command. ``kind``: of ``SOURCES``; default: recognised from the
+    text."""
     recognized = kind or next((name for name, source in SOURCES.items() if source.looks_like(text)), None)
     if recognized is None:
         raise HpcMpError(where, "is not in a known format", f"name the format with --from: {', '.join(SOURCES)}")

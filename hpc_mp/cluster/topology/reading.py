@@ -32,10 +32,8 @@ def listed(hosts: Iterable[str]) -> str:
 
 
 def legal(name: str, taken: Iterable[str] = ()) -> str:
-    """Return a name like ``name`` that Slurm accepts for a switch or block and that is not in ``taken``.
-
-    Blanks, commas, brackets and the like would end the name or be read as a host list.
-    """
+    """Return a name like ``name`` that Slurm accepts for a switch or block and that is not in ``taken``. Blanks, commas, brackets
+    and the like would end the name or be read as a host list."""
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-")[:LONGEST] or "switch"
     if plain not in (used := set(taken)):
         return plain

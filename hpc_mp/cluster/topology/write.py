@@ -17,12 +17,9 @@ from hpc_mp.cluster.topology.reading import legal
 
 
 def to_conf(topology: Topology, header: Sequence[str] = ()) -> str:
-    """Return topology.conf of a tree or of blocks.
-
-    Names are changed if Slurm would not accept them. Switches of a tree with no nodes below them are left out, because Slurm
-    before 25.05 does not start with them. Blocks without ``BlockSizes`` get the size of the smallest one. Raises HpcMpError if
-    the topology knows no host, or has sizes that Slurm refuses.
-    """
+    """Return topology.conf of a tree or of blocks. Names are changed if Slurm would not accept them. Switches of a tree with no
+    nodes below them are left out, because Slurm before 25.05 does not start with them. Blocks without ``BlockSizes`` get the size
+    of the smallest one. Raises HpcMpError if the topology knows no host, or has sizes that Slurm refuses."""
     writable = _writable(topology)
     if writable.kind == "block":
         lines = [f"BlockName={block.name}" + (f" Nodes={compress(block.hosts)}" if block.hosts else "")

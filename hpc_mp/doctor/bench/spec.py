@@ -96,10 +96,8 @@ def parse_size(text: str) -> int:
 
 
 def sweep(begin: int, end: int, factor: int, step: int | None = None) -> tuple[int, ...]:
-    """Return sizes from ``begin`` to at most ``end`` bytes, each ``factor`` times the previous one or ``step`` bytes more.
-
-    Raises HpcMpError for invalid bounds, factor or step.
-    """
+    """Return sizes from ``begin`` to at most ``end`` bytes, each ``factor`` times the previous one or ``step`` bytes more. Raises
+    HpcMpError for invalid bounds, factor or step."""
     if begin < 1 or end < begin:
         raise HpcMpError(f"sizes from {begin} to {end}", "must ascend from 1 byte or more", "set -b and -e so that b <= e")
     if step is not None:

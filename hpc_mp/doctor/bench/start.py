@@ -40,10 +40,8 @@ PATIENCE_S = 10.0  # for srun to end its ranks after an interrupt
 
 
 def on_emulated_nodes(spec: BenchSpec, environ: Mapping[str, str], entry: str = ENTRY) -> Iterator[Event]:
-    """Fork all ranks on this machine and yield their events. Raises RunFailed if a rank fails.
-
-    ``entry``: function that a rank calls, ``"module:function"``.
-    """
+    """Fork all ranks on this machine and yield their events. Raises RunFailed if a rank fails. ``entry``: function that a rank
+    calls, ``"module:function"``."""
     shared = {"OMP_NUM_THREADS": "1", **inherited(environ), **EMULATED}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hpc-mp-bench-")))
@@ -80,9 +78,7 @@ def _last_words(log: Path) -> list[str]:
 
 def on_slurm(spec: BenchSpec, options: Sequence[str], environ: Mapping[str, str], ask: Runner = ask) -> Iterator[Event]:
     """Start one srun and yield its events: a step of the current allocation or a separate job, by ``environ`` and ``options``.
-
-    Rank 0 reports its node and port, which are then sent to all ranks on srun's standard input. Raises RunFailed.
-    """
+    Rank 0 reports its node and port, which are then sent to all ranks on srun's standard input. Raises RunFailed."""
     shape = [f"--nodes={spec.nodes}", f"--ntasks={spec.world}", f"--ntasks-per-node={spec.ranks_per_node}"]
     command = srun([*shape, "--distribution=block:block", "--kill-on-bad-exit=1", "--export=ALL", *options], _rank(spec))
     token = secrets.token_hex(8)

@@ -33,10 +33,8 @@ def read_lanes(source: NodeSource) -> tuple[tuple[PciGpu, ...], bool]:
 
 
 def width(gpus: tuple[Sequence[PciGpu], bool]) -> Iterator[Judgement]:
-    """Check the lanes of each GPU. Unlike the speed they do not drop when idle: fewer lanes mean a bad contact or riser.
-
-    Cards may be in slots with fewer lanes than they have, as in many cloud machines. Then all have the same number.
-    """
+    """Check the lanes of each GPU. Unlike the speed they do not drop when idle: fewer lanes mean a bad contact or riser. Cards
+    may be in slots with fewer lanes than they have, as in many cloud machines. Then all have the same number."""
     mine = [gpu for gpu in _nvidia(gpus[0]) if gpu.width and gpu.max_width]
     widest = max((gpu.width or 0 for gpu in mine), default=0)
     short = [gpu for gpu in mine if (gpu.width or 0) < min(gpu.max_width or 0, widest if not gpus[1] else 16)]

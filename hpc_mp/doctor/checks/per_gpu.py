@@ -25,10 +25,8 @@ def seen(answer: SmiAnswer) -> SmiReport:
 
 
 def each(find: FindFault, well: str) -> Callable[[SmiAnswer], Iterator[Judgement]]:
-    """Return a judge that checks every GPU; ``well``: text of the finding if all GPUs with that part are ok.
-
-    ``find`` returns the fault, None if the GPU is ok. It raises Unavailable, or NotApplicable if the GPU has no such part.
-    """
+    """Return a judge that checks every GPU; ``well``: text of the finding if all GPUs with that part are ok. ``find`` returns the
+    fault, None if the GPU is ok. It raises Unavailable, or NotApplicable if the GPU has no such part."""
 
     def judge(answer: SmiAnswer) -> Iterator[Judgement]:
         faults, well_ones, unseen = [], 0, []

@@ -56,9 +56,7 @@ class Health:
 
 def level(values: Floats, quantile: float = 0.9) -> float:
     """Return the level of the fastest sizeable cluster of log rates: start high and shift to the median of the near values.
-
-    Faults and crowded uplinks only slow a pair down, so the healthy pairs are the fastest even if they are few.
-    """
+    Faults and crowded uplinks only slow a pair down, so the healthy pairs are the fastest even if they are few."""
     middle = float(np.quantile(values, quantile))
     for _ in range(20):
         near = values[np.abs(values - middle) < NEAR]

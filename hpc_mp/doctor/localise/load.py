@@ -221,10 +221,8 @@ def _most_loaded(table: PairTable, nodes: int) -> Bools:
 
 
 def _pooled(table: PairTable, health: Health, group: Ints, crossing: Floats, rule: DecisionRule) -> Health:
-    """Pool the evidence of nodes that share a leaf: by round, the median of nodes that talk to other groups.
-
-    A row counts only if most of the group talked to others in that round and the partner's leaf was not loaded more.
-    """
+    """Pool the evidence of nodes that share a leaf: by round, the median of nodes that talk to other groups. A row counts only if
+    most of the group talked to others in that round and the partner's leaf was not loaded more."""
     rails = health.residual.shape[1]
     rounds = int(table.round.max()) + 1
     groups = int(group.max()) + 1

@@ -82,10 +82,8 @@ def spread_of_nodes(pairs: Pairs) -> Spread:
 
 
 def _possible(values: Sequence[float], independent: int) -> float:
-    """Return by how much such values may differ, if a tenth is slower for separate reasons.
-
-    The probability that m independent rates, uniform over a range W, are all within w is at most m·(w/W)^(m−1).
-    """
+    """Return by how much such values may differ, if a tenth is slower for separate reasons. The probability that m independent
+    rates, uniform over a range W, are all within w is at most m·(w/W)^(m−1)."""
     if independent < 2:
         return NATURAL
     return min(NATURAL, (values[-1] - values[len(values) // 10]) * pow(independent / CHANCE, 1 / (independent - 1)))

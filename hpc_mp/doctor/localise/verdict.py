@@ -126,10 +126,8 @@ def _sole(knowledge: Known) -> Callable[[int], str | None]:
 
 def _doubts(kind: SuspectKind, names: tuple[str, ...], health: Health, table: PairTable,
             stand_in: Callable[[int], str | None] | None = None) -> Iterator[Suspect]:
-    """Yield ends that are neither cleared nor convicted although most of their undisturbed samples are slow.
-
-    Ends that were slow with each other form one set: at least one of them is bad.
-    """
+    """Yield ends that are neither cleared nor convicted although most of their undisturbed samples are slow. Ends that were slow
+    with each other form one set: at least one of them is bad."""
     rails = health.open.shape[1]
     for rail in range(rails):
         slow = table.alone & (health.residual[:, rail] < -NEAR)

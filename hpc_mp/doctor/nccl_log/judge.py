@@ -215,19 +215,15 @@ PROGRAMS = {PROBE: OwnProgram((sys.executable, "-P", "-m", "hpc_mp.doctor.nccl_l
 
 
 def taken(source: NodeSource, patience: float = PATIENCE_S) -> tuple[Finding, ...]:
-    """Return findings on a new log of NCCL, which the machine's program ``nccl-probe`` writes.
-
-    None without GPUs or a fast network, or if no log comes within ``patience`` seconds.
-    """
+    """Return findings on a new log of NCCL, which the machine's program ``nccl-probe`` writes. None without GPUs or a fast
+    network, or if no log comes within ``patience`` seconds."""
     findings = in_time({PROBE: lambda: _taken(source)}, patience)[PROBE]
     return () if isinstance(findings, Unavailable) else findings
 
 
 def logged(logs: Iterable[Path], source: NodeSource) -> tuple[Finding, ...]:
-    """Return findings on the logs of one job's ranks on this kind of machine. A directory means all files below it.
-
-    Raises HpcMpError if a log cannot be read.
-    """
+    """Return findings on the logs of one job's ranks on this kind of machine. A directory means all files below it. Raises
+    HpcMpError if a log cannot be read."""
     return tuple(judge(parse(chain.from_iterable(map(_lines, logs))), machine_of(source)))
 
 

@@ -68,10 +68,8 @@ DRAIN_S = 1.0  # seconds after the end of a process in which the rest of its out
 
 
 class AgentPool:
-    """A context manager for agents started by one process (srun) or by one process each.
-
-    ``words``: lines on standard error, from srun or a prolog.
-    """
+    """A context manager for agents started by one process (srun) or by one process each. ``words``: lines on standard error, from
+    srun or a prolog."""
 
     def __init__(self, processes: Sequence[subprocess.Popen[str]]) -> None:
         self._processes = processes
@@ -129,10 +127,8 @@ class AgentPool:
         return {}
 
     def order(self, order: Message, awaited: Collection[int], within: float) -> dict[int, Message]:
-        """Send an order and gather the answers until all of ``awaited`` have answered or ``within`` seconds are over.
-
-        Once half of the agents have answered, the timeout for stragglers is shortened.
-        """
+        """Send an order and gather the answers until all of ``awaited`` have answered or ``within`` seconds are over. Once half
+        of the agents have answered, the timeout for stragglers is shortened."""
         number = next(self._numbers)
         line = encode({"id": number, **order})
         for process in self._processes:

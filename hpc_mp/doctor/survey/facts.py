@@ -39,9 +39,7 @@ class NodeFacts:
 
 def node_facts(node: str, requested: Sequence[str], port: int) -> NodeFacts:
     """Return the facts of this node. ``requested``: interfaces to measure, one per rail; empty: the interface of the node's name.
-
-    Raises LookupError if a requested interface does not exist or has no IPv4 address.
-    """
+    Raises LookupError if a requested interface does not exist or has no IPv4 address."""
     machine = read_machine(NodeSource())
     return NodeFacts(node, _interfaces(node, requested, machine.route), cpu_name(), len(os.sched_getaffinity(0)), port,
                      platform(machine).name)

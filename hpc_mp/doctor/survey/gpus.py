@@ -29,9 +29,7 @@ def free_ports(count: int) -> list[int]:
 
 def measure(side: int, address: str, ports: Sequence[int], order: Message, token: str, interface: str) -> list[Message]:
     """Measure every GPU. Return the ends of both directions from side 0, which has the results; from side 1 only failures.
-
-    ``interface``: network interface of this node for the ranks' messages about the measurement.
-    """
+    ``interface``: network interface of this node for the ranks' messages about the measurement."""
     spec = BenchSpec("sendrecv", order["backend"], 2, 1, ((0, 1),), (order["size"],), "float", WARM_UPS, order["messages"], False,
                      order["patience"])
     shared = {"GLOO_SOCKET_IFNAME": interface, **os.environ, "MASTER_ADDR": address, SECRET: token,

@@ -52,10 +52,8 @@ def node_report(node: str, seconds: float) -> NodeReport:
 
 
 def conclusions(reports: Mapping[str, NodeReport]) -> tuple[SharedFinding, ...]:
-    """Return the nodes' findings with equal ones merged, drift between nodes, and devices that compute slower or differently.
-
-    The gravest first.
-    """
+    """Return the nodes' findings with equal ones merged, drift between nodes, and devices that compute slower or differently. The
+    gravest first."""
     grouped: dict[tuple[str, Severity, str], list[tuple[str, Finding]]] = defaultdict(list)
     for node, report in reports.items():
         for finding in report.findings:

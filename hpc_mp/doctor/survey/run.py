@@ -26,10 +26,8 @@ Show = Callable[[str, SurveyState | None], None]  # called with what is being do
 
 
 def run(request: SurveyRequest, show: Show, environ: Mapping[str, str] = os.environ) -> Report:
-    """Survey the nodes. After an interrupt (Ctrl-C) the report is a partial one.
-
-    Raises HpcMpError for no Slurm, no nodes, or no node with the interface; RunFailed if no agent could be started.
-    """
+    """Survey the nodes. After an interrupt (Ctrl-C) the report is a partial one. Raises HpcMpError for no Slurm, no nodes, or no
+    node with the interface; RunFailed if no agent could be started."""
     start: AgentStart | None = plan(request, environ)
     messages: list[str] = []
     for _ in range(ATTEMPTS):

@@ -129,10 +129,8 @@ def _check_names(request: SurveyRequest, ask: Runner) -> None:
 
 
 def without(start: AgentStart, messages: Sequence[str], nodes: Sequence[str] = ()) -> AgentStart | None:
-    """Return the plan without the nodes that srun reports as unreachable or lost; None if it names none.
-
-    srun reports a lost node by its number in ``nodes``, the nodes of the step in srun's order.
-    """
+    """Return the plan without the nodes that srun reports as unreachable or lost; None if it names none. srun reports a lost node
+    by its number in ``nodes``, the nodes of the step in srun's order."""
     failed = failed_nodes(messages, nodes)
     if not failed:
         return None

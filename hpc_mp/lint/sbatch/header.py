@@ -49,13 +49,8 @@ def read_header(lines: Sequence[str]) -> Header:
 
 
 def arguments(text: str) -> list[str]:
-    """Split a directive into words by sbatch's own rules: ``get_argument`` in src/sbatch/opt.c.
-
-    A backslash also escapes between quotes. ``#`` outside quotes ends the line, even inside a word.
-
-    Raises:
-        Unmatched: a quote is unclosed.
-    """
+    """Split a directive into words by sbatch's own rules: ``get_argument`` in src/sbatch/opt.c. A backslash also escapes between
+    quotes. ``#`` outside quotes ends the line, even inside a word. Raises Unmatched if a quote is unclosed."""
     words: list[str] = []
     word = quote = ""
     inside = escaped = False

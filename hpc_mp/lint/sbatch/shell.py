@@ -128,21 +128,16 @@ def read_tree(source: str, first_line: int = 1, *, task: bool = False) -> "tuple
 
 
 def _words_kept_together(plain: str) -> str:
-    """Replace letters that end a word in the grammar but not in bash. The length of the text does not change.
-
-    The grammar finds a command ``NAME/x`` in ``A=$ROOT/$NAME/x``: the letter after a variable is replaced by a harmless one. It
-    joins a line that begins with ``\\rm`` to the line before. In ``python - <<EOF`` it loses the last word, which begins with
-    ``-``.
-    """
+    """Replace letters that end a word in the grammar but not in bash. The length of the text does not change. The grammar finds a
+    command ``NAME/x`` in ``A=$ROOT/$NAME/x``: the letter after a variable is replaced by a harmless one. It joins a line that
+    begins with ``\\rm`` to the line before. In ``python - <<EOF`` it loses the last word, which begins with ``-``."""
     joined = _TOGETHER.sub(lambda match: match[1] or f"{match[2]}:", plain)
     return _LAST_WORD.sub("x", _NO_ALIAS.sub(r"\1x", joined))
 
 
 def _without_here_documents(plain: str) -> str:
-    """Blank out here-documents, which can confuse the grammar. The length of the text does not change.
-
-    The grammar fails on some that contain quotes or other here-documents, and on those without a command (``<<NOTES``).
-    """
+    """Blank out here-documents, which can confuse the grammar. The length of the text does not change. The grammar fails on some
+    that contain quotes or other here-documents, and on those without a command (``<<NOTES``)."""
     done: list[str] = []
     ends: list[tuple[str, bool, str]] = []  # of documents that begin after this line: delimiter, ``-``, filler
     for line in plain.split("\n"):
@@ -167,12 +162,8 @@ def _faults(root: Node) -> int:
 
 
 def read_shell(source: str, first_line: int = 1, *, task: bool = False) -> Shell:
-    """Read a script, or the text of a ``bash -c``.
-
-    Args:
-        first_line: the number of its first line.
-        task: True if the script runs in the tasks of a step.
-    """
+    """Read a script, or the text of a ``bash -c``. ``first_line``: the number of its first line. ``task``: True if the script
+    runs in the tasks of a step."""
     commands: list[Command] = []
     assignments: list[ShellAssignment] = []
     comments: list[tuple[int, str]] = []
@@ -203,10 +194,8 @@ def for_a_shell(first: str) -> bool:
 
 
 def split_prefixes(words: tuple[Word, ...]) -> tuple[tuple[str, ...], tuple[Word, ...], tuple[Word, ...]]:
-    """Return (wrappers of the command, the ``NAME=value`` words passed to env, the command itself).
-
-    A program called with ``-- srun …`` counts as a wrapper that starts the step: ``python -m watchdog -- srun …``.
-    """
+    """Return (wrappers of the command, the ``NAME=value`` words passed to env, the command itself). A program called with ``--
+    srun …`` counts as a wrapper that starts the step: ``python -m watchdog -- srun …``."""
     prefixes: list[str] = []
     env_words: list[Word] = []
     while words and words[0].base in PREFIXES:

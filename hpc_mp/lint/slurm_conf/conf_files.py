@@ -85,10 +85,8 @@ class ConfFiles:
 
 
 def processors(fields: Words) -> tuple[frozenset[int], int]:
-    """Return the numbers of processors that fit a node's sockets, cores and threads, and the number that Slurm uses.
-
-    Source: _parse_nodename in src/common/read_config.c, releases 22.05 to 26.05.
-    """
+    """Return the numbers of processors that fit a node's sockets, cores and threads, and the number that Slurm uses. Source:
+    _parse_nodename in src/common/read_config.c, releases 22.05 to 26.05."""
     cores, threads, boards = (number(fields, key) or 1 for key in ("CoresPerSocket", "ThreadsPerCore", "Boards"))
     cpus, per_board, sockets = (number(fields, key) for key in ("CPUs", "SocketsPerBoard", "Sockets"))
     if per_board is not None or sockets is None:

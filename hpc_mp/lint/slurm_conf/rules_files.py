@@ -152,9 +152,7 @@ def _count(record: Words) -> int | None:
 
 def _wrong(records: Sequence[Words], requested: int) -> str:
     """Return the fault in the lines of gres.conf for a node with ``requested`` of these devices in slurm.conf; "" without one.
-
-    Source: _parse_gres_config and _foreach_gres_conf in src/interfaces/gres.c, and the output of slurmd 22.05.8 -G.
-    """
+    Source: _parse_gres_config and _foreach_gres_conf in src/interfaces/gres.c, and the output of slurmd 22.05.8 -G."""
     for record in records:
         files = 1 if "multiplefiles" in record else len(_devices(record))
         if "multiplefiles" in record and ({"file", "files"} & record.keys() or len(_devices(record)) < 2):

@@ -20,14 +20,8 @@ WHEELS = Path("specs", "scheduler", "cluster-init", "files")  # the scheduler's 
 
 
 def write(directory: Path, summary: AzureSummary, workspace: Workspace | None, wheel: Path | None = None) -> tuple[Path, ...]:
-    """Write the directory and return the paths of its entries.
-
-    Args:
-        wheel: wheel of hpc-mp that the cluster installs; default: from pip's index.
-
-    Raises:
-        HpcMpError: the directory is not empty or cannot be written, or the wheel is not one of hpc-mp.
-    """
+    """Write the directory and return the paths of its entries. ``wheel``: wheel of hpc-mp that the cluster installs; default:
+    from pip's index. Raises HpcMpError if the directory is not empty or cannot be written, or the wheel is not one of hpc-mp."""
     if wheel and not (re.fullmatch(r"hpc_mp-\S+\.whl", wheel.name) and zipfile.is_zipfile(wheel)):
         raise HpcMpError(f"--wheel {wheel}", "is not a wheel of hpc-mp",
                          "build one in a checkout: `make wheel` writes dist/hpc_mp-….whl")

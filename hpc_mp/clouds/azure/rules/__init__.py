@@ -15,11 +15,8 @@ _LONGEST = 240
 def lint(text: str, *, file: str = "template", parameters: ParameterFile | None = None,
          project: Project | None = None) -> tuple[Finding, ...]:
     """Return all findings of a template, its own first, in the order of lines. Nothing is run, and no service is queried.
-
-    Args:
-        file: name of the template in findings.
-        project: the project whose specs it uses; without it the project's files are not checked.
-    """
+    ``file``: name of the template in findings. ``project``: the project whose specs it uses; without it the project's files are
+    not checked."""
     case = read_case(text, parameters, project)
     findings = {rule.finding(_printable(hit), file) for rule in RULES for hit in rule.find(case)}
     return tuple(sorted(findings, key=lambda finding: (finding.file != file, finding.file or "", finding.line or 0, finding.code,

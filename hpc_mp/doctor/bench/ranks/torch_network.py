@@ -68,10 +68,8 @@ class TorchNetwork:
         return torch.from_numpy(values).to(self._dtype).to(self._device)
 
     def operation(self, collective: Collective, send: Any, receive: Any) -> Callable[[], object]:
-        """Return a function that starts the operation in the group. In place both buffers overlap as in nccl-tests.
-
-        torch's all-reduce and broadcast are in place: out of place a copy before them is included.
-        """
+        """Return a function that starts the operation in the group. In place both buffers overlap as in nccl-tests. torch's
+        all-reduce and broadcast are in place: out of place a copy before them is included."""
         group = self._group
         operations: dict[str, Callable[[], object]] = {
             "all_reduce": lambda: dist.all_reduce(receive, group=group),
@@ -158,10 +156,8 @@ def meet(spec: BenchSpec, voice: Voice, environ: Mapping[str, str], answers: Tex
 
 
 def _through_launcher(who: RankEnv, voice: Voice, answers: TextIO) -> Rendezvous:
-    """Meet through the launcher: rank 0 listens on a free port and reports it, the launcher writes it to all ranks' stdin.
-
-    No port is guessed, and no file on shared storage is needed.
-    """
+    """Meet through the launcher: rank 0 listens on a free port and reports it, the launcher writes it to all ranks' stdin. No
+    port is guessed, and no file on shared storage is needed."""
     listener = None
     if who.rank == 0 and who.world > 1:
         server = socket.create_server(("", 0), backlog=who.world)

@@ -105,10 +105,8 @@ def _named_nodes(script: Script, name: str) -> frozenset[str]:
 
 
 def _fewer_nodes_than_named(script: Script, nodes: Option) -> HitWords:
-    """Judge --nodes below the length of --nodelist.
-
-    Source: the message of sbatch 22.05.8, and sbatch/opt.c until 26.05: "invalid number of nodes (-N 10-2)".
-    """
+    """Judge --nodes below the length of --nodelist. Source: the message of sbatch 22.05.8, and sbatch/opt.c until 26.05: "invalid
+    number of nodes (-N 10-2)"."""
     named, limit = len(_named_nodes(script, "nodelist")), re.fullmatch(r"(?:\d+-)?(\d+)", nodes.value or "")
     fewer = limit and named > int(limit[1])
     return (f"--nodes={nodes.value}, but --nodelist names {named}", str(named)) if fewer else None
