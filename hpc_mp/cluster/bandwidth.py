@@ -15,6 +15,7 @@ from statistics import median, median_high
 from typing import Any
 
 from hpc_mp.base.files import write_text
+from hpc_mp.base.grouping import grouped
 from hpc_mp.base.text import ago
 
 COUNTS_DAYS = 30
@@ -147,9 +148,7 @@ def rates(measured: LinkRates) -> TieredRates | None:
     tier = _tiers(rate for _, _, rate in measured.pairs)
     pairs = {way: tier[rate] for i, j, rate in measured.pairs for a, b in [(measured.nodes[i], measured.nodes[j])]
              for way in ((a, b), (b, a))}
-    host_rates: dict[str, list[float]] = {}
-    for (a, _), rate in pairs.items():
-        host_rates.setdefault(a, []).append(rate)
+    host_rates = grouped((a, rate) for (a, _), rate in pairs.items())
     ends = {host: max(values) for host, values in host_rates.items() if len(values) > 1}
     return TieredRates(tier[median_high(rate for _, _, rate in measured.pairs)], pairs, ends)
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from hpc_mp.base.grouping import grouped
 from hpc_mp.environment.conf import ConfFile
 from hpc_mp.environment.facts import facts
 from hpc_mp.environment.nccl_values import read_number
@@ -58,10 +59,7 @@ def of_library() -> Iterator[Said]:
 def settle(sources: Sequence[Iterable[Said]]) -> tuple[Effective, ...]:
     """Return the effective variables by name. The first source with a value, even an empty one, wins. ``sources``: the settings
     of each source, the strongest first."""
-    settings: dict[str, list[Said]] = {}
-    for source in sources:
-        for setting in source:
-            settings.setdefault(setting.name, []).append(setting)
+    settings = grouped((setting.name, setting) for source in sources for setting in source)
     return tuple(_settled(settings[name]) for name in sorted(settings))
 
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.grouping import grouped
 from hpc_mp.cluster.topology import Topology
 from hpc_mp.cluster.topology.reading import TopologyReading, group, legal, listed
 
@@ -35,10 +36,8 @@ def read_cliques(text: str, origin: str) -> TopologyReading:
         raise HpcMpError("the text", "has no node's ClusterUUID and CliqueId", REMEDY)
     torn = [node for node, domains in places.items() if len(domains) > 1]
     outside = [node for node, domains in places.items() if len(domains) == 1 and not _domain(next(iter(domains)))]
-    members: dict[Place, list[str]] = {}
-    for node, domains in places.items():
-        if node not in torn and node not in outside:
-            members.setdefault(next(iter(domains)), []).append(node)
+    members = grouped((next(iter(domains)), node) for node, domains in places.items()
+                      if node not in torn and node not in outside)
     notes = [f"{listed(nodes)}: {why}" for nodes, why in (
         (outside, "in no NVLink domain, so in no block"),
         (torn, "its GPUs report more than one domain (`hpc-mp doctor` there: gpu-clique), so in no block")) if nodes]

@@ -6,6 +6,7 @@ depends on the layout; an order that is good for all sizes is good for any.
 
 from collections.abc import Callable, Iterator, Sequence
 
+from hpc_mp.base.grouping import grouped
 from hpc_mp.cluster.topology.model import SwitchTree
 
 Cost = Callable[[Sequence[str]], tuple[float, ...]]
@@ -50,10 +51,7 @@ def _together(hosts: list[str], tree: SwitchTree, from_root: int) -> list[list[s
         chain = tree.above.get(host, ())
         return chain[-1 - from_root] if from_root < len(chain) else ""
 
-    members: dict[str, list[str]] = {}
-    for host in hosts:
-        members.setdefault(switch(host), []).append(host)
-    groups = sorted(members.items(), key=lambda item: -len(item[1]))
+    groups = sorted(grouped((switch(host), host) for host in hosts).items(), key=lambda item: -len(item[1]))
     return [leaf for name, below in groups for leaf in (_together(below, tree, from_root + 1) if name else [below])]
 
 

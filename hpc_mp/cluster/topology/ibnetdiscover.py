@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.grouping import grouped
 from hpc_mp.cluster.topology import Switch, Topology
 from hpc_mp.cluster.topology.reading import TopologyReading, group, legal, listed, natural
 
@@ -163,10 +164,7 @@ def _above(fabric: IbSubnet, leaf_names: Mapping[Leaf, str], names: Mapping[str,
         joined: list[tuple[str, Leaf]] = []
         parts = _parts(fabric, usable, level, [leaf for _, leaf in below])
         of = {switch: number for number, part in enumerate(parts) for switch in part}
-        within: dict[int, list[tuple[str, Leaf]]] = {}
-        for name, leaf in below:
-            within.setdefault(of[min(leaf)], []).append((name, leaf))
-        for number, inside in within.items():
+        for number, inside in grouped((of[min(leaf)], (name, leaf)) for name, leaf in below).items():
             if len(inside) == 1:
                 joined += inside
                 continue

@@ -9,6 +9,7 @@ from math import prod
 
 from hpc_mp.base.command import Runner, ask
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.grouping import grouped
 from hpc_mp.cluster.node.nvidia_smi import Gpu, find_gpus
 from hpc_mp.cluster.slurm.inside import Where
 from hpc_mp.cluster.slurm.site import SlurmSite, find_site
@@ -177,10 +178,7 @@ def split(world: int, ranks_per_node: int, how: str) -> Groups:
     operation, value = OPERATIONS[match[1].upper()], int(match[2], 0)
     if value == 0 and operation in (operator.mod, operator.floordiv):
         raise HpcMpError(f"--split {how!r}", "divides by 0", "divide by 1 or more")
-    groups: dict[int, list[int]] = {}
-    for rank in range(world):
-        groups.setdefault(operation(rank, value), []).append(rank)
-    return tuple(map(tuple, groups.values()))
+    return tuple(map(tuple, grouped((operation(rank, value), rank) for rank in range(world)).values()))
 
 
 def along(axis: str, degrees: Degrees, order: str, ranks_per_node: int) -> Groups:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from hpc_mp.base.findings import SEVERITIES, Finding, Severity
+from hpc_mp.base.grouping import grouped
 from hpc_mp.cluster.node.deadline import in_time
 from hpc_mp.cluster.node.source import NodeSource, Unavailable, keep
 
@@ -64,9 +65,7 @@ def run(checks: Sequence[Check[Any]], source: NodeSource, deadline: float = 4.5,
     ``deadline``: seconds for all checks together. ``answers``: runner of the readings, by default in separate processes, so that
     none can hang the caller.
     """
-    groups: dict[Callable[[NodeSource], Any], list[Check[Any]]] = {}
-    for check in checks:
-        groups.setdefault(check.reader, []).append(check)
+    groups = grouped((check.reader, check) for check in checks)
     tasks = {group[0].code: functools.partial(_run_group, group, source) for group in groups.values()}
     findings: Said = {}
     for group, answer in zip(groups.values(), answers(tasks, deadline, keep(source, "hung.json")).values(), strict=True):

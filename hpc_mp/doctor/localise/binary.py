@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
+from hpc_mp.base.grouping import grouped
 from hpc_mp.base.text import several
 from hpc_mp.doctor.localise.record import LINK, Suspect, SuspectKind
 
@@ -58,10 +59,7 @@ def _uplinks(bad: Collection[Names], good: Collection[Names], leaves: Mapping[st
     are also bad within their leaf are ignored.
     """
     sick = {node for pair in bad if leaves.get(pair[0]) == leaves.get(pair[1]) for node in pair}
-    out: dict[str, list[Names]] = {}
-    for pair in (*bad, *good):
-        for leaf in _crossed(pair, leaves) if sick.isdisjoint(pair) else ():
-            out.setdefault(leaf, []).append(pair)
+    out = grouped((leaf, pair) for pair in (*bad, *good) if sick.isdisjoint(pair) for leaf in _crossed(pair, leaves))
     uplinks = []
     for leaf, pairs in sorted(out.items()):
         ends = {node for pair in pairs for node in pair}

@@ -7,6 +7,7 @@ from random import Random
 
 import numpy as np
 
+from hpc_mp.base.grouping import grouped
 from hpc_mp.doctor.localise import rounds
 from hpc_mp.doctor.localise.analysis import behind, together
 from hpc_mp.doctor.localise.fit import NEAR, Health
@@ -163,9 +164,7 @@ class Retests:
 
 def _near(targets: Sequence[int], good: Sequence[int], leaf: Ints) -> tuple[list[Pair], list[int], list[int]]:
     """Pair targets with good nodes of their own leaf (−1: none). Return the pairs and the remaining targets and good nodes."""
-    free: dict[int, list[int]] = {}
-    for node in good:
-        free.setdefault(int(leaf[node]), []).append(node)
+    free = grouped((int(leaf[node]), node) for node in good)
     pairs, lonely = [], []
     for node in targets:
         if leaf[node] >= 0 and free.get(int(leaf[node])):

@@ -14,6 +14,7 @@ from math import inf, log, pow, sqrt
 
 import numpy as np
 
+from hpc_mp.base.grouping import grouped
 from hpc_mp.doctor.localise.analysis import ENOUGH, NetworkState
 from hpc_mp.doctor.localise.fit import NEAR, scatter
 from hpc_mp.doctor.localise.record import ClusterLayout, Floats, Pair, PairTable
@@ -146,10 +147,8 @@ def _fair(state: NetworkState) -> PairTable:
 
 
 def _samples(table: PairTable, rates: Floats) -> dict[Pair, list[float]]:
-    samples: dict[Pair, list[float]] = {}
-    for one, other, rate in zip(table.one.tolist(), table.other.tolist(), rates.tolist(), strict=True):
-        samples.setdefault((one, other), []).append(rate)
-    return samples
+    ends = zip(table.one.tolist(), table.other.tolist(), strict=True)
+    return grouped(zip(ends, rates.tolist(), strict=True))
 
 
 @dataclass(frozen=True, slots=True)

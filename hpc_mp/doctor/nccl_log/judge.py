@@ -13,6 +13,7 @@ from typing import Literal
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.findings import Finding, Severity
+from hpc_mp.base.grouping import grouped
 from hpc_mp.base.text import several
 from hpc_mp.cluster.node.deadline import in_time
 from hpc_mp.cluster.node.gpu_driver import has_gpus, read_models
@@ -20,7 +21,7 @@ from hpc_mp.cluster.node.gpu_pci import count_nvswitches
 from hpc_mp.cluster.node.rdma import read_fabric
 from hpc_mp.cluster.node.source import NodeSource, OwnProgram, Unavailable
 from hpc_mp.doctor.nccl_log.parse import parse
-from hpc_mp.doctor.nccl_log.truth import NcclTruth, Trouble, trouble_rows
+from hpc_mp.doctor.nccl_log.truth import NcclTruth, trouble_rows
 
 _EXPLAINING = ("NCCL_NET", "NCCL_IB_DISABLE", "NCCL_IB_HCA", "NCCL_NET_PLUGIN", "NCCL_NET_GDR_LEVEL", "NCCL_NET_GDR_READ",
                "NCCL_DMABUF_ENABLE",
@@ -170,9 +171,7 @@ def _started(truth: NcclTruth) -> Iterator[Finding]:
 
 
 def _troubles(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
-    groups: dict[tuple[str, str, str], list[Trouble]] = {}
-    for trouble in truth.troubles:
-        groups.setdefault((trouble.kind, trouble.host, trouble.hca), []).append(trouble)
+    groups = grouped(((trouble.kind, trouble.host, trouble.hca), trouble) for trouble in truth.troubles)
     for (kind, host, hca), group in groups.items():
         first, row = group[0], trouble_rows()[kind]
         severity: Severity = row["severity"]

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median, quantiles
 
+from hpc_mp.base.grouping import grouped
 from hpc_mp.base.text import several
 from hpc_mp.doctor.localise import Localisation, Suspect, nodes_of, of_pairs
 from hpc_mp.doctor.survey.compute import Computed
@@ -239,8 +240,6 @@ def _rates(evidence: SurveyEvidence) -> dict[int, list[float]]:
 
 def _ratios(evidence: SurveyEvidence, rates: Mapping[int, float]) -> dict[int, float]:
     """Return the ratio of every node's rate to the median of the nodes with the same CPU."""
-    equal: dict[str, list[float]] = {}
-    for node, rate in rates.items():
-        equal.setdefault(evidence.facts[node].model, []).append(rate)
+    equal = grouped((evidence.facts[node].model, rate) for node, rate in rates.items())
     usual = {model: median(values) for model, values in equal.items()}
     return {node: rate / usual[evidence.facts[node].model] for node, rate in rates.items()}

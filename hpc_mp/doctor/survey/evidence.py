@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from hpc_mp.base.grouping import grouped
 from hpc_mp.doctor.survey.compute import Computed
 from hpc_mp.doctor.survey.facts import NodeFacts
 from hpc_mp.doctor.survey.node_report import NodeReport
@@ -72,7 +73,4 @@ class SurveyEvidence:
 
 def by_pair(legs: Iterable[Leg]) -> dict[Pair, list[Leg]]:
     """Return the transfers of every pair."""
-    grouped: dict[Pair, list[Leg]] = {}
-    for leg in legs:
-        grouped.setdefault(leg.pair, []).append(leg)
-    return grouped
+    return grouped((leg.pair, leg) for leg in legs)

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from hpc_mp.base.grouping import grouped
 from hpc_mp.base.text import data_rate
 from hpc_mp.cluster.topology.reading import natural
 from hpc_mp.doctor.localise import LINK
@@ -85,9 +86,7 @@ def matrix(report: Report) -> Matrix | None:
     if expected is None or len(evidence.nodes) > MOST_CELLS:
         return None
     side = min(52.0, MATRIX / len(evidence.nodes))
-    rates: dict[tuple[int, int], list[float | None]] = {}
-    for (sender, receiver, _), rate in report.rates.items():
-        rates.setdefault((sender, receiver), []).append(rate)
+    rates = grouped(((sender, receiver), rate) for (sender, receiver, _), rate in report.rates.items())
     cells = []
     for (sender, receiver), by_rail in sorted(rates.items()):
         successes = [rate for rate in by_rail if rate is not None]
@@ -123,9 +122,7 @@ def bars(report: Report) -> tuple[RateBar, ...]:
 def switches(report: Report) -> Switches:
     """Return the switch tree. Leaves with a fault are kept first; without a known topology one leaf has all nodes."""
     evidence, faults = report.evidence, faults_of(report.diagnoses)
-    members: dict[str, list[str]] = {}
-    for node in (*evidence.nodes, *evidence.absent):
-        members.setdefault(evidence.leaves.get(node, ""), []).append(node)
+    members = grouped((evidence.leaves.get(node, ""), node) for node in (*evidence.nodes, *evidence.absent))
     leaves = [LeafFigure(name, faults.get(name, ""), tuple((node, faults.get(node, "")) for node in sorted(nodes, key=natural)))
               for name, nodes in members.items()]
     leaves.sort(key=lambda leaf: (not (leaf.fault or any(fault for _, fault in leaf.nodes)), natural(leaf.name)))

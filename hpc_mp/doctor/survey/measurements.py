@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from statistics import median, mode
 
 from hpc_mp.base.findings import Finding
+from hpc_mp.base.grouping import grouped
 from hpc_mp.doctor.localise import RailSample
 from hpc_mp.doctor.survey.agents import AgentPool, Message, read
 from hpc_mp.doctor.survey.compute import Computed
@@ -123,9 +124,7 @@ def legs_of(pair: Pair, rail: int, answers: Mapping[int, Message], paced: bool =
 
 def samples_of(legs: Iterable[Leg]) -> list[RailSample]:
     """Return the slower direction of every pair on every rail, as ``localise.Measure`` requires."""
-    rates: dict[tuple[Pair, int], list[float | None]] = {}
-    for leg in legs:
-        rates.setdefault((leg.pair, leg.rail), []).append(leg.rate)
+    rates = grouped(((leg.pair, leg.rail), leg.rate) for leg in legs)
     return [RailSample(pair, rail, None if None in both else min(rate for rate in both if rate is not None))
             for (pair, rail), both in rates.items()]
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
+from hpc_mp.base.grouping import grouped
 from hpc_mp.cluster.bad_nodes import AVOIDED_S, BadNode, ledger, record, take_back
 from hpc_mp.cluster.bad_nodes import findings as held_against
 from hpc_mp.cluster.bandwidth import LinkRates, where, write_measured
@@ -43,11 +44,9 @@ class Report:
     @property
     def rates(self) -> dict[tuple[int, int, int], float | None]:
         """Rates in GB/s by sender, receiver and rail: the median of all transfers at full speed, None if none succeeded."""
-        grouped: dict[tuple[int, int, int], list[float]] = {}
-        for leg in self.evidence.legs:
-            if not leg.paced:
-                grouped.setdefault((leg.sender, leg.receiver, leg.rail), []).extend([] if leg.rate is None else [leg.rate])
-        return {key: median(rates) if rates else None for key, rates in grouped.items()}
+        rates = grouped(((leg.sender, leg.receiver, leg.rail), leg.rate) for leg in self.evidence.legs if not leg.paced)
+        return {key: median(successes) if (successes := [rate for rate in of_leg if rate is not None]) else None
+                for key, of_leg in rates.items()}
 
     def document(self) -> dict[str, Any]:
         """Return the document for ``--json``."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.findings import Finding, findings_document, weight
+from hpc_mp.base.grouping import grouped
 from hpc_mp.cluster.slurm.nodelist import expand
 from hpc_mp.cluster.slurm.query import parse_gpus
 from hpc_mp.cluster.slurm.records import Words
@@ -93,11 +94,9 @@ def _partition(facts: SlurmFacts, partition: Words) -> PartitionReport:
         inside = set(expand(partition.get("Nodes", "")))
     except HpcMpError:
         inside = set()
-    kinds: dict[tuple[str, ...], list[Words]] = {}
-    for node in facts.nodes:
-        if node.get("NodeName") in inside:
-            keys = ("CPUEfctv" if "CPUEfctv" in node else "CPUTot", "RealMemory", "Gres", "AvailableFeatures")
-            kinds.setdefault(tuple(node.get(key, "") for key in keys), []).append(node)
+    kinds = grouped((tuple(node.get(key, "") for key in (
+        "CPUEfctv" if "CPUEfctv" in node else "CPUTot", "RealMemory", "Gres", "AvailableFeatures")), node)
+        for node in facts.nodes if node.get("NodeName") in inside)
     return PartitionReport(
         partition.get("PartitionName", ""), partition.get("Default") == "YES", partition.get("State", ""),
         partition.get("MaxTime", ""), partition.get("MaxNodes", ""), partition.get("PreemptMode", ""),

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from hpc_mp.base.findings import Hit, Rule, Severity
+from hpc_mp.base.grouping import grouped
 from hpc_mp.base.rule_table import rules_of
 from hpc_mp.base.text import counted, did_you_mean, several
 from hpc_mp.cluster.slurm.conf_file import ConfigLine, conf_keys, conf_kinds, conf_table, fits
@@ -175,11 +176,8 @@ def _wrong(records: Sequence[Words], requested: int) -> str:
 
 def _records(files: ConfFiles, node: str) -> dict[str, list[tuple[ConfigLine, Words]]]:
     """Return the lines of gres.conf that apply to a node, by the name of the resource."""
-    records: dict[str, list[tuple[ConfigLine, Words]]] = {}
-    for line, record, nodes in files.gres_lines:
-        if "name" in record and (nodes is None or node in nodes):
-            records.setdefault(record["name"].casefold(), []).append((line, record))
-    return records
+    return grouped((record["name"].casefold(), (line, record)) for line, record, nodes in files.gres_lines
+                   if "name" in record and (nodes is None or node in nodes))
 
 
 def _gres_records(files: ConfFiles) -> Iterator[Hit]:

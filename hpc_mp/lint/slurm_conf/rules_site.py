@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from hpc_mp.base.findings import Rule
+from hpc_mp.base.grouping import grouped
 from hpc_mp.base.text import counted
 from hpc_mp.cluster.slurm.conf_file import read_conf
 from hpc_mp.cluster.slurm.limits import seconds
@@ -30,11 +31,7 @@ def _nodes(fault: Callable[[Words], str]) -> Judge:
 
 
 def _by_fault(facts: SlurmFacts, fault: Callable[[Words], str]) -> dict[str, list[str]]:
-    groups: dict[str, list[str]] = {}
-    for node in facts.nodes:
-        if text := fault(node):
-            groups.setdefault(text, []).append(node["NodeName"])
-    return groups
+    return grouped((text, node["NodeName"]) for node in facts.nodes if (text := fault(node)))
 
 
 def _select(facts: SlurmFacts) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from hpc_mp.base.grouping import grouped
 from hpc_mp.base.text import data_rate
 from hpc_mp.catalogue import MachineType
 from hpc_mp.clouds.azure.offer import Offer
@@ -72,13 +73,11 @@ class AzureSummary:
 
 def azure_summary(plan: ClusterPlan, offer: Offer, server: str | None = None) -> AzureSummary:
     """Return the summary of a plan. ``server``: size of the machine created for CycleCloud itself, if any."""
-    families: dict[str, list[tuple[MachineType, int, str]]] = {}
-    for name, count, role in ((plan.size.name, plan.choices.nodes, "hpc"), (plan.heads["scheduler"], 1, "scheduler"),
-                              (plan.heads["login"], plan.choices.login_nodes, "login"),
-                              (plan.heads["htc"], plan.choices.htc_nodes, "htc"), (server or "", 1, "CycleCloud")):
-        if name and count:
-            size = offer.sizes[name.casefold()]
-            families.setdefault(size.quota or f"of {size.name}", []).append((size, count, role))
+    roles = ((plan.size.name, plan.choices.nodes, "hpc"), (plan.heads["scheduler"], 1, "scheduler"),
+             (plan.heads["login"], plan.choices.login_nodes, "login"), (plan.heads["htc"], plan.choices.htc_nodes, "htc"),
+             (server or "", 1, "CycleCloud"))
+    machines_of = [(offer.sizes[name.casefold()], count, role) for name, count, role in roles if name and count]
+    families = grouped((size.quota or f"of {size.name}", (size, count, role)) for size, count, role in machines_of)
     return AzureSummary(plan, tuple(
         FamilyQuota(machines[0][0].quota, ", ".join(dict.fromkeys(size.name for size, _, _ in machines)),
                     sum(size.quota_vcpus * count for size, count, _ in machines),
