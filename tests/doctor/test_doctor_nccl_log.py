@@ -14,7 +14,7 @@ from tables import table
 
 from hpc_mp.base.findings import Finding
 from hpc_mp.cluster.node.source import NodeSource
-from hpc_mp.doctor.nccl_log import Machine, NcclTruth, PortBytes, judge, judge_ports, machine_of, parse, read_port_bytes, refused
+from hpc_mp.doctor.nccl_log import Machine, NcclTruth, judge, judge_ports, machine_of, parse, read_port_bytes, refused
 from hpc_mp.doctor.nccl_log.truth import trouble_rows
 
 LOGS = Path(__file__).parents[1] / "nccl_logs"
@@ -180,7 +180,7 @@ def test_bytes_of_the_ports_against_bytes_sent() -> None:
     assert len(before) == 8
     each = {f"mlx5_ib{index}": 1_000_000_000 for index in range(8)}
     even = read_port_bytes(counters("ndv4", **each))
-    assert even["mlx5_ib3 port 1"].sent == 1_000_000_000
+    assert even["mlx5_ib3 port 1"] == 1_000_000_000
     assert says(list(judge_ports(before, even, 8_000_000_000))) == [("ok", "")]
     lame = read_port_bytes(counters("ndv4", **each | {"mlx5_ib5": 100_000_000}))
     assert says(list(judge_ports(before, lame, 7_000_000_000))) == [("warning", "mlx5_ib5 port 1")]
@@ -191,8 +191,8 @@ def test_bytes_of_the_ports_against_bytes_sent() -> None:
 
 def test_ports_that_cannot_be_compared() -> None:
     assert says(list(judge_ports({}, {}, 100))) == [("unknown", "")]
-    reset = {"a port 1": PortBytes(5, 5)}
-    assert says(list(judge_ports({"a port 1": PortBytes(9, 9)}, reset, 100))) == [("unknown", "")]
+    reset = {"a port 1": 5}
+    assert says(list(judge_ports({"a port 1": 9}, reset, 100))) == [("unknown", "")]
     assert says(list(judge_ports(reset, reset, 0))) == [("unknown", "")]
 
 

@@ -17,7 +17,6 @@ class AmdGpus:
 
     on_bus: tuple[str, ...]  # PCI addresses
     compute: int  # number of nodes of ``/sys/class/kfd`` with compute units, which ROCm can use
-    render: tuple[str, ...]  # device files ``/dev/dri/renderD*``
     driver: str | None  # version of amdgpu; None if it is not loaded
     uncorrected: Mapping[tuple[str, str], int]  # errors by PCI address and unit ("umc" is memory), since the driver was loaded
 
@@ -28,7 +27,6 @@ def read_amd(source: NodeSource) -> AmdGpus:
     return AmdGpus(
         on_bus=buses,
         compute=sum(_has_units(source, path) for path in source.names("/sys/class/kfd/kfd/topology/nodes/*/properties")),
-        render=tuple(path.rpartition("/")[2] for path in source.names("/dev/dri/renderD*")),
         driver=maybe(source.text, "/sys/module/amdgpu/version")  # a driver that comes with the kernel has no version
         or ("the kernel's" if source.names("/sys/module/amdgpu") else None),
         uncorrected={(bus, path.rpartition("/")[2][:-len("_err_count")]): count for bus in buses

@@ -18,7 +18,7 @@ _LIBRARIES = tuple(f"{folder}/libnvidia-ml.so.*" for folder in (
 _VERSION = re.compile(r"\b(\d{3,}\.\d+(?:\.\d+)?)\b")
 _LIBRARY = re.compile(r"libnvidia-ml\.so\.(\d{3,}\.\d[\d.]*)$")
 _JOB = re.compile(r"/job_|/docker|/kubepods|/libpod|/lxc")
-_NO_GPU = SmiReport("", "", 0, ())
+_NO_GPU = SmiReport("", 0, ())
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,6 @@ class GpuTopology:
     paths: Mapping[tuple[str, str], str]  # by (row, column), such as ("GPU0", "GPU1"): "NV18", "PIX", "PXB", "PHB", "NODE", "SYS"
     gpus: tuple[str, ...]  # names of the GPU rows, in order
     nics: Mapping[str, str] = field(default_factory=dict)  # device by column, "NIC0" → "mlx5_0"
-    numa: Mapping[str, str] = field(default_factory=dict)  # by GPU row: "0", "N/A" …
     alike: bool = True  # True if all pairs of GPUs should have the same path; False if links go from GPU to GPU, without a switch
 
 
@@ -113,7 +112,6 @@ def _topology(text: str) -> GpuTopology:
     paths: dict[tuple[str, str], str] = {}
     gpus: list[str] = []
     nics: dict[str, str] = {}
-    numa: dict[str, str] = {}
     for line in lines[head + 1:]:
         cells = [cell.strip() for cell in (line.split("\t") if "\t" in line else re.split(r"  +", line.strip()))]
         if named := _NAME.match(line.strip()):
@@ -121,8 +119,6 @@ def _topology(text: str) -> GpuTopology:
         elif cells[0] in columns:
             row = dict(zip(columns, cells[1:], strict=False))
             paths |= {(cells[0], column): way for column, way in row.items() if re.match(r"GPU\d|NIC\d|mlx|rdma|efa|cxi", column)}
-            if cells[0].startswith("GPU"):
-                gpus.append(cells[0])
-                numa[cells[0]] = row.get("NUMA Affinity", "")
+            gpus += [cells[0]] if cells[0].startswith("GPU") else []
     nics |= {name: name for name in columns if re.match(r"mlx|rdma|efa|cxi", name)}  # older drivers write the device itself
-    return GpuTopology(paths, tuple(gpus), nics, numa)
+    return GpuTopology(paths, tuple(gpus), nics)

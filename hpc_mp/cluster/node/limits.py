@@ -54,7 +54,6 @@ _FILES = {1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_cont
 class Grant:
     """The tightest limits of the group and its ancestors. None is unlimited, or unknown."""
 
-    version: int  # 1 or 2; 0 if no control groups are visible
     # memory, used: bytes
     memory: int | None
     used: int | None
@@ -82,7 +81,7 @@ def read_cgroup(source: NodeSource) -> Cgroup:
     unified = source.names(f"{_ROOT}/cgroup.controllers")
     trees = {name: _upward(source, _ROOT, groups.get("", "/")) if unified else _tree(source, groups, name)
              for name in ("memory", "pids", "cpu", "cpuset")}
-    grant = _grant(source, 2 if unified else int(bool(groups)), trees)
+    grant = _grant(source, 2 if unified else 1, trees)
     environ = dict(word.partition("=")[::2] for word in (maybe(source.text, "/proc/self/environ") or "").split("\0") if word)
     requested = {}
     if environ.get("SLURM_CPUS_ON_NODE", "").isdigit():
@@ -105,10 +104,9 @@ def _tree(source: NodeSource, groups: Mapping[str, str], controller: str) -> tup
 
 def _grant(source: NodeSource, version: int, trees: Mapping[str, tuple[str, ...]]) -> Grant:
     memory, time = trees["memory"], trees["cpu"]
-    limit, used, kills, cpus = _FILES[version or 1]
+    limit, used, kills, cpus = _FILES[version]
     killed = fields(maybe(source.text, f"{memory[0]}/{kills}") or "", " ").get("oom_kill") if memory else None
     return Grant(
-        version=version,
         memory=_least(source, memory, limit),
         used=maybe(source.number, f"{memory[0]}/{used}") if memory else None,
         killed=int(killed) if killed else None,

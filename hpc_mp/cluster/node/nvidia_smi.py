@@ -143,7 +143,6 @@ class SmiReport:
     """nvidia-smi's answer. ``attached`` is the number of GPUs it claims to see, ``driver`` its version."""
 
     driver: str
-    cuda: str
     attached: int | None
     gpus: tuple[GpuReport, ...]
 
@@ -172,7 +171,6 @@ def parse_smi(text: str) -> SmiReport:
     attached = _number(root.findtext("attached_gpus"))
     return SmiReport(
         driver=root.findtext("driver_version", "").strip(),
-        cuda=root.findtext("cuda_version", "").strip(),
         attached=None if attached is None else int(attached),
         gpus=tuple(_gpu(index, element) for index, element in enumerate(root.iter("gpu"))),
     )

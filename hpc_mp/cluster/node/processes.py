@@ -39,7 +39,6 @@ class Processes:
     # users' processes, started at least a minute ago, whose parent is gone; only if Slurm's daemon runs
     orphans: tuple[NodeProcess, ...]
     count: int  # number of all processes
-    names: frozenset[str]  # names of all running programs
     slurm: bool  # True if Slurm's node daemon runs here
 
 
@@ -53,14 +52,12 @@ def read_processes(source: NodeSource) -> Processes:
         time.sleep(_MOMENT_S)
     later = [(before, _process(source, before.pid, 0.0)) for before in waiting]
     stuck = tuple(before for before, now in later if now and now.state == "D" and now.switches == before.switches)
-    names = frozenset(process.name for process in every)
-    slurm = "slurmd" in names
+    slurm = any(process.name == "slurmd" for process in every)
     return Processes(
         stuck=stuck,
         zombies=tuple(process for process in every if process.state == "Z" and process.age > _SETTLED_S),
         orphans=tuple(process for process in every if slurm and _is_orphan(process)),
         count=len(every),
-        names=names,
         slurm=slurm,
     )
 

@@ -62,7 +62,6 @@ class RdmaAdapter:
 
     name: str
     address: str  # on the PCI bus; empty for an adapter without one (Soft RoCE)
-    path: str  # PCI bridges above it, from the root
     # vendor, model: PCI numbers
     vendor: str
     model: str
@@ -123,7 +122,6 @@ def _adapter(source: NodeSource, name: str, mtus: Mapping[tuple[str, int], int])
     return RdmaAdapter(
         name=name,
         address=address if re.fullmatch(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.\d", address) else "",
-        path=where,
         vendor=maybe(source.text, f"{base}/device/vendor") or "",
         model=maybe(source.text, f"{base}/device/device") or "",
         firmware=maybe(source.text, f"{base}/fw_ver") or "",

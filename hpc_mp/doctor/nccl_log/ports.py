@@ -2,7 +2,6 @@
 intention, the counters its actual traffic."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from hpc_mp.base.findings import Finding
 from hpc_mp.base.text import data_size
@@ -15,38 +14,26 @@ LEAST = 0.8  # fraction of the bytes that must have gone through the ports
 UNEVEN = 0.5  # fraction of the median below which a port carried too little
 
 
-@dataclass(frozen=True, slots=True)
-class PortBytes:
-    """Bytes through one port since its counters were reset."""
-
-    sent: int
-    received: int
-
-
-def read_port_bytes(source: NodeSource) -> dict[str, PortBytes]:
-    """Return the counters by port name, "mlx5_0 port 1". Ports without counters, as of some virtual functions, are left out."""
+def read_port_bytes(source: NodeSource) -> dict[str, int]:
+    """Return the bytes that each port has sent since its counters were reset, by port name, "mlx5_0 port 1". Ports without
+    counters, as of some virtual functions, are left out."""
     counters = {}
     fabric = read_fabric(source)
     for port in fabric.ports:
         base = f"/sys/class/infiniband/{port.device}/ports/{port.number}"
         if fabric.adapter(port).efa:
-            # the first of each three counts sends; some drivers include RDMA in it
-            values = [maybe(source.number, f"{base}/hw_counters/{name}")
-                      for name in ("tx_bytes", "rdma_write_bytes", "rdma_read_resp_bytes", "rx_bytes", "rdma_write_recv_bytes",
-                                   "rdma_read_bytes")]
-            if values[0] is not None and values[3] is not None:
-                sends, writes, answers, receives, written, reads = (value or 0 for value in values)
-                counters[port.name] = PortBytes(max(sends, writes + answers), max(receives, written + reads))
-        else:
-            sent, received = (maybe(source.number, f"{base}/counters/port_{way}_data") for way in ("xmit", "rcv"))
-            if sent is not None and received is not None:
-                counters[port.name] = PortBytes(WORD * sent, WORD * received)
+            sends, *of_rdma = (maybe(source.number, f"{base}/hw_counters/{name}")
+                               for name in ("tx_bytes", "rdma_write_bytes", "rdma_read_resp_bytes"))
+            if sends is not None:  # some drivers include RDMA in it
+                counters[port.name] = max(sends, sum(filter(None, of_rdma)))
+        elif (words := maybe(source.number, f"{base}/counters/port_xmit_data")) is not None:
+            counters[port.name] = WORD * words
     return counters
 
 
-def judge_ports(before: Mapping[str, PortBytes], after: Mapping[str, PortBytes], sent: int) -> Iterator[Finding]:
+def judge_ports(before: Mapping[str, int], after: Mapping[str, int], sent: int) -> Iterator[Finding]:
     """Compare two readings of a node around a run with the bytes that its ranks ``sent`` to other nodes in between."""
-    moved = {port: after[port].sent - before[port].sent for port in after if port in before}
+    moved = {port: after[port] - before[port] for port in after if port in before}
     if not moved or sent <= 0:
         yield Finding("nccl-ports", "unknown", "", "no counter of a fast port to compare with" if sent > 0
                       else "nothing was sent", "run as a user who may read /sys/class/infiniband/*/ports/*/counters, on the host")

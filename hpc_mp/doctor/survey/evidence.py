@@ -23,7 +23,6 @@ class Leg:
     rate: float | None  # GB/s; None if nothing arrived
     segments: int = 0  # data segments sent
     lost: int = 0  # segments of these, retransmitted because they were lost
-    limited: float = 0.0  # fraction of the time in which the receiver was the bottleneck
     paced: bool = False  # True if sent at a low rate, at which no queue overflows
     why: str = ""  # reason if there is no rate
 

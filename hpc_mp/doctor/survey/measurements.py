@@ -118,7 +118,7 @@ def legs_of(pair: Pair, rail: int, answers: Mapping[int, Message], paced: bool =
         legs.append(Leg(
             sender, receiver, rail, rate=None if why else sum(end.get("rate", 0.0) for end in ends) / 1e9,
             segments=sum(end.get("segments", 0) for end in ends), lost=sum(end.get("lost", 0) for end in ends),
-            limited=max((end.get("limited", 0.0) for end in ends), default=0.0), paced=paced, why=why))
+            paced=paced, why=why))
     return legs
 
 

@@ -66,9 +66,8 @@ class TransferEnd:
 
     key: Key
     rate: float = 0.0  # bytes per second
-    segments: int = 0  # this and the next two as in ``Info``
+    segments: int = 0  # this and the next as in ``Info``
     lost: int = 0
-    limited: float = 0.0
     why: str = ""  # the error, "" if there was none
 
 
@@ -158,7 +157,7 @@ def _push(connection: socket.socket, plan: TransferPlan, key: Key) -> TransferEn
     (since, first), (until, last) = samples[0], samples[-1]
     rates = [sample.rate for _, sample in samples if sample.rate is not None]
     rate = median(rates) if len(rates) >= SAMPLES else (last.acked - first.acked) / (until - since)
-    return TransferEnd(key, rate, last.segments, last.lost, last.limited)
+    return TransferEnd(key, rate, last.segments, last.lost)
 
 
 def _enough(samples: "Sequence[tuple[float, Info]]", plan: TransferPlan) -> bool:
@@ -204,8 +203,7 @@ def _gathered(running: Sequence[tuple[Key, Future[TransferEnd]]]) -> list[Transf
 
 
 # Fields of ``struct tcp_info`` of linux/tcp.h, which are only ever added: offsets in bytes.
-FLAGS, RETRANSMITTED, ACKED, SEGMENTS, DELIVERY_RATE = 7, 100, 120, 156, 160
-BUSY, RECEIVER_LIMITED, NEEDLESS = 168, 176, 216
+FLAGS, RETRANSMITTED, ACKED, SEGMENTS, DELIVERY_RATE, NEEDLESS = 7, 100, 120, 156, 160, 216
 SENDER_IDLE = 1  # flag: the delivery rate was limited by a sender without data to send
 SIZE = 220  # bytes that Linux 5.0 and newer return
 
@@ -218,7 +216,6 @@ class Info:
     segments: int  # data segments sent, including retransmissions
     lost: int  # retransmitted segments, without those that the receiver reported as duplicates
     rate: float | None  # last delivery rate in bytes per second; None if the sender did not fill the path
-    limited: float  # fraction of the busy time so far in which the receiver's window was full: it reads too slowly
 
 
 def info(connection: socket.socket) -> Info:
@@ -227,6 +224,5 @@ def info(connection: socket.socket) -> Info:
     if len(raw) < SIZE:
         raise OSError("this kernel says too little about its connections (Linux 5.0 says enough)")
     again, segments, needless = (struct.unpack_from("=I", raw, at)[0] for at in (RETRANSMITTED, SEGMENTS, NEEDLESS))
-    acked, rate, busy, waited = (struct.unpack_from("=Q", raw, at)[0] for at in (ACKED, DELIVERY_RATE, BUSY, RECEIVER_LIMITED))
-    filled = not raw[FLAGS] & SENDER_IDLE
-    return Info(acked, segments, max(0, again - needless), float(rate) if filled else None, waited / busy if busy else 0.0)
+    acked, rate = (struct.unpack_from("=Q", raw, at)[0] for at in (ACKED, DELIVERY_RATE))
+    return Info(acked, segments, max(0, again - needless), None if raw[FLAGS] & SENDER_IDLE else float(rate))
