@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from hpc_mp.base.files import read_lines
+from hpc_mp.base.site_files import state_folder
 
 Certainty = Literal["suspected", "likely", "certain"]
 CERTAINTIES: tuple[Certainty, ...] = ("suspected", "likely", "certain")  # in ascending order
@@ -48,8 +49,7 @@ KEYS = {field.name for field in fields(BadNode)}
 
 def ledger(cluster: str, environ: Mapping[str, str] = os.environ) -> Path:
     """Return the file of a cluster's findings."""
-    state = environ.get("XDG_STATE_HOME")
-    return (Path(state) if state else Path.home() / ".local" / "state") / "hpc-mp" / "nodes" / f"{cluster}.jsonl"
+    return state_folder(environ) / "nodes" / f"{cluster}.jsonl"
 
 
 def record(path: Path, findings: Sequence[BadNode]) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from hpc_mp.base.files import write_text
 from hpc_mp.base.grouping import grouped
+from hpc_mp.base.site_files import state_folder
 from hpc_mp.base.text import ago
 
 COUNTS_DAYS = 30
@@ -54,8 +55,7 @@ class LinkRates:
 
 def where(cluster: str, environ: Mapping[str, str] = os.environ) -> Path:
     """Return the file of a cluster."""
-    state = environ.get("XDG_STATE_HOME")
-    return (Path(state) if state else Path.home() / ".local" / "state") / "hpc-mp" / "clusters" / f"{cluster}.json"
+    return state_folder(environ) / "clusters" / f"{cluster}.json"
 
 
 def write_measured(path: Path, measured: LinkRates) -> None:

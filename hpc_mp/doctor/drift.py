@@ -1,6 +1,5 @@
 """Configuration drift: traits that should be equal on all nodes of a job, and the nodes that deviate."""
 
-import importlib.metadata
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +13,7 @@ from hpc_mp.cluster.node.netdev import ETHERNET, read_interfaces
 from hpc_mp.cluster.node.parse import fields, maybe
 from hpc_mp.cluster.node.rdma import RdmaFabric, RdmaPort, read_fabric
 from hpc_mp.cluster.node.source import NodeSource
+from hpc_mp.environment.versions import distribution
 
 Traits = Mapping[str, str]
 PACKAGES = ("torch", "transformers", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "numpy")
@@ -56,7 +56,7 @@ def traits(source: NodeSource) -> dict[str, str]:
         "mtu": ", ".join(sorted({str(interface.mtu) for interface in read_interfaces(source)
                                  if interface.kind == ETHERNET and interface.state == "up"})),
         "limits": _limits(source),
-        "packages": ", ".join(f"{name} {version}" for name in PACKAGES if (version := _version(name))),
+        "packages": ", ".join(f"{name} {version}" for name in PACKAGES if (version := distribution(name))),
     }
     return {name: value for name, value in values.items() if value}
 
@@ -113,11 +113,4 @@ def _limits(source: NodeSource) -> str:
         return ""
     soft = {name: limits.of[name].soft for name in ("locked memory", "open files") if name in limits.of}
     return ", ".join(f"{name} {'unlimited' if value is None else value}" for name, value in soft.items())
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 

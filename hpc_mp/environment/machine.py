@@ -4,11 +4,9 @@ from dataclasses import dataclass
 
 from hpc_mp.cluster.node.gpu_pci import read_gpus
 from hpc_mp.cluster.node.netdev import read_interfaces
-from hpc_mp.cluster.node.parse import maybe
+from hpc_mp.cluster.node.parse import firmware, maybe
 from hpc_mp.cluster.node.rdma import read_fabric
 from hpc_mp.cluster.node.source import NodeSource
-
-_DMI = "/sys/class/dmi/id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +31,10 @@ class Shown:
 
 def read_machine(source: NodeSource) -> Shown:
     """Read the facts about a machine. Never raises: unavailable facts are empty."""
-    adapters = read_fabric(source).adapters
+    adapters, (vendor, product) = read_fabric(source).adapters, firmware(source)
     return Shown(
-        vendor=maybe(source.text, f"{_DMI}/sys_vendor") or "",
-        product=maybe(source.text, f"{_DMI}/product_name") or "",
+        vendor=vendor,
+        product=product,
         gpus=tuple(f"{gpu.vendor} {gpu.device}" for gpu in read_gpus(source)),
         layers={adapter.name: tuple(port.layer for port in adapter.ports) for adapter in adapters},
         efa=tuple(adapter.name for adapter in adapters if adapter.efa),

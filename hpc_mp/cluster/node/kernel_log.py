@@ -5,6 +5,7 @@ import os
 import re
 from dataclasses import dataclass
 
+from hpc_mp.cluster.node.gpu_pci import read_gpus
 from hpc_mp.cluster.node.parse import maybe, uptime
 from hpc_mp.cluster.node.source import NodeSource, Unavailable
 
@@ -42,6 +43,11 @@ def read_kernel_log(source: NodeSource) -> tuple[KernelMessage, ...]:
         with contextlib.suppress(Unavailable):
             return tuple(_stamped(source.text(name)[-_MOST:], up))
     raise Unavailable("; ".join(failures))
+
+
+def read_log_with_gpus(source: NodeSource) -> tuple[KernelMessage, ...]:
+    """Return the kernel log if this machine has NVIDIA GPUs, else nothing. Raises Unavailable."""
+    return read_kernel_log(source) if any(gpu.vendor == "nvidia" for gpu in read_gpus(source)) else ()
 
 
 def _kmsg(source: NodeSource) -> str:

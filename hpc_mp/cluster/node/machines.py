@@ -4,10 +4,8 @@ import re
 
 from hpc_mp.catalogue import MachineType, catalogue
 from hpc_mp.cluster.node.gpu_pci import read_gpus
-from hpc_mp.cluster.node.parse import maybe
+from hpc_mp.cluster.node.parse import firmware
 from hpc_mp.cluster.node.source import NodeSource
-
-_DMI = "/sys/class/dmi/id"
 
 
 def read_machine_type(source: NodeSource) -> MachineType | None:
@@ -16,8 +14,7 @@ def read_machine_type(source: NodeSource) -> MachineType | None:
     If the firmware names no machine type, as on Azure, it is identified by the model of its GPUs and a minimum of processors:
     smaller sizes have fewer GPUs of the same model.
     """
-    vendor = maybe(source.text, f"{_DMI}/sys_vendor") or ""
-    product = maybe(source.text, f"{_DMI}/product_name") or ""
+    vendor, product = firmware(source)
     candidates = [kind for kind in catalogue().machines.values()
                   if kind.judged and kind.marks is not None and re.match(kind.marks.vendor, vendor)]
     if not candidates:

@@ -38,6 +38,12 @@ def uptime(source: NodeSource) -> float:
         raise Unavailable(f"/proc/uptime holds {text[:40]!r}") from None
 
 
+def firmware(source: NodeSource) -> tuple[str, str]:
+    """Return the vendor and the product that the firmware names; empty if it names none."""
+    vendor, product = (maybe(source.text, f"/sys/class/dmi/id/{name}") or "" for name in ("sys_vendor", "product_name"))
+    return vendor, product
+
+
 def fields(text: str, separator: str = ":") -> Mapping[str, str]:
     """Return ``Name: value`` lines as a mapping; the first of equal names counts."""
     values: dict[str, str] = {}

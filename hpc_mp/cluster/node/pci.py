@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hpc_mp.cluster.node.gpu_pci import PciGpu, PciLink, read_gpus, read_link
-from hpc_mp.cluster.node.parse import maybe, real
+from hpc_mp.cluster.node.parse import firmware, maybe, real
 from hpc_mp.cluster.node.rdma import RdmaFabric, read_fabric
 from hpc_mp.cluster.node.source import NodeSource, Unavailable
 
@@ -111,8 +111,7 @@ def is_virtual(source: NodeSource) -> bool:
     """Return True if this is a virtual machine."""
     if " hypervisor" in (maybe(source.text, "/proc/cpuinfo") or ""):
         return True
-    vendor = maybe(source.text, "/sys/class/dmi/id/sys_vendor") or ""
-    product = maybe(source.text, "/sys/class/dmi/id/product_name") or ""
+    vendor, product = firmware(source)
     return product == "Virtual Machine" or vendor == "QEMU" or (vendor == "Amazon EC2" and ".metal" not in product)
 
 

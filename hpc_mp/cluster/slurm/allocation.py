@@ -3,9 +3,9 @@
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 
 from hpc_mp.base.command import CommandFailed, Runner, ask
+from hpc_mp.cluster.slurm.job import time_of
 from hpc_mp.cluster.slurm.nodelist import expand
 from hpc_mp.cluster.slurm.variables import ARRAY_ELEMENT
 
@@ -64,7 +64,7 @@ def end_of(environ: Mapping[str, str], job_id: str, ask: Runner = ask) -> float 
         return float(variable)
     try:
         answer = ask(("squeue", "--noheader", "--format=%e", "--jobs", job_id)).strip().splitlines()[0]
-        end = datetime.fromisoformat(answer).timestamp()
-    except (CommandFailed, IndexError, ValueError):  # "NONE", "N/A", or a site that forbids squeue on its nodes
+    except (CommandFailed, IndexError):  # a site may forbid squeue on its nodes
         return None
-    return end if end > time.time() else None
+    end = time_of(answer)
+    return end if end is not None and end > time.time() else None

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from hpc_mp.base.assets import asset_table
-from hpc_mp.base.errors import HpcMpError
-from hpc_mp.cluster.slurm.nodelist import expand
+from hpc_mp.cluster.slurm.nodelist import expanded
 
 REASONS = "slurm/queue-reasons.toml"
 FORGOTTEN = "FORGOTTEN"  # our own state: Slurm no longer knows the job; its run directory records its end
@@ -115,10 +114,7 @@ def time_of(text: str) -> float | None:
 
 
 def _nodes(text: str) -> tuple[str, ...]:
-    try:
-        return () if text in ("", "(null)", "None assigned") else expand(text)
-    except HpcMpError:
-        return (text,)
+    return () if text in ("", "(null)", "None assigned") else expanded(text)
 
 
 def _exit_code(text: str) -> int | None:

@@ -31,6 +31,14 @@ def expand(nodelist: str) -> tuple[str, ...]:
     return tuple(host for texts, brackets in names for host in _combine(texts, brackets))
 
 
+def expanded(nodelist: str) -> tuple[str, ...]:
+    """Return the names in a list of hosts or files; the text itself if it is not a list."""
+    try:
+        return expand(nodelist)
+    except HpcMpError:
+        return (nodelist,)
+
+
 def compress(hosts: Iterable[str]) -> str:
     """Return a list that expands to ``hosts`` in the same order, as ``scontrol show hostlist`` prints it."""
     runs: list[tuple[str, str, str]] = []  # prefix, first and last number of consecutive names

@@ -183,25 +183,22 @@ def follow(spec: BenchSpec, events: Iterable[Event], watcher: Watcher) -> Measur
     versions: dict[str, str] = {}
     rows: list[BenchRow] = []
     ended = False
-
-    def met(event: Event) -> None:
-        ranks.extend(sorted(event["ranks"], key=lambda rank: rank["rank"]))
-        versions.update(event["versions"])
-        _check_hosts(spec, ranks)
-        watcher.met(ranks, versions)
-
-    def measured(event: Event) -> None:
-        rows.append(row(spec, event["size"], event["ranks"]))
-        watcher.row(rows[-1])
-
-    reader: dict[str, Callable[[Event], None]] = {
-        "ranks": met, "size": lambda event: watcher.begins(event["size"]), "row": measured,
-        "note": lambda event: watcher.note(event["text"]),
-    }
     for event in events:
-        if event["event"] in reader:
-            reader[event["event"]](event)
-        ended = ended or event["event"] == "end"
+        match event["event"]:
+            case "ranks":
+                ranks.extend(sorted(event["ranks"], key=lambda rank: rank["rank"]))
+                versions.update(event["versions"])
+                _check_hosts(spec, ranks)
+                watcher.met(ranks, versions)
+            case "size":
+                watcher.begins(event["size"])
+            case "row":
+                rows.append(row(spec, event["size"], event["ranks"]))
+                watcher.row(rows[-1])
+            case "note":
+                watcher.note(event["text"])
+            case "end":
+                ended = True
     if not ended:
         raise RunFailed("the ranks ended before all sizes were measured")
     return Measured(tuple(ranks), versions, tuple(rows))

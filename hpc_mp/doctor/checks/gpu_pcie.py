@@ -7,7 +7,7 @@ from hpc_mp.base.text import counted
 from hpc_mp.catalogue import catalogue
 from hpc_mp.cluster.node.gpu_driver import SmiAnswer, ask_smi, read_models
 from hpc_mp.cluster.node.gpu_pci import Payload, PciGpu, read_gpus, read_payloads
-from hpc_mp.cluster.node.kernel_log import KernelMessage, read_kernel_log
+from hpc_mp.cluster.node.kernel_log import KernelMessage, read_log_with_gpus
 from hpc_mp.cluster.node.nvidia_smi import GpuReport
 from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.doctor.checks.check import Check, Judgement, or_well
@@ -97,11 +97,6 @@ def limited(lines: Sequence[KernelMessage]) -> Iterator[Judgement]:
     bad = (Judgement("warning", f"the kernel saw {match[2]} lanes of {match[4]} at {match[3]}", bus)
            for bus, match in narrow.items())
     yield from or_well(bad, "no GPU with lanes missing in the kernel's log" if lines else "")
-
-
-def read_log_with_gpus(source: NodeSource) -> tuple[KernelMessage, ...]:
-    """Return the kernel log if this machine has NVIDIA GPUs, else nothing. Raises Unavailable."""
-    return read_kernel_log(source) if _nvidia(read_gpus(source)) else ()
 
 
 def _nvidia(gpus: Sequence[PciGpu]) -> list[PciGpu]:

@@ -7,9 +7,7 @@ from typing import TypeVar
 
 from hpc_mp.base.findings import Severity
 from hpc_mp.base.text import ago, counted
-from hpc_mp.cluster.node.gpu_pci import read_gpus
-from hpc_mp.cluster.node.kernel_log import KernelMessage, read_kernel_log
-from hpc_mp.cluster.node.source import NodeSource
+from hpc_mp.cluster.node.kernel_log import KernelMessage, read_kernel_log, read_log_with_gpus
 from hpc_mp.cluster.node.xids import NEEDS, Action, SXidLine, XidLine, sxid, xid
 from hpc_mp.doctor.checks.check import Check, Judgement, or_well
 
@@ -121,11 +119,6 @@ REMEDIES: dict[Action, str] = {
 HARMLESS: dict[Action, str] = {"program": "are programs' doing", "none": "ask for nothing"}
 _GOES_ON = re.compile(r"NVRM: (?:\(PCI ID: |fallen off the bus)")  # continuation of a message whose first line names the GPU
 Entry = TypeVar("Entry", XidLine, SXidLine)
-
-
-def read_log_with_gpus(source: NodeSource) -> tuple[KernelMessage, ...]:
-    """Return the kernel log if this machine has NVIDIA GPUs, else nothing. Raises Unavailable."""
-    return read_kernel_log(source) if any(gpu.vendor == "nvidia" for gpu in read_gpus(source)) else ()
 
 
 def xids(lines: Sequence[KernelMessage]) -> Iterator[Judgement]:

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm.conf_file import ConfigLine, conf_keys, first_pairs
-from hpc_mp.cluster.slurm.nodelist import compress, expand
+from hpc_mp.cluster.slurm.nodelist import compress, expanded
 from hpc_mp.cluster.slurm.records import Words
 from hpc_mp.cluster.slurm.releases import Version
 from hpc_mp.lint.slurm_conf.config import SlurmFacts, number, text_of
@@ -94,11 +93,3 @@ def processors(fields: Words) -> tuple[frozenset[int], int]:
         sockets = inferred if per_board is None else boards * per_board
     fitting = frozenset({sockets, sockets * cores, sockets * cores * threads})
     return fitting, cpus if cpus in fitting else max(fitting)
-
-
-def expanded(nodelist: str) -> tuple[str, ...]:
-    """Return the names in a list of hosts or files; the text itself if it is not a list."""
-    try:
-        return expand(nodelist)
-    except HpcMpError:
-        return (nodelist,)

@@ -7,11 +7,12 @@ from pathlib import Path
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.findings import Finding
 from hpc_mp.cluster.slurm.conf_file import ConfigLine, read_beside, read_conf
+from hpc_mp.cluster.slurm.nodelist import expanded
 from hpc_mp.cluster.slurm.releases import Version
 from hpc_mp.cluster.topology import read_topologies
 from hpc_mp.cluster.topology.readers import amiss
 from hpc_mp.lint.slurm_conf import rules_files
-from hpc_mp.lint.slurm_conf.conf_files import ConfFiles, expanded
+from hpc_mp.lint.slurm_conf.conf_files import ConfFiles
 from hpc_mp.lint.slurm_conf.config import SlurmFacts
 from hpc_mp.lint.slurm_conf.report import RULES
 

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.findings import Finding, findings_document, weight
 from hpc_mp.base.grouping import grouped
-from hpc_mp.cluster.slurm.nodelist import expand
+from hpc_mp.cluster.slurm.nodelist import expanded
 from hpc_mp.cluster.slurm.query import parse_gpus
 from hpc_mp.cluster.slurm.records import Words
 from hpc_mp.cluster.topology.model import chosen
@@ -90,10 +89,7 @@ def _constrain(facts: SlurmFacts) -> tuple[str, ...] | None:
 
 
 def _partition(facts: SlurmFacts, partition: Words) -> PartitionReport:
-    try:
-        inside = set(expand(partition.get("Nodes", "")))
-    except HpcMpError:
-        inside = set()
+    inside = set(expanded(partition.get("Nodes", "")))
     kinds = grouped((tuple(node.get(key, "") for key in (
         "CPUEfctv" if "CPUEfctv" in node else "CPUTot", "RealMemory", "Gres", "AvailableFeatures")), node)
         for node in facts.nodes if node.get("NodeName") in inside)

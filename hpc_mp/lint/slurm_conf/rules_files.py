@@ -9,11 +9,12 @@ from hpc_mp.base.grouping import grouped
 from hpc_mp.base.rule_table import rules_of
 from hpc_mp.base.text import counted, did_you_mean, several
 from hpc_mp.cluster.slurm.conf_file import ConfigLine, conf_keys, conf_kinds, conf_table, fits
+from hpc_mp.cluster.slurm.nodelist import expanded
 from hpc_mp.cluster.slurm.query import parse_gres
 from hpc_mp.cluster.slurm.records import Words
 from hpc_mp.cluster.slurm.releases import exists
 from hpc_mp.cluster.topology.reading import listed
-from hpc_mp.lint.slurm_conf.conf_files import ConfFiles, expanded, processors
+from hpc_mp.lint.slurm_conf.conf_files import ConfFiles, processors
 from hpc_mp.lint.slurm_conf.config import number
 
 _LINES = {kind.casefold(): kind for kind in ("NodeName", "PartitionName", "NodeSet", "DownNodes")}  # records with fields

@@ -11,6 +11,7 @@ from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.base.rule_table import rules_of
 from hpc_mp.base.text import nearest
 from hpc_mp.cluster.slurm.option_syntax import Option, option_table, releases, syntax
+from hpc_mp.cluster.slurm.releases import parse_version
 from hpc_mp.lint.sbatch.header import MAGIC
 from hpc_mp.lint.sbatch.rules.finders import HitWords, of_directives
 from hpc_mp.lint.sbatch.script import Script
@@ -89,25 +90,21 @@ def _foreign(script: Script) -> Iterable[Hit]:
 
 def _too_new(script: Script, option: Option) -> HitWords:
     since = releases().get(option.name, "")
-    too_new = script.version and since and not since.startswith("-") and script.version < release(since)
+    too_new = script.version and since and not since.startswith("-") and script.version < parse_version(since)
     return (f"--{option.name}", since) if too_new else None
 
 
 def _value_too_new(script: Script, option: Option) -> HitWords:
     since = next((row["since"] for row in option_table()["younger"]
-                  if (option.name, option.value) == (row["option"], row["value"])), None)
-    return (f"--{option.name}={option.value}", since) if since and script.version and script.version < release(since) else None
+                  if (option.name, option.value) == (row["option"], row["value"])), "")
+    too_new = since and script.version and script.version < parse_version(since)
+    return (f"--{option.name}={option.value}", since) if too_new else None
 
 
 def _gone(script: Script, option: Option) -> HitWords:
     last = releases().get(option.name, "")
-    gone = script.version and last.startswith("-") and script.version >= release(last[1:])
+    gone = script.version and last.startswith("-") and script.version >= parse_version(last[1:])
     return (f"--{option.name}", last[1:]) if gone else None
-
-
-def release(text: str) -> tuple[int, int]:
-    major, minor = text.split(".")
-    return int(major), int(minor)
 
 
 def _twice(script: Script) -> Iterable[Hit]:

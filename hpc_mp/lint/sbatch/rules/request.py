@@ -11,9 +11,9 @@ from hpc_mp.base.rule_table import rules_of
 from hpc_mp.base.text import counted
 from hpc_mp.cluster.slurm.nodelist import compress, expand
 from hpc_mp.cluster.slurm.option_syntax import Option, option_table
+from hpc_mp.cluster.slurm.releases import parse_version
 from hpc_mp.lint.sbatch.programs import torchrun
 from hpc_mp.lint.sbatch.rules.finders import HitWords, lacking, of_directives, of_job, of_options, of_variables
-from hpc_mp.lint.sbatch.rules.form import release
 from hpc_mp.lint.sbatch.script import Script
 from hpc_mp.lint.sbatch.shell import ShellAssignment
 
@@ -67,13 +67,13 @@ def _with_kind(option: Option) -> str:
 
 def _refused_together(script: Script) -> Iterable[Hit]:
     for option, both, since, advice in _conflicts(script):
-        if not since or (script.version and script.version >= release(since)):
+        if not since or (script.version and script.version >= parse_version(since)):
             yield Hit(option.line, both, advice)
 
 
 def _refused_later(script: Script) -> Iterable[Hit]:
     for option, both, since, advice in _conflicts(script):
-        if since and not (script.version and script.version >= release(since)):
+        if since and not (script.version and script.version >= parse_version(since)):
             yield Hit(option.line, f"{both} exclude each other: Slurm {since} and later refuse them together", advice)
 
 
