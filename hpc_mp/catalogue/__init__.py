@@ -4,11 +4,10 @@ It is the source of machine figures for the doctor, the planner, the environment
 the standard library of Python 3.10, so the rows are JSON beside this file there.
 """
 
-import json
 from functools import cache
-from importlib import resources
 from pathlib import Path
 
+from hpc_mp.base.packed import packed_table
 from hpc_mp.catalogue.machines import Catalogue, GpuModel, MachineType, Marks, build
 
 __all__ = ["PACKED_ROWS", "Catalogue", "GpuModel", "MachineType", "Marks", "catalogue"]
@@ -19,9 +18,8 @@ PACKED_ROWS = "machines.json"  # only in the archive of the health check
 def catalogue() -> Catalogue:
     """Return all rows: the shipped ones, the site's, the user's. Raises HpcMpError if a file of the site or the user is
     invalid."""
-    packed = resources.files(__name__).joinpath(PACKED_ROWS)
-    if packed.is_file():
-        return build(**json.loads(packed.read_text(encoding="utf-8")))
+    if (rows := packed_table(PACKED_ROWS)) is not None:
+        return build(**rows)
     from hpc_mp.catalogue.read import own_files  # the archive has no pydantic
     return _read(own_files())
 

@@ -18,10 +18,11 @@ from hpc_mp.catalogue.read import own_files, read_rows
 from hpc_mp.cluster.node.mounts import SHARED, type_at
 from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.cluster.slurm.records import find_settings
+from hpc_mp.doctor.checks.check import PACKED_WORDS, words
 
 ARCHIVE, SCRIPT = "hpc-mp-health.pyz", "hpc-mp-health"
 PROGRAM = "hpc_mp.doctor.health"
-_READ_HERE = "hpc_mp.catalogue.read"  # it needs pydantic: its result is packed instead
+_READ_HERE = ["hpc_mp.base.assets", "hpc_mp.catalogue.read"]  # they need tomllib or pydantic: their results are packed instead
 _MAIN = f"import sys\nfrom {PROGRAM} import main\nsys.exit(main())\n"
 _SCRIPT = """\
 #!/bin/sh
@@ -62,21 +63,22 @@ def install(directory: Path, chain: str | None, drain: bool, ask: Runner = ask, 
 
 
 def pack(archive: Path) -> None:
-    """Write one file that Python runs, with the machine catalogue as JSON. Equal sources and rows give equal bytes."""
+    """Write one file that Python runs, with the catalogue of machines and the words of the checks as JSON. Equal sources and rows
+    give equal bytes."""
     root = Path(hpc_mp.__file__).parent
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as pack:
         pack.writestr(zipfile.ZipInfo("__main__.py"), _MAIN)
         for file in packed():
             pack.writestr(zipfile.ZipInfo(f"hpc_mp/{file.relative_to(root)}"), file.read_bytes(), zipfile.ZIP_DEFLATED)
-        rows = json.dumps(read_rows(own_files()))
-        pack.writestr(zipfile.ZipInfo(f"hpc_mp/catalogue/{PACKED_ROWS}"), rows, zipfile.ZIP_DEFLATED)
+        for name, table in ((PACKED_ROWS, read_rows(own_files())), (PACKED_WORDS, words())):
+            pack.writestr(zipfile.ZipInfo(f"hpc_mp/{name}"), json.dumps(table), zipfile.ZIP_DEFLATED)
     _write(archive, content.getvalue(), 0o644)
 
 
 def packed() -> list[Path]:
     """Return the health check's own file and every file of this package that it imports, directly or not, sorted by path."""
-    finder = ModuleFinder([str(Path(hpc_mp.__file__).parents[1])], excludes=[_READ_HERE])
+    finder = ModuleFinder([str(Path(hpc_mp.__file__).parents[1])], excludes=_READ_HERE)
     finder.import_hook(PROGRAM)
     files = (module.__file__ for module in finder.modules.values())  # type: ignore[attr-defined]
     return sorted(Path(file) for file in files if file)

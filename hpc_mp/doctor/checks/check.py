@@ -8,9 +8,11 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from hpc_mp.base.findings import SEVERITIES, Finding, Severity
 from hpc_mp.base.grouping import grouped
+from hpc_mp.base.packed import packed_table
 from hpc_mp.cluster.node.deadline import in_time
 from hpc_mp.cluster.node.source import NodeSource, Unavailable, keep
 
+TABLE, PACKED_WORDS = "env/node-checks.toml", "node-checks.json"  # the latter only in the archive of the health check
 Facts = TypeVar("Facts")
 
 
@@ -45,6 +47,23 @@ class Check(Generic[Facts]):
             return []
         return [Finding(self.code, severity, subject, message, fix if severity == "ok" else fix or self.remedy)
                 for severity, message, subject, fix in self.judge(facts)]
+
+
+@functools.cache
+def words() -> Mapping[str, Mapping[str, str]]:
+    """Return what ``env/node-checks.toml`` says of each check."""
+    if (table := packed_table(PACKED_WORDS)) is None:
+        from hpc_mp.base.assets import asset_table  # the archive has no tomllib
+
+        table = asset_table(TABLE)
+    return table  # type: ignore[no-any-return]
+
+
+def checks_of(reader: Callable[[NodeSource], Facts | None],
+              judges: Mapping[str, Callable[[Facts], Iterable[Judgement]]]) -> tuple[Check[Any], ...]:
+    """Return the checks of the facts that one function reads, in this order. Raises KeyError for a code without words."""
+    return tuple(Check(code, reader, judge, words()[code]["reads"], words()[code]["rule"], words()[code].get("remedy", ""))
+                 for code, judge in judges.items())
 
 
 def or_well(bad: Iterable[Judgement], well: str) -> Iterator[Judgement]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from hpc_mp.base.text import duration, several
 from hpc_mp.cluster.node.cpu import Cpus, read_cpus
 from hpc_mp.cluster.node.processes import NodeProcess, Processes, read_processes
-from hpc_mp.doctor.checks.check import Check, Judgement, or_well
+from hpc_mp.doctor.checks.check import Judgement, checks_of, or_well
 
 _GOOD_CLOCKS = ("tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter", "timebase", "tod", "xen")
 _GOOD_GOVERNORS = ("performance", "schedutil")
@@ -39,17 +39,7 @@ def clock(cpus: Cpus) -> Iterator[Judgement]:
         yield Judgement("ok" if good else "warning", f"{cpus.clock}; there are {', '.join(cpus.clocks)}")
 
 
-CHECKS: tuple[Check[Cpus], ...] = (
-    Check("cpu-count", read_cpus, count,
-          "`/sys/devices/system/cpu/{online,offline}`, `topology/physical_package_id`, `/sys/devices/system/node/*/cpulist`",
-          "error: not what this machine is sold with; warning: processors that are switched off",
-          "hand the node back, or look at the firmware's settings (sub-NUMA clusters, SMT)"),
-    Check("cpu-governor", read_cpus, governor, "`/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor`",
-          "warning: neither `performance` nor `schedutil`", "cpupower frequency-set -g performance"),
-    Check("clocksource", read_cpus, clock, "`/sys/devices/system/clocksource/clocksource0/current_clocksource`",
-          "warning: hpet, acpi_pm or another slow one: reading the time then costs a microsecond and a system call",
-          "boot with tsc=reliable if the kernel's log says that it gave the TSC up; a host whose TSC is unstable is faulty"),
-)
+CHECKS = checks_of(read_cpus, {"cpu-count": count, "cpu-governor": governor, "clocksource": clock})
 
 
 _ZOMBIES = 20
@@ -79,13 +69,4 @@ def _named(process: NodeProcess) -> str:
     return f"{process.name} ({process.pid})"
 
 
-PROCESSES: tuple[Check[Processes], ...] = (
-    Check("process-stuck", read_processes, stuck, "`/proc/*/{stat,status,wchan}`, twice",
-          "warning: uninterruptible, and not a step further after half a second",
-          "look what they wait for (/proc/PID/stack): a dead file server, disk or GPU; only a reboot removes them"),
-    Check("process-zombies", read_processes, zombies, "`/proc/*/stat`",
-          "warning: more than 20 that were started more than a minute ago", "find their parent (ps -o ppid=) and end it"),
-    Check("process-leftovers", read_processes, orphans, "`/proc/*/{stat,status}`, where slurmd runs",
-          "warning: a user's process, older than a minute, whose parent has gone",
-          "end it if its job has ended; proctrack/cgroup in slurm.conf keeps such from being left"),
-)
+PROCESSES = checks_of(read_processes, {"process-stuck": stuck, "process-zombies": zombies, "process-leftovers": orphans})

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from hpc_mp.base.text import data_size
 from hpc_mp.cluster.node.mounts import Disks, Mounts, read_disks, read_mounts
 from hpc_mp.cluster.node.source import Unavailable
-from hpc_mp.doctor.checks.check import Check, Judgement, or_well
+from hpc_mp.doctor.checks.check import Judgement, checks_of, or_well
 
 _FULL = 0.95
 _NO_ROOM = 100 << 20
@@ -83,25 +83,13 @@ def arrays(disks: Disks) -> Iterator[Judgement]:
                         f"{array.present} of {array.expected} disks" + ("" if array.active else "; it is inactive"), name)
 
 
-CHECKS: tuple[Check[Mounts] | Check[Disks], ...] = (
-    Check("mount-hung", read_mounts, answers,
-          "`/proc/mounts`; `stat -f` of every disk and network file system, each in a process of its own",
-          "unknown: no answer within 2 s; error: a stale handle",
-          "look at the file server and the way to it; a process that touched it hangs until it is back"),
-    Check("mount-missing", read_mounts, missing, "`/etc/fstab`, `/proc/mounts`",
-          "error: a line without noauto or nofail that is not mounted", "mount it (mount -a) and look why it was not at boot"),
-    Check("mount-readonly", read_mounts, readonly, "`/proc/mounts`: options",
-          "error: /, /tmp, /var or /home is read-only, or a disk with errors=… has become so; ext4 says emergency_ro or shutdown",
-          "the disk failed: look at the kernel's log, run fsck, replace it"),
-    Check("disk-space", read_mounts, space, "`stat -f`", "warning: 95 % used; error: less than 100 MiB left in /, /tmp or /var",
-          "remove what is not needed; in /tmp it is mostly what dead jobs left"),
-    Check("disk-inodes", read_mounts, inodes, "`stat -f`", "warning: 95 % used",
-          "remove directories with very many small files, such as old conda environments"),
-    Check("nvme-state", read_disks, controllers, "`/sys/class/nvme/*/state`", "error: not `live`",
-          "reset it (nvme reset), else replace the disk"),
-    Check("nvme-count", read_disks, count, "`/sys/class/nvme/*/model`, the machine's kind",
-          "warning: fewer disks of its own than this machine is sold with", "reboot; if it is still missing, hand the node back"),
-    Check("disk-raid", read_disks, arrays, "`/proc/mdstat`",
-          "error: an array with fewer disks than it should have, or one that is inactive",
-          "find the disk (mdadm --detail) and replace it"),
+CHECKS = (
+    *checks_of(read_mounts, {
+        "mount-hung": answers,
+        "mount-missing": missing,
+        "mount-readonly": readonly,
+        "disk-space": space,
+        "disk-inodes": inodes,
+    }),
+    *checks_of(read_disks, {"nvme-state": controllers, "nvme-count": count, "disk-raid": arrays}),
 )

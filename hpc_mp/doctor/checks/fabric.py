@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from hpc_mp.base.findings import Severity
 from hpc_mp.cluster.node.rdma import Efa, RdmaFabric, RdmaPort, read_efa, read_fabric
-from hpc_mp.doctor.checks.check import Check, Judgement
+from hpc_mp.doctor.checks.check import Judgement, checks_of
 
 _FULL = 0x8000  # full-membership bit of a partition key; two limited members cannot communicate
 _MODULES: tuple[tuple[str, str, Severity], ...] = (("verbs", "ib_uverbs", "error"), ("mad", "ib_umad", "warning"))
@@ -158,34 +158,17 @@ def packet(fabric: RdmaFabric) -> Iterator[Judgement]:
             yield Judgement("ok", f"active MTU {mtu}", port.name)
 
 
-CHECKS: tuple[Check[RdmaFabric], ...] = (
-    Check("fabric-count", read_fabric, count, "`/sys/class/infiniband/*`, adapters on `/sys/bus/pci`, the machine's kind",
-          "error: fewer or more ports than this machine is sold with (warning: none where it may be had without); "
-          "an adapter that no driver has taken",
-          "reload the driver (mlx5_core, efa) and reboot; if adapters are still missing, hand the node back"),
-    Check("fabric-modules", read_fabric, modules, "`/sys/class/infiniband_{verbs,mad}/abi_version`, `/dev/infiniband/uverbs*`",
-          "error: no verbs, or a device without its file; warning: InfiniBand without ib_umad",
-          "load the module, or give the container its device files"),
-    Check("fabric-port", read_fabric, state, "`ports/*/{state,phys_state}`",
-          "error: not `4: ACTIVE` and `5: LinkUp` (warning for RoCE); second ports and virtual functions may be free",
-          "look at the cable, the transceiver and the switch's port"),
-    Check("fabric-rate", read_fabric, rate, "`ports/*/rate`",
-          "error: below what this machine is sold with, or what most adapters of that model here have",
-          "a lane of the cable is dead: reseat or replace the cable; look at the speed set on the switch's port"),
-    Check("fabric-subnet", read_fabric, subnet, "`ports/*/{lid,sm_lid}`",
-          "error: an active InfiniBand port without an address or a subnet manager",
-          "look at the subnet manager (sminfo); it must reach this port"),
-    Check("fabric-firmware", read_fabric, firmware, "`fw_ver`, `board_id`", "warning: two versions on adapters of one model",
-          "bring all adapters to one firmware (mlxfwmanager, flint)"),
-    Check("fabric-partition", read_fabric, partition, "`ports/*/pkeys/*`",
-          "error: no key at index 0, no full membership, or another key than the other ports of its network",
-          "have the subnet manager put this port into the partition, as a full member"),
-    Check("fabric-gid", read_fabric, addresses, "`ports/*/gids/*`, `gid_attrs/{types,ndevs}/*`",
-          "error: no address; warning: RoCE without a RoCE v2 address over IPv4",
-          "reset the port; look at the driver's messages"),
-    Check("fabric-mtu", read_fabric, packet, "`ibv_devinfo`: active_mtu", "warning: below 4096, or below another port's",
-          "set an MTU of 4096 in the subnet manager's partition, and the same on all ports"),
-)
+CHECKS = checks_of(read_fabric, {
+    "fabric-count": count,
+    "fabric-modules": modules,
+    "fabric-port": state,
+    "fabric-rate": rate,
+    "fabric-subnet": subnet,
+    "fabric-firmware": firmware,
+    "fabric-partition": partition,
+    "fabric-gid": addresses,
+    "fabric-mtu": packet,
+})
 
 
 def efa_software(efa: Efa) -> Iterator[Judgement]:
@@ -200,8 +183,4 @@ def efa_software(efa: Efa) -> Iterator[Judgement]:
         yield Judgement("ok", f"driver {efa.driver or 'of unknown version'}, {efa.library}, {efa.plugin}")
 
 
-EFA: tuple[Check[Efa], ...] = (
-    Check("efa-software", read_efa, efa_software, "`/opt/amazon/efa`, `/opt/amazon/ofi-nccl`, `/sys/module/efa/version`",
-          "error: EFA without libfabric; warning: without the plug-in aws-ofi-nccl",
-          "install Amazon's EFA software (efa_installer.sh)"),
-)
+EFA = checks_of(read_efa, {"efa-software": efa_software})

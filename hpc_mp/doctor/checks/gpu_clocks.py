@@ -6,8 +6,8 @@ from hpc_mp.base.findings import Severity
 from hpc_mp.base.text import counted, memory_size
 from hpc_mp.cluster.node.gpu_use import Holder, Holders, read_holders
 from hpc_mp.cluster.node.nvidia_smi import GpuReport
-from hpc_mp.doctor.checks.check import Check, Judgement, or_well
-from hpc_mp.doctor.checks.per_gpu import NotApplicable, driver_error, number, row, says
+from hpc_mp.doctor.checks.check import Judgement, checks_of, or_well
+from hpc_mp.doctor.checks.per_gpu import NotApplicable, checks_of_gpus, driver_error, number, says
 
 # Bits of NVML's clocks event reasons, by their names in nvidia-smi -q -x. Several may be set at once.
 REASONS = {
@@ -79,21 +79,14 @@ def memory_temperature(gpu: GpuReport) -> Judgement | None:
     return Judgement("error", f"memory {current:.0f} °C, allowed {limit:.0f} °C") if current >= limit else None
 
 
-_COOL = "look at the node's fans, cooling loop and room; compare with its neighbours"
-
-CHECKS = (
-    row("gpu-throttle", throttle, "none slowed down by heat or power supply",
-        f"error: event reasons & {HALVED:#x}; warning: & {SLOWED:#x} (a mask)", _COOL),
-    row("gpu-clocks", application_clocks, "application clocks are not lowered", "warning unless: not below the default",
-        "nvidia-smi -rac"),
-    row("gpu-persistence", persistence, "persistence mode is on", "warning unless: enabled",
-        "systemctl enable --now nvidia-persistenced"),
-    row("gpu-power-limit", power_limit, "power limit is the default or above", "warning unless: not below the default",
-        "nvidia-smi -pl WATTS"),
-    row("gpu-temperature", temperature, "below the temperature where they slow down", "error unless: below the GPU's own limit",
-        _COOL),
-    row("gpu-memory-temperature", memory_temperature, "memory below its limit", "error unless: below the GPU's own limit", _COOL),
-)
+CHECKS = checks_of_gpus({
+    "gpu-throttle": throttle,
+    "gpu-clocks": application_clocks,
+    "gpu-persistence": persistence,
+    "gpu-power-limit": power_limit,
+    "gpu-temperature": temperature,
+    "gpu-memory-temperature": memory_temperature,
+})
 
 
 IDLE_MEMORY_MIB = 1024  # allowed use without a program: memory of the driver and of a monitoring daemon
@@ -143,11 +136,6 @@ def memory_held(holders: Holders) -> Iterator[Judgement]:
 
 
 USE = (
-    row("gpu-mig", mig, "MIG is off", "warning unless: disabled, no change pending", "nvidia-smi -mig 0, then reset the GPU"),
-    row("gpu-compute-mode", compute_mode, "compute mode Default", "Default; error: Prohibited", "nvidia-smi -c 0"),
-    Check("gpu-leftover", read_holders, leftovers, "nvidia-smi --query-compute-apps, /proc/PID",
-          "error unless: programs that hold a GPU belong to a job of Slurm", "end it, or drain the node and look at its epilog"),
-    Check("gpu-memory-held", read_holders, memory_held, "nvidia-smi --query-gpu=memory.used",
-          f"warning unless: no more than {memory_size(IDLE_MEMORY_MIB * 2**20)} in use without a program",
-          "drain the node, then nvidia-smi --gpu-reset -i GPU"),
+    *checks_of_gpus({"gpu-mig": mig, "gpu-compute-mode": compute_mode}),
+    *checks_of(read_holders, {"gpu-leftover": leftovers, "gpu-memory-held": memory_held}),
 )

@@ -3,7 +3,7 @@
 from hpc_mp.base.text import counted
 from hpc_mp.cluster.node.nvidia_smi import GpuReport
 from hpc_mp.doctor.checks.check import Judgement
-from hpc_mp.doctor.checks.per_gpu import NotApplicable, number, row, says
+from hpc_mp.doctor.checks.per_gpu import NotApplicable, checks_of_gpus, number, says
 
 # Limits of Azure's azurehpc-health-checks.
 MOST_CORRECTED_SRAM = 10_000
@@ -22,7 +22,6 @@ _SRAM_MENDED: tuple[_Layout, ...] = ((("sram_correctable",), ()), (("single_bit/
 _DRAM_BAD: tuple[_Layout, ...] = ((("dram_uncorrectable",), ()), (("double_bit/device_memory",), ()))
 _DRAM_MENDED: tuple[_Layout, ...] = ((("dram_correctable",), ()), (("single_bit/device_memory",), ()))
 
-RESET = "drain the node, then nvidia-smi --gpu-reset -i GPU, or reboot"
 REPLACE = "drain the node and have the GPU replaced"
 
 
@@ -117,16 +116,12 @@ def _count(gpu: GpuReport, since: str, layouts: tuple[_Layout, ...]) -> float:
     return number(gpu, *(prefix + name for added, _ in layouts for name in added))
 
 
-CHECKS = (
-    row("gpu-ecc-mode", ecc_mode, "ECC is enabled", "warning unless: enabled, and no change pending",
-        "nvidia-smi --ecc-config=1, then reboot"),
-    row("gpu-ecc-sram", sram, "no uncorrected error of SRAM",
-        f"error: any since the driver was loaded, over {MOST_CORRECTED_SRAM} corrected ones, or the GPU's own limit", RESET),
-    row("gpu-ecc-dram", dram, "no uncorrected error of DRAM since the driver was loaded", f"error: over {MOST_DRAM}",
-        "see gpu-row-remap, gpu-retired-pages and gpu-xid: the GPU replaces such rows or pages by itself"),
-    row("gpu-row-remap", row_remap, "no row failed to be remapped or waits for it", "error: failure; warning: pending", RESET),
-    row("gpu-row-spare", row_spare, "spare rows in every bank of memory", "warning: few or none left in a bank",
-        "plan to have the GPU replaced"),
-    row("gpu-retired-pages", retired_pages, "few pages retired, none waits", f"error: {MOST_RETIRED_PAGES} or more", RESET),
-    row("gpu-repair", repair, "no repair pending", "error: unrepairable memory; warning: a repair pending", RESET),
-)
+CHECKS = checks_of_gpus({
+    "gpu-ecc-mode": ecc_mode,
+    "gpu-ecc-sram": sram,
+    "gpu-ecc-dram": dram,
+    "gpu-row-remap": row_remap,
+    "gpu-row-spare": row_spare,
+    "gpu-retired-pages": retired_pages,
+    "gpu-repair": repair,
+})

@@ -10,8 +10,8 @@ from hpc_mp.cluster.node.gpu_driver import SmiAnswer, ask_smi
 from hpc_mp.cluster.node.gpu_fabric import Imex, NvswitchFabric, read_fabric, read_imex
 from hpc_mp.cluster.node.gpu_links import COUNTERS, GpuTopology, NvLinks, read_links, read_peers, read_topology
 from hpc_mp.cluster.node.nvidia_smi import GpuReport
-from hpc_mp.doctor.checks.check import Check, Judgement, or_well
-from hpc_mp.doctor.checks.per_gpu import NotApplicable, row, seen, usual_of
+from hpc_mp.doctor.checks.check import Judgement, checks_of, or_well
+from hpc_mp.doctor.checks.per_gpu import NotApplicable, checks_of_gpus, seen, usual_of
 
 MOST_ERRORS = 5  # on one link between two readings; the threshold of imbue's cluster-health
 _NEAR = ("PIX", "PXB", "PHB", "NODE", "SYS")  # paths from GPU to NIC, the nearest first
@@ -204,26 +204,13 @@ def _commonest(pairs: dict[tuple[str, str], str]) -> str:
     return common.pop() if len(common) == 1 else ""
 
 
-_RESET = "drain the node and reset all its GPUs together, or reboot; if it comes back, have GPU or board replaced"
-
 CHECKS = (
-    Check("gpu-nvlink-down", read_links, inactive, "nvidia-smi nvlink -s",
-          "error unless: none inactive; warning: all of a card, which may have no bridge", _RESET),
-    Check("gpu-nvlink-rate", read_links, rates, "nvidia-smi nvlink -s",
-          "error unless: number and speed that the model, or most, have", _RESET),
-    Check("gpu-nvlink-errors", read_changes, errors, "nvidia-smi nvlink -e",
-          f"none since the last reading; error: {MOST_ERRORS} of one kind", _RESET),
-    row("gpu-fabric", fabric_state, "in the NVLink fabric, and healthy",
-        "error unless: state Completed, status Success, health Healthy",
-        "systemctl restart nvidia-fabricmanager on a drained node, then reset the GPUs"),
-    Check("gpu-fabric-manager", read_fabric, manager, "systemctl is-active nvidia-fabricmanager",
-          "error unless: active where NVSwitches are",
-          "systemctl enable --now nvidia-fabricmanager; it must be of the driver's version"),
-    Check("gpu-imex", read_imex, imex, "nvidia-imex-ctl -H -N", "error unless: domain UP, all nodes READY and connected",
-          "systemctl restart nvidia-imex on all nodes of /etc/nvidia-imex/nodes_config.cfg"),
-    Check("gpu-clique", ask_smi, clique, "nvidia-smi -q -x", "error unless: one cluster UUID and clique on all GPUs", _RESET),
-    Check("gpu-p2p", read_peers, peers, "nvidia-smi topo -p2p n", "error unless: OK for every pair", _RESET),
-    Check("gpu-topology", read_topology, joined, "nvidia-smi topo -m", "error unless: every pair joined alike", _RESET),
-    Check("gpu-nic", read_topology, nearest_nic, "nvidia-smi topo -m", "warning unless: every GPU as near to a NIC as the others",
-          "look for a NIC that is missing, and at the PCIe slots"),
+    *checks_of(read_links, {"gpu-nvlink-down": inactive, "gpu-nvlink-rate": rates}),
+    *checks_of(read_changes, {"gpu-nvlink-errors": errors}),
+    *checks_of_gpus({"gpu-fabric": fabric_state}),
+    *checks_of(read_fabric, {"gpu-fabric-manager": manager}),
+    *checks_of(read_imex, {"gpu-imex": imex}),
+    *checks_of(ask_smi, {"gpu-clique": clique}),
+    *checks_of(read_peers, {"gpu-p2p": peers}),
+    *checks_of(read_topology, {"gpu-topology": joined, "gpu-nic": nearest_nic}),
 )

@@ -10,8 +10,8 @@ from hpc_mp.cluster.node.gpu_pci import Payload, PciGpu, read_gpus, read_payload
 from hpc_mp.cluster.node.kernel_log import KernelMessage, read_log_with_gpus
 from hpc_mp.cluster.node.nvidia_smi import GpuReport
 from hpc_mp.cluster.node.source import NodeSource
-from hpc_mp.doctor.checks.check import Check, Judgement, or_well
-from hpc_mp.doctor.checks.per_gpu import number, row, seen, usual_of
+from hpc_mp.doctor.checks.check import Judgement, checks_of, or_well
+from hpc_mp.doctor.checks.per_gpu import checks_of_gpus, number, seen, usual_of
 
 MOST_REPLAYS = 8.0  # packets a minute (the policy of NVIDIA's DCGM)
 BUSY = 5.0  # % of utilisation above which a link should run at full speed
@@ -103,22 +103,12 @@ def _nvidia(gpus: Sequence[PciGpu]) -> list[PciGpu]:
     return [gpu for gpu in gpus if gpu.vendor == "nvidia"]
 
 
-_SEAT = "reseat the GPU or its riser; look at the slot's BIOS setting; have the board replaced"
-
 CHECKS = (
-    Check("gpu-bus", read_gpus, on_bus, "/sys/bus/pci/devices/*/current_link_width", "error unless: registers that can be read",
-          "drain and power-cycle the node; have the GPU replaced when it does not come back"),
-    Check("gpu-pcie-width", read_lanes, width, "/sys/bus/pci/devices/*/{current,max}_link_width", "error unless: all lanes",
-          _SEAT),
-    row("gpu-pcie-speed", speed, "PCIe at full speed, or lowered while idle (it says nothing but under load)",
-        f"error unless: greatest speed while {BUSY:.0f} % busy or more; slot as fast as the GPU", _SEAT),
-    Check("gpu-pcie-replay", ask_smi, replays, "nvidia-smi -q -x, /proc/uptime",
-          f"error unless: at most {MOST_REPLAYS:.0f} a minute", _SEAT),
-    Check("gpu-pcie-payload", read_payloads, payload, "lspci -vv",
-          f"error unless: equal on all GPUs, at least {LEAST_PAYLOAD} bytes",
-          "look at the BIOS setting Max Payload Size, and at pci=pcie_bus_perf in /proc/cmdline"),
-    Check("gpu-pcie-limited", read_log_with_gpus, limited, "kernel log: limited by", "warning unless: no lanes missing at boot",
-          _SEAT),
-    Check("gpu-numa", read_gpus, numa, "/sys/bus/pci/devices/*/numa_node", "warning unless: known for all GPUs or for none",
-          "look at the BIOS's or hypervisor's NUMA settings"),
+    *checks_of(read_gpus, {"gpu-bus": on_bus}),
+    *checks_of(read_lanes, {"gpu-pcie-width": width}),
+    *checks_of_gpus({"gpu-pcie-speed": speed}),
+    *checks_of(ask_smi, {"gpu-pcie-replay": replays}),
+    *checks_of(read_payloads, {"gpu-pcie-payload": payload}),
+    *checks_of(read_log_with_gpus, {"gpu-pcie-limited": limited}),
+    *checks_of(read_gpus, {"gpu-numa": numa}),
 )

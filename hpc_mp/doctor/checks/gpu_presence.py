@@ -9,8 +9,8 @@ from hpc_mp.cluster.node.gpu_amd import AmdGpus, read_amd
 from hpc_mp.cluster.node.gpu_driver import GpuDriver, SmiAnswer, ask_smi, read_driver
 from hpc_mp.cluster.node.nvidia_smi import GpuReport
 from hpc_mp.cluster.node.source import Unavailable
-from hpc_mp.doctor.checks.check import Check, Judgement, or_well
-from hpc_mp.doctor.checks.per_gpu import NotApplicable, driver_error, row, seen, usual_of
+from hpc_mp.doctor.checks.check import Judgement, checks_of, or_well
+from hpc_mp.doctor.checks.per_gpu import NotApplicable, checks_of_gpus, driver_error, seen, usual_of
 
 # Exit codes of nvidia-smi, from its manual page and azurehpc-health-checks.
 EXITS: dict[int, tuple[Severity, str, str]] = {
@@ -164,22 +164,11 @@ def _exit(answer: SmiAnswer) -> tuple[Severity, str, str]:
     return "error", f"ended by signal {signal}" if signal > 0 else "a code without a known meaning", EXITS[255][2]
 
 
-_KERNEL_LOG = "look into the kernel log; power-cycle the node; have the GPU replaced when it does not come back"
-
 CHECKS = (
-    Check("gpu-count", read_driver, count, "PCI bus, /proc/driver/nvidia/gpus, nvidia-smi --list-gpus, /dev/nvidia*",
-          "error unless: all agree, with what this kind of machine has", _KERNEL_LOG),
-    Check("gpu-smi", ask_smi, smi, "exit code of nvidia-smi", "error unless: 0"),
-    Check("gpu-driver", read_driver, versions, "/proc/driver/nvidia/version, libnvidia-ml.so.*",
-          "error unless: the same version"),
-    Check("gpu-device-files", read_driver, device_files, "/dev/nvidia*", "error unless: nvidiactl and nvidia-uvm",
-          "nvidia-modprobe -u -c 0, or start nvidia-persistenced at boot; in a container: give it these devices"),
-    Check("gpu-alike", ask_smi, alike, "nvidia-smi -q -x", "warning unless: one model, VBIOS, firmware",
-          "bring all GPUs to the same state"),
-    row("gpu-answers", answers, "the driver gets every value", "error: ERR!, Unknown Error, GPU is lost, GPU requires reset …",
-        _KERNEL_LOG),
-    row("gpu-recovery", recovery, "the driver wants no reset", "error unless: recovery action None",
-        "do so once the node is drained"),
-    Check("gpu-amd", read_amd, amd, "PCI bus, /sys/class/kfd, /sys/.../ras", "recognised, driver loaded, no uncorrected error",
-          "rocm-smi, and AMD's own tools, tell more"),
+    *checks_of(read_driver, {"gpu-count": count}),
+    *checks_of(ask_smi, {"gpu-smi": smi}),
+    *checks_of(read_driver, {"gpu-driver": versions, "gpu-device-files": device_files}),
+    *checks_of(ask_smi, {"gpu-alike": alike}),
+    *checks_of_gpus({"gpu-answers": answers, "gpu-recovery": recovery}),
+    *checks_of(read_amd, {"gpu-amd": amd}),
 )

@@ -9,7 +9,7 @@ from functools import partial
 from hpc_mp.base.findings import Severity
 from hpc_mp.base.text import duration
 from hpc_mp.cluster.node.counters import Changes, read_changes
-from hpc_mp.doctor.checks.check import Check, Judgement, or_well
+from hpc_mp.doctor.checks.check import Judgement, checks_of, or_well
 
 # Name of a counter: (warning above, error above), within three hours. The warning limit is that of Azure's healthagent.
 Bounds = dict[str, tuple[float, float]]
@@ -149,47 +149,17 @@ def pci(changes: Changes) -> Iterator[Judgement]:
     yield from or_well(bad, well)
 
 
-_SINCE = "compared with the oldest reading of the last 3 h, or over 1 s"
-CHECKS: tuple[Check[Changes], ...] = (
-    Check("fabric-errors", read_changes, partial(bounded, "fabric/", LINK), f"`ports/*/counters/*`, {_SINCE}",
-          "warning: a counter of errors grew by more than 3 (VL15_dropped 100); error: by more than 100 to 1000",
-          "clean and reseat the cable, then replace it; if the errors stay with the port, replace the adapter"),
-    Check("fabric-retransmits", read_changes, partial(bounded, "fabric/", TRANSPORT),
-          f"`ports/*/hw_counters/*`, {_SINCE}",
-          "warning: local_ack_timeout_err grew by more than 3, packet_seq_err by 100, out_of_sequence by 1000 …; "
-          "error: by 1000 …",
-          "packets are lost on the way: look for the cable or switch port whose own counters grow with these"),
-    Check("fabric-congestion", read_changes, congestion, f"`ports/*/counters/{{port_xmit_wait,port_xmit_data}}`, {_SINCE}",
-          "warning: the port waited in more than 10 % of the ticks in which it had data",
-          "the receiver or a switch behind it is the slow part: compare the ports of all nodes"),
-    Check("efa-errors", read_changes, partial(bounded, "fabric/", EFA), f"`ports/*/hw_counters/*` of EFA, {_SINCE}",
-          "warning: impaired or unresponsive connections grew by more than 3, timeouts by 1000, dropped packets by 100; "
-          "error: by 1000 …",
-          "compare with other nodes: if only this one shows it, replace the instance; else look at the placement group"),
-    Check("link-flap", read_changes, flaps, f"`/sys/class/net/*/carrier_changes`, `counters/link_downed`, {_SINCE}",
-          "warning: a link went down; error: more than 3 times (InfiniBand 5)",
-          "reseat or replace the cable; look at the switch's log for the other end"),
-    Check("ethernet-errors", read_changes, partial(bounded, "net/", ETHERNET),
-          f"`/sys/class/net/*/statistics/*errors`, `ethtool -S`, {_SINCE}",
-          "warning: a counter of errors grew by more than 3; error: by 1000 or 10,000",
-          "clean and reseat the cable or transceiver, then replace it"),
-    Check("ethernet-discards", read_changes, discards,
-          f"`statistics/{{rx,tx}}_dropped`, `ethtool -S` (discards, out_of_buffer, allowance_exceeded), {_SINCE}",
-          "warning: more than 1000 packets and 0.1 % of them were thrown away",
-          "enlarge the rings (ethtool -G), spread interrupts over cores; in a cloud it is the instance's allowance"),
-    Check("ethernet-pause", read_changes, pauses, f"`ethtool -S`: *pause*, {_SINCE}",
-          "warning: more than 100 pause frames per second",
-          "some receiver on this network is too slow, or flow control is set where it should not be: look which one sends them"),
-    Check("tcp-retransmits", read_changes, loss, f"`/proc/net/snmp`: RetransSegs, OutSegs, {_SINCE}",
-          "warning: above 0.1 % of at least 10,000 segments; error: above 5 %",
-          "packets are lost between this host and others: look at its port's errors, then at the switch"),
-    Check("memory-errors", read_changes, memory, f"`/sys/devices/system/edac/mc/mc*/{{ue,ce}}_count`, the latter {_SINCE}",
-          "error: any that could not be corrected since boot; warning: more than 1000 corrected",
-          "drain the node and replace the memory module that `edac-util -v` names"),
-    Check("cpu-throttle", read_changes, heat, f"`thermal_throttle/package_throttle_count`, {_SINCE}",
-          "warning: slowed for heat more than 3 times",
-          "look at fans, dust and the temperature of the room; the node is slower than its peers"),
-    Check("pci-errors", read_changes, pci, f"`/sys/bus/pci/devices/*/aer_dev_*`, {_SINCE}",
-          "error: an error that could not be corrected; warning: more than 1000 corrected",
-          "reseat the device; look at the kernel's log for the slot (AER)"),
-)
+CHECKS = checks_of(read_changes, {
+    "fabric-errors": partial(bounded, "fabric/", LINK),
+    "fabric-retransmits": partial(bounded, "fabric/", TRANSPORT),
+    "fabric-congestion": congestion,
+    "efa-errors": partial(bounded, "fabric/", EFA),
+    "link-flap": flaps,
+    "ethernet-errors": partial(bounded, "net/", ETHERNET),
+    "ethernet-discards": discards,
+    "ethernet-pause": pauses,
+    "tcp-retransmits": loss,
+    "memory-errors": memory,
+    "cpu-throttle": heat,
+    "pci-errors": pci,
+})

@@ -2,13 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
 from hpc_mp.base.text import duration, several
 from hpc_mp.cluster.node.host import Clock, Firewall, HostName, is_loopback, read_clock, read_firewall, read_name
 from hpc_mp.cluster.node.netdev import ETHERNET, NetworkInterface, read_interfaces
 from hpc_mp.cluster.node.source import Unavailable
-from hpc_mp.doctor.checks.check import Check, Judgement
+from hpc_mp.doctor.checks.check import Judgement, checks_of
 
 _SKEW_S = 0.1
 
@@ -92,26 +91,9 @@ def mtu(interfaces: tuple[NetworkInterface, ...]) -> Iterator[Judgement]:
                             link.name)
 
 
-CHECKS: tuple[Check[Any], ...] = (
-    Check("dns-own-name", read_name, own_name, "`/proc/sys/kernel/hostname`, `getent ahosts`",
-          "warning: the name has no address, or first one of 127.*",
-          "take the name out of the 127.* line of /etc/hosts, and give it the address of the network that nodes share"),
-    Check("dns-back", read_name, there_and_back, "`getent ahosts`, `getent hosts`",
-          "warning: the address is given back as another host",
-          "correct the reverse entry; two nodes may have been given one address"),
-    Check("clock-sync", read_clock, kept, "`chronyc tracking`, `/run/systemd/timesync/synchronized`, `timedatectl show`",
-          "warning: no source is followed, or more than 100 ms off",
-          "start chronyd or systemd-timesyncd; Slurm refuses credentials when clocks differ by minutes"),
-    Check("firewall", read_firewall, firewall, "`/etc/ufw/ufw.conf`, firewalld's process, `nft list ruleset`",
-          "warning: a firewall is on, or a chain drops or rejects what no rule allows",
-          "open all ports between the nodes of the cluster"),
-    Check("ethernet-link", read_interfaces, carrier, "`/sys/class/net/*/{operstate,duplex,flags,carrier_up_count}`",
-          "warning: set to be up, had a link since boot and has none now; half duplex",
-          "look at the cable and the switch's port"),
-    Check("ethernet-speed", read_interfaces, speed, "`/sys/class/net/*/speed`",
-          "warning: slower than most of at least three interfaces of its driver",
-          "look at the cable and at what the switch's port negotiates"),
-    Check("interface-mtu", read_interfaces, mtu, "`/sys/class/net/*/mtu`",
-          "warning: another than on most interfaces of its driver, or below 1280",
-          "set one MTU on all hosts and switches of a network"),
+CHECKS = (
+    *checks_of(read_name, {"dns-own-name": own_name, "dns-back": there_and_back}),
+    *checks_of(read_clock, {"clock-sync": kept}),
+    *checks_of(read_firewall, {"firewall": firewall}),
+    *checks_of(read_interfaces, {"ethernet-link": carrier, "ethernet-speed": speed, "interface-mtu": mtu}),
 )

@@ -9,7 +9,7 @@ from hpc_mp.base.findings import Severity
 from hpc_mp.base.text import ago, counted
 from hpc_mp.cluster.node.kernel_log import KernelMessage, read_kernel_log, read_log_with_gpus
 from hpc_mp.cluster.node.xids import NEEDS, Action, SXidLine, XidLine, sxid, xid
-from hpc_mp.doctor.checks.check import Check, Judgement, or_well
+from hpc_mp.doctor.checks.check import Judgement, checks_of, or_well
 
 _DAY_S = 86_400.0
 
@@ -85,25 +85,13 @@ _LINKS = (  # of a bond; it goes on with the others, and the link may be back
 )
 
 
-CHECKS: tuple[Check[tuple[KernelMessage, ...]], ...] = (
-    Check("kernel-hardware", read_kernel_log, _complaint(error=_HARDWARE + _FATAL_PCI, warning=_NOT_FATAL),
-          "the kernel's log: machine checks, EDAC, `[Hardware Error]`, AER and DPC of PCI devices",
-          "error: one that could not be corrected, in the last day; warning: one that was not fatal, or of the boot before",
-          "read the whole message (ras-mc-ctl --errors); drain the node if memory, a processor, a GPU or an adapter is named"),
-    Check("kernel-lockup", read_kernel_log, _complaint(warning=_LOCKUP),
-          "the kernel's log: soft lockup, stalls, `blocked for more than`, a silent file server (NFS, Lustre, Ceph, SMB)",
-          "warning: in the last day", "look what the named process waited for: mostly a file server, a disk or a driver"),
-    Check("kernel-disk", read_kernel_log, _complaint(error=_DISK),
-          "the kernel's log: I/O error, NVMe timeout, file system errors", "error: in the last day",
-          "save what is on the disk and replace it"),
-    Check("kernel-oom", read_kernel_log, _complaint(warning=_MEMORY),
-          "the kernel's log: Out of memory, for the whole machine and not a job's group", "warning: in the last day",
-          "jobs may use more than there is: ConstrainRAMSpace=yes in cgroup.conf, RealMemory below what there is"),
-    Check("kernel-network", read_kernel_log, _complaint(error=_NETWORK, warning=_LINKS),
-          "the kernel's log: adapter's health, commands and cables, transmit timeout, neighbour or connection table full",
-          "error: in the last day; warning: a link of a bond went down in the last day",
-          "an adapter's firmware that stops needs a reset or a new adapter; for full tables see kernel-neighbours"),
-)
+CHECKS = checks_of(read_kernel_log, {
+    "kernel-hardware": _complaint(error=_HARDWARE + _FATAL_PCI, warning=_NOT_FATAL),
+    "kernel-lockup": _complaint(warning=_LOCKUP),
+    "kernel-disk": _complaint(error=_DISK),
+    "kernel-oom": _complaint(warning=_MEMORY),
+    "kernel-network": _complaint(error=_NETWORK, warning=_LINKS),
+})
 
 
 RECENT_S = 7200.0  # as azurehpc-health-checks; older errors were probably cured by a reset or a reboot
@@ -175,8 +163,4 @@ def _when(times: int, age: float | None) -> str:
     return when if times == 1 else f"{times} times, last {when}"
 
 
-XIDS = (
-    Check("gpu-xid", read_log_with_gpus, xids, "kernel log: NVRM: Xid, fallen off the bus, RmInitAdapter",
-          "error: within two hours one after which the GPU needs a reset, a reboot or hands", REMEDIES["reset"]),
-    Check("gpu-sxid", read_log_with_gpus, sxids, "kernel log: SXid", "error: a fatal one within two hours", REMEDIES["reset"]),
-)
+XIDS = checks_of(read_log_with_gpus, {"gpu-xid": xids, "gpu-sxid": sxids})

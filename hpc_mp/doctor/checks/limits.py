@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from hpc_mp.base.findings import Severity
 from hpc_mp.base.text import memory_size
 from hpc_mp.cluster.node.limits import Cgroup, Limit, Limits, read_cgroup, read_limits
-from hpc_mp.doctor.checks.check import Check, Judgement
+from hpc_mp.doctor.checks.check import Judgement, checks_of
 
 _FILES, _FEW_FILES = 131_072, 16_384
 _PROCESSES = 16_384
@@ -89,28 +89,7 @@ def tasks(cgroup: Cgroup) -> Iterator[Judgement]:
         yield Judgement("ok" if limit >= _PROCESSES else "warning", f"{limit} processes and threads may exist")
 
 
-CHECKS: tuple[Check[Limits] | Check[Cgroup], ...] = (
-    Check("limit-memlock", read_limits, locked, "`/proc/self/limits`: locked memory",
-          "error: below 95 % of the memory where there are adapters for RDMA",
-          "`* - memlock unlimited` in /etc/security/limits.d, LimitMEMLOCK=infinity for slurmd, "
-          "PropagateResourceLimitsExcept=MEMLOCK in slurm.conf"),
-    Check("limit-nofile", read_limits, files, "`/proc/self/limits`: open files",
-          "warning: the hard limit is below 131,072; error: below 16,384 on a node with a fast network",
-          "`* - nofile 1048576` in /etc/security/limits.d, LimitNOFILE for slurmd"),
-    Check("limit-stack", read_limits, stack, "`/proc/self/limits`: stack size", "warning: unlimited, or below 8 MiB",
-          "ulimit -s 8192"),
-    Check("limit-processes", read_limits, processes, "`/proc/self/limits`: processes", "warning: fewer than 16,384",
-          "`* - nproc unlimited` in /etc/security/limits.d, LimitNPROC and TasksMax for slurmd"),
-    Check("cgroup-memory", read_cgroup, memory,
-          "`memory.max` or `memory.limit_in_bytes` of this group and those above; SLURM_MEM_PER_NODE",
-          "error: less than the job asked for; warning: 95 % are used",
-          "look at ConstrainRAMSpace and AllowedRAMSpace in cgroup.conf"),
-    Check("cgroup-oom", read_cgroup, killed, "`memory.events.local` or `memory.oom_control`: oom_kill",
-          "warning: processes of this group were killed for memory",
-          "ask for more memory, or use less: fewer data workers, less in /dev/shm"),
-    Check("cgroup-cpus", read_cgroup, cpus, "`cpuset.cpus`, `cpu.max`, `cpu.stat`, `/proc/self/status`; SLURM_CPUS_ON_NODE",
-          "error: fewer than the job asked for; warning: throttled in more than 5 % of the periods",
-          "look at how the task was bound (srun --cpu-bind=verbose) and what else runs in its group"),
-    Check("cgroup-pids", read_cgroup, tasks, "`pids.max` of this group and those above", "warning: below 16,384",
-          "raise TasksMax of slurmd's unit, or of the container"),
+CHECKS = (
+    *checks_of(read_limits, {"limit-memlock": locked, "limit-nofile": files, "limit-stack": stack, "limit-processes": processes}),
+    *checks_of(read_cgroup, {"cgroup-memory": memory, "cgroup-oom": killed, "cgroup-cpus": cpus, "cgroup-pids": tasks}),
 )

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from hpc_mp.base.text import counted, memory_size, several
 from hpc_mp.cluster.node.memory import SHM, HostMemory, SharedMemory, read_memory, read_shared
-from hpc_mp.doctor.checks.check import Check, Judgement, or_well
+from hpc_mp.doctor.checks.check import Judgement, checks_of, or_well
 
 _SIZE_TOLERANCE = 0.95  # of the machine kind's memory; the firmware reserves some
 _NODE_TOLERANCE = 0.9  # of the largest memory node
@@ -81,28 +81,15 @@ def left(shm: SharedMemory) -> Iterator[Judgement]:
                     + (f": {several(names)}" if names else ""), SHM)
 
 
-CHECKS: tuple[Check[HostMemory] | Check[SharedMemory], ...] = (
-    Check("memory-size", read_memory, installed, "`/proc/meminfo`: MemTotal, the machine's kind",
-          "error: below 95 % of what this machine is sold with",
-          "a memory module is missing or switched off: look at the firmware's log; hand the node back"),
-    Check("memory-nodes", read_memory, nodes, "`/sys/devices/system/node/node*/meminfo`",
-          "warning: a memory node with less than 90 % of the largest", "a memory module is missing or sits in the wrong slot"),
-    Check("memory-free", read_memory, free, "`/proc/meminfo`: MemAvailable", "warning: below 5 %",
-          "if no job runs here, find what a former one left: processes, files in /dev/shm and tmpfs"),
-    Check("memory-swap", read_memory, swap, "`/proc/meminfo`: SwapTotal, SwapFree",
-          "warning: more than 10 % and 1 GiB of it are used",
-          "swapoff -a on compute nodes: a rank that swaps holds up all others"),
-    Check("memory-hugepages", read_memory, huge, "`/proc/meminfo`: HugePages_*",
-          "warning: unused ones hold more than 10 % of the memory",
-          "set vm.nr_hugepages to what is used; unused huge pages serve nobody else"),
-    Check("memory-reclaim", read_memory, reclaim, "`/proc/sys/vm/zone_reclaim_mode`", "warning: not 0",
-          "sysctl vm.zone_reclaim_mode=0: a full memory node else throws page cache away instead of using its neighbour"),
-    Check("numa-balancing", read_memory, balancing, "`/proc/sys/kernel/numa_balancing`",
-          "warning: on, in a node with GPUs and several memory nodes",
-          "sysctl kernel.numa_balancing=0: it unmaps pages to see who uses them, which stalls ranks that are bound already"),
-    Check("shm-size", read_shared, shared, "`/dev/shm` (statfs)", "error: at most 64 MiB; warning: below 1 GiB, or 90 % used",
-          "give the container more (--shm-size, --ipc=host); on a host remount it: mount -o remount,size=50% /dev/shm"),
-    Check("shm-leftovers", read_shared, left, "`/dev/shm/{nccl-*,torch_*,vader_segment*,…}`",
-          "warning: such files, and more than 5 % of the memory is in /dev/shm",
-          "if no job runs here, remove them: memory in /dev/shm is not given back when a process is killed"),
+CHECKS = (
+    *checks_of(read_memory, {
+        "memory-size": installed,
+        "memory-nodes": nodes,
+        "memory-free": free,
+        "memory-swap": swap,
+        "memory-hugepages": huge,
+        "memory-reclaim": reclaim,
+        "numa-balancing": balancing,
+    }),
+    *checks_of(read_shared, {"shm-size": shared, "shm-leftovers": left}),
 )

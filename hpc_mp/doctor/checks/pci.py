@@ -3,13 +3,12 @@
 import itertools
 import re
 from collections.abc import Iterator
-from typing import Any
 
 from hpc_mp.base.text import several
 from hpc_mp.cluster.node.pci import Bridges, Direct, Link, Rails, read_bridges, read_direct, read_links, read_rails
 from hpc_mp.cluster.node.rdma import RdmaAdapter
 from hpc_mp.cluster.node.source import Unavailable
-from hpc_mp.doctor.checks.check import Check, Judgement
+from hpc_mp.doctor.checks.check import Judgement, checks_of
 
 _PEER_MODULES = ("nvidia_peermem", "nv_peer_mem", "efa_nv_peermem")
 _BRIDGE = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.\d")
@@ -112,23 +111,9 @@ def copies(facts: Direct) -> Iterator[Judgement]:
                         "gdrdrv is loaded" if loaded else "GDRCopy's library is installed, its module gdrdrv is not loaded")
 
 
-CHECKS: tuple[Check[Any], ...] = (
-    Check("nic-pcie", read_links, links, "`{current,max}_link_{width,speed}` of every adapter for RDMA",
-          "error: off the bus; warning: fewer lanes or a lower speed than adapter and slot are able to",
-          "reseat the adapter, or move it to another slot; a virtual machine: hand it back"),
-    Check("nic-numa", read_rails, numa, "`/sys/class/infiniband/*/device/numa_node`",
-          "warning: unknown on a machine of several memory nodes", "update the firmware (BIOS), or give NCCL a topology file"),
-    Check("nic-gpu", read_rails, nearest, "`numa_node` and the path of PCI bridges of GPUs and adapters",
-          "warning: a GPU without an adapter at its PCI switch or memory node",
-          "its traffic crosses processors: look whether an adapter is missing or sits in the wrong slot"),
-    Check("pci-acs", read_bridges, redirecting, "`lspci -vvv`: ACSCtl of PCI bridges; virtual machines are left out",
-          "warning: ReqRedir, CmpltRedir or UpstreamFwd is on in a bridge above a GPU or adapter",
-          "switch access control off: in the firmware, or setpci -s BRIDGE ECAP_ACS+0x6.w=0 at boot"),
-    Check("pci-iommu", read_bridges, translated, "`/sys/kernel/iommu_groups/*/type`; virtual machines are left out",
-          "warning: not `identity` for a GPU or adapter", "boot with iommu=pt, or switch the IOMMU off in the firmware"),
-    Check("gdr-module", read_direct, direct, "`/proc/modules`, `/proc/driver/nvidia/version`, the kernel's release",
-          "error: neither nvidia_peermem nor DMA-BUF (open driver, kernel ≥ 5.12)",
-          "modprobe nvidia_peermem, and have it loaded at boot; or install the open kernel driver"),
-    Check("gdrcopy", read_direct, copies, "`/proc/modules`, libgdrapi.so",
-          "warning: the library is there and the module gdrdrv is not loaded", "modprobe gdrdrv, or remove GDRCopy"),
+CHECKS = (
+    *checks_of(read_links, {"nic-pcie": links}),
+    *checks_of(read_rails, {"nic-numa": numa, "nic-gpu": nearest}),
+    *checks_of(read_bridges, {"pci-acs": redirecting, "pci-iommu": translated}),
+    *checks_of(read_direct, {"gdr-module": direct, "gdrcopy": copies}),
 )

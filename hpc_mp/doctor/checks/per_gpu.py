@@ -1,12 +1,13 @@
 """Judges of nvidia-smi's report on every GPU: one finding for each faulty GPU, one for all if none is faulty."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from hpc_mp.base.text import counted
 from hpc_mp.cluster.node.gpu_driver import SmiAnswer, ask_smi
 from hpc_mp.cluster.node.nvidia_smi import GpuReport, SmiReport
 from hpc_mp.cluster.node.source import Unavailable
-from hpc_mp.doctor.checks.check import Check, Judgement
+from hpc_mp.doctor.checks.check import Check, Judgement, checks_of, words
 
 
 class NotApplicable(Exception):
@@ -52,9 +53,9 @@ def each(find: FindFault, well: str) -> Callable[[SmiAnswer], Iterator[Judgement
     return judge
 
 
-def row(code: str, find: FindFault, well: str, rule: str, remedy: str) -> Check[SmiAnswer]:
-    """Return the check that applies ``find`` to every GPU in nvidia-smi's answer."""
-    return Check(code, ask_smi, each(find, well), "nvidia-smi -q -x", rule, remedy)
+def checks_of_gpus(finds: Mapping[str, FindFault]) -> tuple[Check[Any], ...]:
+    """Return the checks that apply a function to every GPU in nvidia-smi's answer."""
+    return checks_of(ask_smi, {code: each(find, words()[code]["well"]) for code, find in finds.items()})
 
 
 def number(gpu: GpuReport, *paths: str) -> float:

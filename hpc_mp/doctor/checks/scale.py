@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from hpc_mp.base.text import memory_size
 from hpc_mp.cluster.node.scale import KernelLimits, read_scale
-from hpc_mp.doctor.checks.check import Check, Judgement
+from hpc_mp.doctor.checks.check import Judgement, checks_of
 
 _PORTS = 20_000
 _OURS = range(10_000, 30_000)  # ports for the rendezvous of ranks
@@ -69,33 +69,15 @@ def files(scale: KernelLimits) -> Iterator[Judgement]:
         yield Judgement("warning" if bad else "ok", f"{opened} files are open, fs.file-max = {limit}")
 
 
-CHECKS: tuple[Check[KernelLimits], ...] = (
-    Check("kernel-somaxconn", read_scale, _least("net.core.somaxconn", "somaxconn", 4096),
-          "`/proc/sys/net/core/somaxconn`", "warning: below 4096 in a cluster",
-          "sysctl net.core.somaxconn=65535: rank 0 is called by all others at once"),
-    Check("kernel-backlog", read_scale, _least("net.ipv4.tcp_max_syn_backlog", "backlog", 2048),
-          "`/proc/sys/net/ipv4/tcp_max_syn_backlog`", "warning: below 2048 in a cluster",
-          "sysctl net.ipv4.tcp_max_syn_backlog=65535"),
-    Check("kernel-neighbours", read_scale, _least("net.ipv4.neigh.default.gc_thresh3", "neighbours", 4096),
-          "`/proc/sys/net/ipv4/neigh/default/gc_thresh3`",
-          "warning: below 4096 in a cluster: with 1024 hosts in one network `Neighbour table overflow` cuts connections",
-          "sysctl net.ipv4.neigh.default.gc_thresh3=16384, gc_thresh2=8192, gc_thresh1=4096"),
-    Check("kernel-files", read_scale, files, "`/proc/sys/fs/{file-max,file-nr}`",
-          "warning: 90 % are open; below 1,000,000 in a cluster", "sysctl fs.file-max=4194304"),
-    Check("kernel-pids", read_scale, _least("kernel.pid_max", "pids", 65_536), "`/proc/sys/kernel/pid_max`",
-          "warning: below 65,536 in a cluster",
-          "sysctl kernel.pid_max=4194304: every thread counts, and a rank of NCCL and data workers has hundreds"),
-    Check("kernel-threads", read_scale, _least("kernel.threads-max", "threads", 65_536),
-          "`/proc/sys/kernel/threads-max`", "warning: below 65,536 in a cluster", "sysctl kernel.threads-max=4194304"),
-    Check("port-range", read_scale, ports, "`/proc/sys/net/ipv4/{ip_local_port_range,ip_local_reserved_ports}`",
-          "warning: fewer than 20,000 ports, or a tenth of 10000–29999 among them and not reserved",
-          "sysctl net.ipv4.ip_local_port_range='32768 60999'"),
-    Check("tcp-buffers", read_scale, buffers, "`/proc/sys/net/ipv4/{tcp_rmem,tcp_wmem}`",
-          "warning: below 16 MiB where Ethernet is faster than 10 Gb/s",
-          "sysctl net.ipv4.tcp_rmem='4096 131072 67108864' net.ipv4.tcp_wmem='4096 65536 67108864'"),
-    Check("tcp-memory", read_scale, tcp_memory, "`/proc/sys/net/ipv4/tcp_mem`", "warning: below 1 GiB in a cluster",
-          "raise net.ipv4.tcp_mem: rank 0 of a large job holds thousands of connections"),
-    Check("connection-tracking", read_scale, tracking, "`/proc/sys/net/netfilter/nf_conntrack_{count,max}`",
-          "error: more than 90 %: new connections are then dropped",
-          "sysctl net.netfilter.nf_conntrack_max=1048576, or no tracking between nodes"),
-)
+CHECKS = checks_of(read_scale, {
+    "kernel-somaxconn": _least("net.core.somaxconn", "somaxconn", 4096),
+    "kernel-backlog": _least("net.ipv4.tcp_max_syn_backlog", "backlog", 2048),
+    "kernel-neighbours": _least("net.ipv4.neigh.default.gc_thresh3", "neighbours", 4096),
+    "kernel-files": files,
+    "kernel-pids": _least("kernel.pid_max", "pids", 65_536),
+    "kernel-threads": _least("kernel.threads-max", "threads", 65_536),
+    "port-range": ports,
+    "tcp-buffers": buffers,
+    "tcp-memory": tcp_memory,
+    "connection-tracking": tracking,
+})
