@@ -10,9 +10,8 @@ from hpc_mp.cluster.node.cpu import read_cpus
 from hpc_mp.cluster.node.gpu_pci import read_gpus
 from hpc_mp.cluster.node.limits import read_limits
 from hpc_mp.cluster.node.netdev import ETHERNET, read_interfaces
-from hpc_mp.cluster.node.parse import fields, maybe
 from hpc_mp.cluster.node.rdma import RdmaFabric, RdmaPort, read_fabric
-from hpc_mp.cluster.node.source import NodeSource
+from hpc_mp.cluster.node.source import NodeSource, fields, maybe
 from hpc_mp.environment.versions import distribution
 
 Traits = Mapping[str, str]

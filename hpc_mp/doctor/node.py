@@ -11,8 +11,7 @@ from hpc_mp.base.findings import Finding
 from hpc_mp.base.text import did_you_mean
 from hpc_mp.cluster.node.counters import keep_counters
 from hpc_mp.cluster.node.deadline import in_time
-from hpc_mp.cluster.node.parse import maybe
-from hpc_mp.cluster.node.source import NodeSource, Unavailable, here, recorded
+from hpc_mp.cluster.node.source import NodeSource, Unavailable, here, maybe, recorded
 from hpc_mp.doctor.checks.check import Check, run
 from hpc_mp.doctor.checks.registry import PASSIVE
 from hpc_mp.doctor.drift import traits

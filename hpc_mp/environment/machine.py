@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 from hpc_mp.cluster.node.gpu_pci import read_gpus
 from hpc_mp.cluster.node.netdev import read_interfaces
-from hpc_mp.cluster.node.parse import firmware, maybe
 from hpc_mp.cluster.node.rdma import read_fabric
-from hpc_mp.cluster.node.source import NodeSource
+from hpc_mp.cluster.node.source import NodeSource, firmware, maybe
 
 
 @dataclass(frozen=True, slots=True)

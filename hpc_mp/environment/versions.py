@@ -7,8 +7,7 @@ from typing import Literal
 
 from packaging.specifiers import SpecifierSet
 
-from hpc_mp.cluster.node.parse import maybe
-from hpc_mp.cluster.node.source import NodeSource, Unavailable
+from hpc_mp.cluster.node.source import NodeSource, Unavailable, maybe
 
 Release = tuple[int, ...]
 Installed = Callable[[str], str | None]  # returns the release of a Python package; None if not installed

@@ -13,8 +13,7 @@ from typing import Any
 
 from hpc_mp.cluster.node import netdev, rdma
 from hpc_mp.cluster.node.gpu_links import link_counters
-from hpc_mp.cluster.node.parse import maybe, uptime
-from hpc_mp.cluster.node.source import SHARED, NodeSource, Unavailable, keep, own
+from hpc_mp.cluster.node.source import SHARED, NodeSource, Unavailable, keep, maybe, own, uptime
 
 KEPT = "counters.json"
 WINDOW_S = 3 * 3600.0

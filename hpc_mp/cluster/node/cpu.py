@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from hpc_mp.catalogue import MachineType
 from hpc_mp.cluster.node.machines import read_machine_type
-from hpc_mp.cluster.node.parse import maybe, members
-from hpc_mp.cluster.node.source import NodeSource
+from hpc_mp.cluster.node.source import NodeSource, maybe, members
 
 _BASE = "/sys/devices/system/cpu"
 _CLOCK = "/sys/devices/system/clocksource/clocksource0"

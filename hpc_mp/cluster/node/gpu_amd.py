@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hpc_mp.cluster.node.gpu_pci import read_gpus
-from hpc_mp.cluster.node.parse import maybe
-from hpc_mp.cluster.node.source import NodeSource
+from hpc_mp.cluster.node.source import NodeSource, maybe
 
 _RAS = re.compile(r"\b(ue|ce)\s*:\s*(\d+)")
 

@@ -7,8 +7,7 @@ from hpc_mp.catalogue import GpuModel, MachineType, catalogue
 from hpc_mp.cluster.node.gpu_pci import count_nvswitches, read_gpus
 from hpc_mp.cluster.node.machines import read_machine_type
 from hpc_mp.cluster.node.nvidia_smi import QUERY, SmiReport, address, parse_smi, split_smi
-from hpc_mp.cluster.node.parse import fields, maybe, uptime
-from hpc_mp.cluster.node.source import NodeSource, Unavailable
+from hpc_mp.cluster.node.source import NodeSource, Unavailable, fields, maybe, uptime
 
 LIST = ("nvidia-smi", "--list-gpus")
 _INFORMATION = "/proc/driver/nvidia/gpus/*/information"

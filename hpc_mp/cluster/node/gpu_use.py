@@ -4,8 +4,7 @@ import re
 from dataclasses import dataclass
 
 from hpc_mp.cluster.node.nvidia_smi import address, failing, number, query
-from hpc_mp.cluster.node.parse import maybe
-from hpc_mp.cluster.node.source import NodeSource
+from hpc_mp.cluster.node.source import NodeSource, maybe
 
 _GPUS = ("index", "pci.bus_id", "memory.used")
 _APPS = ("gpu_bus_id", "pid", "process_name")

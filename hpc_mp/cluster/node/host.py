@@ -3,8 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from hpc_mp.cluster.node.parse import fields, maybe
-from hpc_mp.cluster.node.source import NodeSource, Unavailable
+from hpc_mp.cluster.node.source import NodeSource, Unavailable, fields, maybe
 
 
 @dataclass(frozen=True)

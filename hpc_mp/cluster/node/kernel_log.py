@@ -6,8 +6,7 @@ import re
 from dataclasses import dataclass
 
 from hpc_mp.cluster.node.gpu_pci import read_gpus
-from hpc_mp.cluster.node.parse import maybe, uptime
-from hpc_mp.cluster.node.source import NodeSource, Unavailable
+from hpc_mp.cluster.node.source import NodeSource, Unavailable, maybe, uptime
 
 _ANSWERS = (("dmesg",), ("journalctl", "-k", "-b", "--no-pager", "-o", "short-monotonic"))
 _FILES = ("/var/log/kern.log", "/var/log/messages", "/var/log/syslog")

@@ -5,9 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hpc_mp.cluster.node.memory import read_meminfo
-from hpc_mp.cluster.node.parse import Readings, fields, maybe, members
 from hpc_mp.cluster.node.rdma import CLASS
-from hpc_mp.cluster.node.source import NodeSource
+from hpc_mp.cluster.node.source import NodeSource, Readings, fields, maybe, members
 
 _LIMITS = "/proc/self/limits"
 _LINE = re.compile(r"^Max (.+?)\s{2,}(\S+)\s+(\S+)", re.MULTILINE)

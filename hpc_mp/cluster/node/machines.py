@@ -4,8 +4,7 @@ import re
 
 from hpc_mp.catalogue import MachineType, catalogue
 from hpc_mp.cluster.node.gpu_pci import read_gpus
-from hpc_mp.cluster.node.parse import firmware
-from hpc_mp.cluster.node.source import NodeSource
+from hpc_mp.cluster.node.source import NodeSource, firmware
 
 
 def read_machine_type(source: NodeSource) -> MachineType | None:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from hpc_mp.catalogue import MachineType
 from hpc_mp.cluster.node.machines import read_machine_type
 from hpc_mp.cluster.node.mounts import Room, room
-from hpc_mp.cluster.node.parse import Readings, maybe
-from hpc_mp.cluster.node.source import NodeSource, Unavailable
+from hpc_mp.cluster.node.source import NodeSource, Readings, Unavailable, maybe
 
 _SIZE = re.compile(r"(\w+(?:\(\w+\))?):\s+(\d+)( kB)?")
 SHM, MEMINFO = "/dev/shm", "/proc/meminfo"

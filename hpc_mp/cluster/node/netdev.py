@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from hpc_mp.cluster.node.parse import maybe
-from hpc_mp.cluster.node.source import NodeSource
+from hpc_mp.cluster.node.source import NodeSource, maybe
 
 CLASS = "/sys/class/net"
 ETHERNET = 1  # ARPHRD_ETHER

@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hpc_mp.cluster.node.gpu_pci import PciGpu, PciLink, read_gpus, read_link
-from hpc_mp.cluster.node.parse import firmware, maybe, real
 from hpc_mp.cluster.node.rdma import RdmaFabric, read_fabric
-from hpc_mp.cluster.node.source import NodeSource, Unavailable
+from hpc_mp.cluster.node.source import NodeSource, Unavailable, firmware, maybe, real
 
 _BRIDGES = ("lspci", "-D", "-vvv", "-d", "::0604")
 

@@ -3,8 +3,7 @@
 import time
 from dataclasses import dataclass
 
-from hpc_mp.cluster.node.parse import fields, maybe, uptime
-from hpc_mp.cluster.node.source import NodeSource, Unavailable
+from hpc_mp.cluster.node.source import NodeSource, Unavailable, fields, maybe, uptime
 
 _MOMENT_S = 0.5  # a process that waits for a disk has made progress by then
 _TICKS = 100  # per second, in /proc: USER_HZ, the same on every Linux

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from hpc_mp.catalogue import MachineType
 from hpc_mp.cluster.node.machines import read_machine_type
-from hpc_mp.cluster.node.parse import maybe, real
-from hpc_mp.cluster.node.source import NodeSource, Unavailable
+from hpc_mp.cluster.node.source import NodeSource, Unavailable, maybe, real
 
 CLASS = "/sys/class/infiniband"
 AMAZON = "0x1d0f"

@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hpc_mp.cluster.node.netdev import read_interfaces
-from hpc_mp.cluster.node.parse import maybe
 from hpc_mp.cluster.node.rdma import CLASS
-from hpc_mp.cluster.node.source import NodeSource, Unavailable
+from hpc_mp.cluster.node.source import NodeSource, Unavailable, maybe
 
 _SETTINGS = {
     "somaxconn": "net/core/somaxconn",

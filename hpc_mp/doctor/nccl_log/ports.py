@@ -5,9 +5,8 @@ from collections.abc import Iterator, Mapping
 
 from hpc_mp.base.findings import Finding
 from hpc_mp.base.text import data_size
-from hpc_mp.cluster.node.parse import maybe
 from hpc_mp.cluster.node.rdma import read_fabric
-from hpc_mp.cluster.node.source import NodeSource
+from hpc_mp.cluster.node.source import NodeSource, maybe
 
 WORD = 4  # InfiniBand counts port data in words of four bytes (IB specification, PortXmitData)
 LEAST = 0.8  # fraction of the bytes that must have gone through the ports
