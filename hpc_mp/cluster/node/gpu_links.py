@@ -1,10 +1,12 @@
-"""NVLinks, and the path from each GPU to each other GPU and NIC, as reported by nvidia-smi."""
+"""NVLinks: the path from each GPU to each other GPU and NIC, as reported by nvidia-smi; and the managers of their fabric, on
+this node and, for memory of other nodes, the IMEX daemon."""
 
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from hpc_mp.cluster.node.gpu_driver import ask_smi, has_gpus, read_models
+from hpc_mp.cluster.node.gpu_pci import count_nvswitches
 from hpc_mp.cluster.node.source import NodeSource, Unavailable
 
 STATUS = ("nvidia-smi", "nvlink", "-s")
@@ -122,3 +124,54 @@ def _topology(text: str) -> GpuTopology:
             gpus += [cells[0]] if cells[0].startswith("GPU") else []
     nics |= {name: name for name in columns if re.match(r"mlx|rdma|efa|cxi", name)}  # older drivers write the device itself
     return GpuTopology(paths, tuple(gpus), nics)
+
+
+_MANAGER = ("systemctl", "is-active", "nvidia-fabricmanager")
+_IMEX = ("nvidia-imex-ctl", "-H", "-N")
+_NODE = re.compile(r"Node #(\d+)\s+[-*]\s+(\S+)\s+[-*]\s+-?\s*(\w+)")
+
+
+@dataclass(frozen=True)
+class NvswitchFabric:
+    """The fabric manager and the NVSwitches."""
+
+    manager: str  # systemd's state of nvidia-fabricmanager ("active", "failed", "inactive"); or the reason why it is not known
+    nvswitches: int  # number on this node's PCI bus
+
+
+@dataclass(frozen=True)
+class Imex:
+    """The state of the IMEX domain."""
+
+    domain: str  # "UP", "DEGRADED", "DOWN" …
+    nodes: tuple[tuple[str, str], ...]  # state by address, such as "READY"
+    unconnected: tuple[tuple[int, int, str], ...]  # (from, to) pairs that are not "C", with the letter shown instead
+    channels: tuple[str, ...]  # device files ``/dev/nvidia-caps-imex-channels/channel*``
+
+
+def read_fabric(source: NodeSource) -> NvswitchFabric:
+    """Read the fabric manager's state. Never raises: the caller judges whether its absence matters."""
+    try:
+        manager = source.answer(_MANAGER).strip()
+    except Unavailable as unseen:  # is-active exits 3 for an inactive service, with its state on stdout
+        manager = unseen.out.strip() or "inactive or failed" if unseen.code == 3 else f"unknown: {unseen}"
+    return NvswitchFabric(manager, count_nvswitches(source))
+
+
+def read_imex(source: NodeSource) -> Imex | None:
+    """Read the IMEX domain; None if no NVLink leaves the node. Raises Unavailable."""
+    if not any(model.rack for model in read_models(source)):
+        return None
+    text = source.answer(_IMEX)
+    domain = re.search(r"Domain State:\s*(\S+)", text)
+    if domain is None:
+        raise Unavailable(f"nvidia-imex-ctl prints no domain state: {text.strip()[:60]!r}")
+    table = text.partition("Nodes From\\To")[2].splitlines()[1:]
+    rows = [line.split() for line in table if re.match(r"\s*\d+\s+\S", line)]
+    return Imex(
+        domain=domain[1],
+        nodes=tuple((match[2], match[3]) for match in _NODE.finditer(text)),
+        unconnected=tuple((int(row[0]), column, letter) for row in rows for column, letter in enumerate(row[1:])
+                          if letter != "C"),
+        channels=source.names("/dev/nvidia-caps-imex-channels/channel*"),
+    )

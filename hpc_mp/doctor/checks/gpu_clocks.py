@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from hpc_mp.base.findings import Severity
 from hpc_mp.base.text import counted, memory_size
-from hpc_mp.cluster.node.gpu_use import Holder, Holders, read_holders
+from hpc_mp.cluster.node.gpu_driver import Holder, Holders, read_holders
 from hpc_mp.cluster.node.nvidia_smi import GpuReport
 from hpc_mp.doctor.checks.check import Judgement, checks_of, or_well
 from hpc_mp.doctor.checks.per_gpu import NotApplicable, checks_of_gpus, driver_error, number, says

@@ -7,8 +7,18 @@ from hpc_mp.base.text import counted, duration
 from hpc_mp.catalogue import catalogue
 from hpc_mp.cluster.node.counters import Changes, read_changes
 from hpc_mp.cluster.node.gpu_driver import SmiAnswer, ask_smi
-from hpc_mp.cluster.node.gpu_fabric import Imex, NvswitchFabric, read_fabric, read_imex
-from hpc_mp.cluster.node.gpu_links import COUNTERS, GpuTopology, NvLinks, read_links, read_peers, read_topology
+from hpc_mp.cluster.node.gpu_links import (
+    COUNTERS,
+    GpuTopology,
+    Imex,
+    NvLinks,
+    NvswitchFabric,
+    read_fabric,
+    read_imex,
+    read_links,
+    read_peers,
+    read_topology,
+)
 from hpc_mp.cluster.node.nvidia_smi import GpuReport
 from hpc_mp.doctor.checks.check import Judgement, checks_of, or_well
 from hpc_mp.doctor.checks.per_gpu import NotApplicable, checks_of_gpus, seen, usual_of

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from hpc_mp.base.findings import Severity
 from hpc_mp.base.text import counted
-from hpc_mp.cluster.node.gpu_amd import AmdGpus, read_amd
 from hpc_mp.cluster.node.gpu_driver import GpuDriver, SmiAnswer, ask_smi, read_driver
+from hpc_mp.cluster.node.gpu_pci import AmdGpus, read_amd
 from hpc_mp.cluster.node.nvidia_smi import GpuReport
 from hpc_mp.cluster.node.source import Unavailable
 from hpc_mp.doctor.checks.check import Judgement, checks_of, or_well

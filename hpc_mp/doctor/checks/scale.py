@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from hpc_mp.base.text import memory_size
-from hpc_mp.cluster.node.scale import KernelLimits, read_scale
+from hpc_mp.cluster.node.limits import KernelLimits, read_scale
 from hpc_mp.doctor.checks.check import Judgement, checks_of
 
 _PORTS = 20_000
