@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))
 
 from hpc_mp.cli import main as command_line  # noqa: E402
 from hpc_mp.clouds.azure.rules import RULES as AZURE  # noqa: E402
-from hpc_mp.cluster.slurm.job import AGAIN  # noqa: E402
+from hpc_mp.cluster.slurm.jobs import AGAIN  # noqa: E402
 from hpc_mp.doctor.checks.registry import PASSIVE  # noqa: E402
 from hpc_mp.doctor.drift import TRAITS  # noqa: E402
 from hpc_mp.environment.machine_rules import RULES as ON_MACHINE  # noqa: E402

@@ -8,7 +8,7 @@ import click
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import escaped
 from hpc_mp.cluster.slurm import jobs as queue
-from hpc_mp.cluster.slurm.job import SlurmJob
+from hpc_mp.cluster.slurm.jobs import SlurmJob
 from hpc_mp.diagnosis.cause import cause
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.failures import read_failures

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from hpc_mp.base.text import data_size, duration, escaped, loss_number, loss_words
-from hpc_mp.cluster.slurm.job import WAITING
+from hpc_mp.cluster.slurm.jobs import WAITING
 from hpc_mp.launch.listener import Listener
 from hpc_mp.rundir.records import Evaluation, RankStatus, StepMetrics
 

@@ -17,7 +17,7 @@ import click
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import ago, data_size, duration, escaped, loss_number, loss_words
 from hpc_mp.cli.output import short_path
-from hpc_mp.cluster.slurm.job import UNKNOWN, SlurmJob
+from hpc_mp.cluster.slurm.jobs import UNKNOWN, SlurmJob
 from hpc_mp.cluster.slurm.nodelist import compress
 from hpc_mp.job.sweep import words_of
 from hpc_mp.launch.fit import never_starts

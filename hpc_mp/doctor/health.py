@@ -17,7 +17,7 @@ from hpc_mp.base.findings import Finding, findings_document, weight
 from hpc_mp.cluster.node.counters import keep_counters
 from hpc_mp.cluster.node.deadline import in_time
 from hpc_mp.cluster.node.source import here
-from hpc_mp.cluster.slurm.drain import drain
+from hpc_mp.cluster.slurm.records import drain
 from hpc_mp.doctor.checks.check import run
 from hpc_mp.doctor.checks.registry import FIT, PASSIVE
 

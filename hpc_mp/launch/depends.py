@@ -12,7 +12,7 @@ from pathlib import Path
 from hpc_mp.base.command import Runner
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm import jobs as queue
-from hpc_mp.cluster.slurm.job import FORGOTTEN, SlurmJob
+from hpc_mp.cluster.slurm.jobs import FORGOTTEN, SlurmJob
 from hpc_mp.job import AnySpec
 from hpc_mp.job.values import DEPENDENCY, JOB_ID
 from hpc_mp.rundir import find_run

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpc_mp.base.command import CommandFailed, Runner, ask
+from hpc_mp.cluster.slurm.limits import PartitionLimits, partition_limits
 from hpc_mp.cluster.slurm.nodes import node_states
-from hpc_mp.cluster.slurm.partition import PartitionLimits, partition_limits
 from hpc_mp.cluster.slurm.query import SlurmPartition, last_line, partition_names, partitions, until_silent, version
 from hpc_mp.cluster.slurm.records import find_settings
 from hpc_mp.cluster.slurm.releases import Version

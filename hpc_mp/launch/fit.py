@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from hpc_mp.base.command import Runner, ask
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import counted, memory_size, shown
-from hpc_mp.cluster.slurm.job import SlurmJob
-from hpc_mp.cluster.slurm.limits import seconds
+from hpc_mp.cluster.slurm.jobs import SlurmJob
+from hpc_mp.cluster.slurm.limits import PartitionLimits, seconds
 from hpc_mp.cluster.slurm.nodelist import expand
-from hpc_mp.cluster.slurm.partition import PartitionLimits
 from hpc_mp.cluster.slurm.query import NodeKind
 from hpc_mp.job import AnySpec
 from hpc_mp.job.sweep import runs_of

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hpc_mp.base.command import Runner, ask
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.cluster.slurm.job import COMPLETING, FINAL, UNKNOWN
+from hpc_mp.cluster.slurm.jobs import COMPLETING, FINAL, UNKNOWN
 from hpc_mp.job import AnySpec, JobSpec, ProgramSpec, load_job, load_resolved
 from hpc_mp.job.learning_rate import ScheduleOptions
 from hpc_mp.job.resolution import ResolvedKey

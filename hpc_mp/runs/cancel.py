@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from hpc_mp.base.errors import RunFailed
 from hpc_mp.cluster.slurm import jobs as queue
-from hpc_mp.cluster.slurm.job import COMPLETING
+from hpc_mp.cluster.slurm.jobs import COMPLETING
 from hpc_mp.cluster.slurm.submit import cancel
 from hpc_mp.job import ProgramSpec, load_resolved
 from hpc_mp.rundir import RunDirectory, write_text

@@ -14,7 +14,7 @@ import psutil
 
 from hpc_mp.base.errors import RunFailed
 from hpc_mp.base.text import several
-from hpc_mp.cluster.slurm.job import SlurmJob
+from hpc_mp.cluster.slurm.jobs import SlurmJob
 from hpc_mp.cluster.slurm.submit import cancel
 from hpc_mp.job import ProgramSpec, load_resolved
 from hpc_mp.rundir import RunDirectory

@@ -16,7 +16,7 @@ from hpc_mp.base.command import Runner
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import ago
 from hpc_mp.cluster.slurm import jobs as queue
-from hpc_mp.cluster.slurm.job import FINAL, UNKNOWN, SlurmJob
+from hpc_mp.cluster.slurm.jobs import FINAL, UNKNOWN, SlurmJob
 from hpc_mp.job import JobSpec, load_job
 from hpc_mp.rundir import RunDirectory, problem
 from hpc_mp.rundir.checkpoints import complete_steps

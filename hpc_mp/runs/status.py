@@ -16,7 +16,7 @@ from hpc_mp.base.exit_codes import ending
 from hpc_mp.cluster.bad_nodes import BadNode
 from hpc_mp.cluster.exclusions import read_exclusions
 from hpc_mp.cluster.slurm import jobs as queue
-from hpc_mp.cluster.slurm.job import FORGOTTEN, STOPPING, UNKNOWN, SlurmJob
+from hpc_mp.cluster.slurm.jobs import FORGOTTEN, STOPPING, UNKNOWN, SlurmJob
 from hpc_mp.diagnosis.cause import cause
 from hpc_mp.job import AnySpec, JobSpec, ProgramSpec, load_resolved
 from hpc_mp.rundir import RunDirectory

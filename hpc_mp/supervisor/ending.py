@@ -12,10 +12,9 @@ from hpc_mp.base.command import CommandFailed
 from hpc_mp.cluster.bad_nodes import AVOIDED_S, BadNode, Certainty, ledger, record
 from hpc_mp.cluster.exclusions import read_exclusions
 from hpc_mp.cluster.slurm.allocation import Allocation
-from hpc_mp.cluster.slurm.job import time_of
-from hpc_mp.cluster.slurm.mail import mail_at_end
+from hpc_mp.cluster.slurm.jobs import time_of
 from hpc_mp.cluster.slurm.records import Words
-from hpc_mp.cluster.slurm.requeue import await_notice, known_job, notice_s, queued_again, requeue, start_soon
+from hpc_mp.cluster.slurm.requeue import await_notice, known_job, mail_at_end, notice_s, queued_again, requeue, start_soon
 from hpc_mp.cluster.slurm.submit import withdraw
 from hpc_mp.diagnosis.classify import classify
 from hpc_mp.diagnosis.evidence import Evidence

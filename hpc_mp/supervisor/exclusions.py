@@ -26,7 +26,7 @@ from hpc_mp.base.files import write_text
 from hpc_mp.cluster.bad_nodes import BadNode
 from hpc_mp.cluster.exclusions import Keeping, read_exclusions, write_exclusions
 from hpc_mp.cluster.slurm import jobs as queue
-from hpc_mp.cluster.slurm.job import SlurmJob
+from hpc_mp.cluster.slurm.jobs import SlurmJob
 from hpc_mp.cluster.slurm.nodelist import compress
 from hpc_mp.cluster.slurm.nodes import node_states
 from hpc_mp.cluster.slurm.requeue import exclude, held_back, start_soon

@@ -16,7 +16,7 @@ from tables import table
 from hpc_mp.base.assets import asset
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.cluster.slurm import jobs as queue
-from hpc_mp.cluster.slurm.job import (
+from hpc_mp.cluster.slurm.jobs import (
     FINAL,
     FORGOTTEN,
     REASONS,

@@ -18,7 +18,7 @@ from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.findings import Finding
 from hpc_mp.cluster.node.source import NodeSource
-from hpc_mp.cluster.slurm.drain import drain
+from hpc_mp.cluster.slurm.records import drain
 from hpc_mp.doctor.health import lines, main, reason
 from hpc_mp.doctor.install import ARCHIVE, SCRIPT, install, pack, packed
 
@@ -76,7 +76,8 @@ def test_its_sources_are_python_3_10_and_import_the_standard_library_alone_where
 
 def test_what_the_check_imports_is_packed_and_the_same_sources_give_the_same_bytes(archive: Path, tmp_path: Path) -> None:
     names = {str(file.relative_to(Path(hpc_mp.__file__).parent)) for file in packed()}
-    assert {"__init__.py", "base/command.py", "cluster/slurm/drain.py", "doctor/checks/registry.py", "doctor/health.py"} <= names
+    assert {"__init__.py", "base/command.py", "cluster/slurm/records.py", "doctor/checks/registry.py", "doctor/health.py",
+            } <= names
     assert not [name for name in names if name.startswith(("train", "launch", "cli", "job"))] and len(names) < 100
     pack(tmp_path / "again.pyz")
     assert (tmp_path / "again.pyz").read_bytes() == archive.read_bytes()

@@ -28,7 +28,7 @@ from test_slurm_training import (  # noqa: F401 (pytest finds the tests and fixt
 )
 from test_verbs_slurm import *  # noqa: F403 (all of its tests, and the fixture `run`)
 
-from hpc_mp.cluster.slurm.job import parse_lines, parse_scontrol
+from hpc_mp.cluster.slurm.jobs import parse_lines, parse_scontrol
 
 pytestmark = [pytest.mark.prove, pytest.mark.timeout(1800)]
 

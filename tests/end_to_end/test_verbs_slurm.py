@@ -22,7 +22,7 @@ from hpc_mp.base.command import CommandFailed
 from hpc_mp.cli.main import cli
 from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.cluster.slurm import submit as slurm
-from hpc_mp.cluster.slurm.job import FORGOTTEN, parse_scontrol
+from hpc_mp.cluster.slurm.jobs import FORGOTTEN, parse_scontrol
 from hpc_mp.job import dump_job, load_job
 from hpc_mp.rundir import RunDirectory, write_json
 

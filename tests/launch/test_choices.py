@@ -13,8 +13,8 @@ from tables import table
 
 from hpc_mp.base.command import CommandFailed, TimedOut
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.cluster.slurm.job import SlurmJob
-from hpc_mp.cluster.slurm.partition import PartitionLimits, partition_limits
+from hpc_mp.cluster.slurm.jobs import SlurmJob
+from hpc_mp.cluster.slurm.limits import PartitionLimits, partition_limits
 from hpc_mp.cluster.slurm.query import NodeKind, SlurmPartition
 from hpc_mp.job import JobSpec
 from hpc_mp.launch.choices import MIG, slurm_gpus

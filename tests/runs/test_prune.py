@@ -14,7 +14,7 @@ from launching import held, make_run, record, silent, write_job
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.prune import command
-from hpc_mp.cluster.slurm.job import FORGOTTEN, UNKNOWN, SlurmJob
+from hpc_mp.cluster.slurm.jobs import FORGOTTEN, UNKNOWN, SlurmJob
 from hpc_mp.job import load_job
 from hpc_mp.rundir import Manifest, RunDirectory, find_run, write_json, write_manifest
 from hpc_mp.rundir.checkpoints import sha256

@@ -17,7 +17,7 @@ from tables import table
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli import progress, status
 from hpc_mp.cli.main import cli
-from hpc_mp.cluster.slurm.job import SlurmJob, explained
+from hpc_mp.cluster.slurm.jobs import SlurmJob, explained
 from hpc_mp.job import ProgramSpec, dump_job, load_job
 from hpc_mp.job.program import Program
 from hpc_mp.launch import resume

@@ -12,7 +12,7 @@ from slurm_lab.cluster import Cluster
 from slurm_lab.lab import Lab
 from tables import table
 
-from hpc_mp.cluster.slurm.job import LINE
+from hpc_mp.cluster.slurm.jobs import LINE
 
 RECORDED = Path(__file__).parents[1] / "golden" / "queue"
 LINES, SHOWN = "squeue-24.11.lines", "scontrol-24.11.lines"

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hpc_mp.base.command import CommandFailed, Runner, ask
-from hpc_mp.cluster.slurm.job import time_of
+from hpc_mp.cluster.slurm.jobs import time_of
 from hpc_mp.cluster.slurm.nodelist import expand
 from hpc_mp.cluster.slurm.variables import ARRAY_ELEMENT
 

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from hpc_mp.base.command import Runner, ask
-from hpc_mp.cluster.slurm.job import time_of
+from hpc_mp.cluster.slurm.jobs import time_of
 from hpc_mp.cluster.slurm.nodelist import compress
 from hpc_mp.cluster.slurm.records import find_record
 

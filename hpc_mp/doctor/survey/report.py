@@ -12,7 +12,7 @@ from hpc_mp.base.grouping import grouped
 from hpc_mp.cluster.bad_nodes import AVOIDED_S, BadNode, ledger, record, take_back
 from hpc_mp.cluster.bad_nodes import findings as held_against
 from hpc_mp.cluster.bandwidth import LinkRates, where, write_measured
-from hpc_mp.cluster.slurm.drain import drain_command
+from hpc_mp.cluster.slurm.records import drain_command
 from hpc_mp.doctor.localise import Localisation, nodes_of
 from hpc_mp.doctor.survey.diagnosis import REMEDIES, Diagnosis
 from hpc_mp.doctor.survey.evidence import SurveyEvidence

@@ -11,12 +11,10 @@ from pathlib import Path
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import shown
-from hpc_mp.cluster.slurm.job import STOPPING, SlurmJob
-from hpc_mp.cluster.slurm.jobs import release, wait
+from hpc_mp.cluster.slurm.jobs import STOPPING, SlurmJob, release, wait
 from hpc_mp.cluster.slurm.query import NO_CONTROLLER
-from hpc_mp.cluster.slurm.rehearsal import one_line
-from hpc_mp.cluster.slurm.rehearsal import rehearse as test_only
-from hpc_mp.cluster.slurm.submit import SubmissionRefused, sbatch
+from hpc_mp.cluster.slurm.submit import SubmissionRefused, one_line, sbatch
+from hpc_mp.cluster.slurm.submit import rehearse as test_only
 from hpc_mp.diagnosis.cause import cause
 from hpc_mp.job import AnySpec
 from hpc_mp.job.sweep import words_of

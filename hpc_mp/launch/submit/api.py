@@ -9,7 +9,7 @@ from typing import Any
 
 from hpc_mp.base.errors import HpcMpError, RunFailed
 from hpc_mp.cluster.slurm.inside import decide
-from hpc_mp.cluster.slurm.job import FINAL
+from hpc_mp.cluster.slurm.jobs import FINAL
 from hpc_mp.launch.backends import BACKENDS, CallRequest, SubmittedTasks
 from hpc_mp.launch.submit.worker import SubmittedCall, failure_file
 from hpc_mp.rundir import read_json

@@ -17,7 +17,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.exit_codes import ending
 from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.cluster.slurm import submit as slurm
-from hpc_mp.cluster.slurm.job import FINAL, SlurmJob
+from hpc_mp.cluster.slurm.jobs import FINAL, SlurmJob
 from hpc_mp.diagnosis.lines import task_ends
 from hpc_mp.launch.backends.backend import CallRequest, SubmittedTasks
 from hpc_mp.launch.emulator.emulator import EmulatedRank, Emulator, Exit
