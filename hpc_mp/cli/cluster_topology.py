@@ -22,9 +22,8 @@ from hpc_mp.cluster.slurm.records import SHOW_CONFIG, SHOW_TOPOLOGY, show_config
 from hpc_mp.cluster.topology import Switch, Topology
 from hpc_mp.cluster.topology.check import Agreement, agreement
 from hpc_mp.cluster.topology.inferred import infer, read_measured_topology
-from hpc_mp.cluster.topology.model import chosen, only
+from hpc_mp.cluster.topology.model import TopologyReading, chosen, listed, only
 from hpc_mp.cluster.topology.readers import SOURCES, rates, read
-from hpc_mp.cluster.topology.reading import TopologyReading, listed
 from hpc_mp.cluster.topology.write import to_conf, to_yaml
 
 WRITTEN = {

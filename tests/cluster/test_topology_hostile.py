@@ -10,9 +10,8 @@ from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.cluster import command
-from hpc_mp.cluster.topology.model import only
+from hpc_mp.cluster.topology.model import TopologyReading, listed, only
 from hpc_mp.cluster.topology.readers import read
-from hpc_mp.cluster.topology.reading import TopologyReading, listed
 
 MAN_PAGE = table(__file__, "topology_hostile.toml", "man_page")
 

@@ -12,8 +12,8 @@ from tables import table
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.topology import Switch, Topology, read_topology
 from hpc_mp.cluster.topology.ibnetdiscover import host_of, switch_name
+from hpc_mp.cluster.topology.model import LONGEST, legal
 from hpc_mp.cluster.topology.readers import SOURCES, read
-from hpc_mp.cluster.topology.reading import LONGEST, legal
 
 TEXTS = Path(__file__).parents[1] / "topology_sources"
 UUID = "b78ed242-7b98-426f-b194-b76b8899f4ec"

@@ -11,7 +11,7 @@ from hpc_mp.base.text import data_rate
 from hpc_mp.cluster.bandwidth import LinkRates
 from hpc_mp.cluster.topology import SwitchTree
 from hpc_mp.cluster.topology.inferred import APART, COVERED, EDGE, Pair, Seen, groups_of, infer
-from hpc_mp.cluster.topology.reading import listed, natural
+from hpc_mp.cluster.topology.model import listed, natural
 
 Verdict = Literal["agrees", "disagrees", "cannot tell"]
 ENOUGH = 12

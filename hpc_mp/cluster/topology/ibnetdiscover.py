@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.grouping import grouped
 from hpc_mp.cluster.topology import Switch, Topology
-from hpc_mp.cluster.topology.reading import TopologyReading, group, legal, listed, natural
+from hpc_mp.cluster.topology.model import TopologyReading, group, legal, listed, natural
 
 _NODE = re.compile(r'(?P<kind>Switch|Ca|Rt)\s+\d+\s+"(?P<id>[SHR]-[0-9a-fA-F]+)"\s*(?:#\s*"(?P<name>[^"]*)")?')
 _PORT = re.compile(r'\[\d+\](?:\[[^\]]*\])*(?:\([0-9a-fA-F]+\))?\s+"(?P<id>[SHR]-[0-9a-fA-F]+)"\s*\[\d+\]'

@@ -14,7 +14,7 @@ from statistics import median
 from hpc_mp.base.text import data_rate
 from hpc_mp.cluster.bandwidth import LinkRates
 from hpc_mp.cluster.topology import Switch, Topology
-from hpc_mp.cluster.topology.reading import TopologyReading, group, listed, natural
+from hpc_mp.cluster.topology.model import TopologyReading, group, listed, natural
 
 APART, APART_FEW, FEW = 1.25, 1.6, 6
 """Minimum ratio of the rates of pairs inside to those across: smaller differences are noise, or a bad link. With fewer than

@@ -7,12 +7,114 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.grouping import grouped
 from hpc_mp.cluster.bandwidth import LinkRates, of_document
-from hpc_mp.cluster.slurm.nodelist import compress
-from hpc_mp.cluster.topology import Topology, azslurm, cliques, ibnetdiscover, read_topologies
+from hpc_mp.cluster.slurm.nodelist import compress, expand
+from hpc_mp.cluster.topology import Topology, read_topologies
+from hpc_mp.cluster.topology.ibnetdiscover import looks_like, read_ibnetdiscover
 from hpc_mp.cluster.topology.inferred import read_measured_topology
-from hpc_mp.cluster.topology.model import unsound
-from hpc_mp.cluster.topology.reading import TopologyReading, listed
+from hpc_mp.cluster.topology.model import TopologyReading, group, legal, listed, unsound
+
+# --- azslurm ---------------------------------------------------------------------------------------------------------
+
+# ``azslurm topology`` of CycleCloud: scale sets (-v), a tree by SHARP (-f), blocks by NVLink domain (-n). It is Slurm's format
+# with one exception: 4.0.9 names a block ``block_UUID CLIQUE``, with a blank, which Slurm refuses.
+_ENTRY = re.compile(r"(?P<out>#?)\s*(?P<key>SwitchName|BlockName)=(?P<name>.*?)\s+(?P<rest>(?:Nodes|Switches)=\S+)\s*")
+_MARK = re.compile(r"^# (Number of Nodes in (sw|block)|Total number of blocks|ClusterUUID and CliqueID)", re.I | re.M)
+UNKNOWN = "block_unknown"
+PLAIN = "htc"  # the "switch" of nodes in no placement group
+
+
+def read_azslurm(text: str, origin: str) -> TopologyReading:
+    """Return its tree or its blocks, with notes on what it left out. Raises HpcMpError if it is in neither form."""
+    lines, notes = [], []
+    for line in text.splitlines():
+        match = _ENTRY.fullmatch(line.strip())
+        if match is None:
+            lines.append(line)
+        elif match["out"]:
+            notes.append(f"{_nodes(match['rest'])}: left out by azslurm, a block of fewer nodes than BlockSizes")
+        elif match["name"] == UNKNOWN:
+            notes.append(f"{_nodes(match['rest'])}: in no NVLink domain, so in no block")
+        else:
+            lines.append(f"{match['key']}={'_'.join(match['name'].split())} {match['rest']}")
+    has_entries = any(_ENTRY.fullmatch(line.strip()) for line in lines)  # only BlockSizes remains if no block is large enough
+    topologies = tuple(
+        replace(topology, switches=tuple(replace(switch, hosts=group("", switch.hosts).hosts) for switch in topology.switches))
+        for topology in read_topologies("\n".join(lines) if has_entries or not notes else ""))
+    if any(switch.name == PLAIN for topology in topologies for switch in topology.switches):
+        notes.append(f"{PLAIN}: nodes outside of placement groups, which share no InfiniBand")
+    return TopologyReading(topologies, origin, tuple(notes))
+
+
+def _nodes(rest: str) -> str:
+    try:
+        return listed(expand(rest.partition("=")[2]))
+    except HpcMpError:
+        return rest
+
+
+# --- NVLink domains as blocks ----------------------------------------------------------------------------------------
+
+# Nodes whose GPUs have the same ClusterUUID and CliqueId reach each other over NVLink. ``nvidia-smi -q`` prints both under Fabric;
+# a GPU outside any domain has N/A, or a UUID of zeros. Kubernetes' label nvidia.com/gpu.clique is both, joined by a dot.
+REMEDY = "pass lines of `node clusteruuid cliqueid`, or lines of nvidia-smi -q with the node before them"
+SHORT = 8  # characters of a UUID in the name of a block
+_UUID = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
+_TABLE = re.compile(rf"(?P<node>[^\s,:]+)\s*[\s,:]\s*(?P<uuid>{_UUID}|N/A)\s*[\s,:.]\s*(?P<clique>\d+|N/A)")
+_SMI = re.compile(r"(?P<node>[^\s,:]+):\s+(?P<key>ClusterUUID|CliqueId)\s*:\s*(?P<value>\S+)")
+_HEAD = re.compile(r"(node|host(name)?)\b.*(uuid).*(clique)", re.IGNORECASE)
+
+Place = tuple[str, str]  # cluster UUID, clique
+
+
+def read_cliques(text: str, origin: str) -> TopologyReading:
+    """Return blocks of the nodes that share a domain, the largest first. Their size is that of the smallest. Raises HpcMpError
+    for text in neither form."""
+    places: dict[str, dict[Place, None]] = {}
+    for node, place in _lines(text):
+        places.setdefault(node, {})[place[0].lower(), place[1]] = None
+    if not places:
+        raise HpcMpError("the text", "has no node's ClusterUUID and CliqueId", REMEDY)
+    torn = [node for node, domains in places.items() if len(domains) > 1]
+    outside = [node for node, domains in places.items() if len(domains) == 1 and not _domain(next(iter(domains)))]
+    members = grouped((next(iter(domains)), node) for node, domains in places.items()
+                      if node not in torn and node not in outside)
+    notes = [f"{listed(nodes)}: {why}" for nodes, why in (
+        (outside, "in no NVLink domain, so in no block"),
+        (torn, "its GPUs report more than one domain (`hpc-mp doctor` there: gpu-clique), so in no block")) if nodes]
+    blocks, names = [], list[str]()
+    for (uuid, clique), nodes in sorted(members.items(), key=lambda item: (-len(item[1]), item[0])):
+        names.append(legal(f"nvl-{uuid[:SHORT]}-{clique}", names))
+        blocks.append(group(names[-1], nodes))
+    sizes = (min(len(block.hosts) for block in blocks),) if blocks else ()
+    topologies = (Topology(kind="block", switches=tuple(blocks), sizes=sizes, default=True),) if blocks else ()
+    return TopologyReading(topologies, origin, tuple(notes))
+
+
+def _domain(place: Place) -> bool:
+    return "n/a" not in place and "N/A" not in place and bool(place[0].strip("0-"))
+
+
+def _lines(text: str) -> Iterator[tuple[str, Place]]:
+    """Yield one pair per GPU from a table, and from ``node: CliqueId : 1`` and ``node: ClusterUUID : …``."""
+    halves: dict[tuple[str, str], list[str]] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        content = line.partition("#")[0].strip()
+        if match := _TABLE.fullmatch(content):
+            yield match["node"], (match["uuid"], match["clique"])
+        elif match := _SMI.search(content):
+            halves.setdefault((match["node"], match["key"]), []).append(match["value"])
+        elif content and not _HEAD.match(content) and not re.match(r"[^\s,:]+:", content):
+            raise HpcMpError(f"line {number}, {content[:100]!r}", "has no node's ClusterUUID and CliqueId", REMEDY)
+    for node in dict.fromkeys(node for node, _ in halves):
+        uuids, cliques = (halves.get((node, key), []) for key in ("ClusterUUID", "CliqueId"))
+        if len(uuids) != len(cliques):
+            raise HpcMpError(f"node {node}", f"has {len(uuids)} ClusterUUID and {len(cliques)} CliqueId", REMEDY)
+        yield from ((node, place) for place in zip(uuids, cliques, strict=True))
+
+
+# --- all sources -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +177,10 @@ def rates(text: str, where: str) -> LinkRates:
 SOURCES = {
     "measured": TopologyFormat(lambda text: text.lstrip().startswith("{") and '"pairs"' in text,
                                lambda text, origin: read_measured_topology(rates(text, origin), origin)),
-    "ibnetdiscover": TopologyFormat(ibnetdiscover.looks_like, ibnetdiscover.read_ibnetdiscover),
-    "azslurm": TopologyFormat(azslurm.looks_like, azslurm.read_azslurm),
+    "ibnetdiscover": TopologyFormat(looks_like, read_ibnetdiscover),
+    "azslurm": TopologyFormat(lambda text: bool(_MARK.search(text)) or f"SwitchName={PLAIN} " in text, read_azslurm),
     "slurm": TopologyFormat(lambda text: bool(re.search(r"^\s*(-\s+topology:|\w+=)", text, re.MULTILINE)),
                             lambda text, origin: TopologyReading(read_topologies(text), origin)),
-    "cliques": TopologyFormat(cliques.looks_like, cliques.read_cliques),
+    "cliques": TopologyFormat(
+        lambda text: any(_TABLE.fullmatch(line.strip()) or _SMI.search(line) for line in text.splitlines()), read_cliques),
 }

@@ -12,8 +12,7 @@ import yaml
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm.nodelist import compress
 from hpc_mp.cluster.topology import Switch, Topology
-from hpc_mp.cluster.topology.model import only, unsound
-from hpc_mp.cluster.topology.reading import legal
+from hpc_mp.cluster.topology.model import legal, only, unsound
 
 
 def to_conf(topology: Topology, header: Sequence[str] = ()) -> str:

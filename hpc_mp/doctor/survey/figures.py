@@ -13,7 +13,7 @@ from rich.tree import Tree
 
 from hpc_mp.base.grouping import grouped
 from hpc_mp.base.text import data_rate
-from hpc_mp.cluster.topology.reading import natural
+from hpc_mp.cluster.topology.model import natural
 from hpc_mp.doctor.localise import LINK
 from hpc_mp.doctor.survey.diagnosis import Diagnosis
 from hpc_mp.doctor.survey.report import Report

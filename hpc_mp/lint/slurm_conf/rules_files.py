@@ -13,7 +13,7 @@ from hpc_mp.cluster.slurm.nodelist import expanded
 from hpc_mp.cluster.slurm.query import parse_gres
 from hpc_mp.cluster.slurm.records import Words
 from hpc_mp.cluster.slurm.releases import exists
-from hpc_mp.cluster.topology.reading import listed
+from hpc_mp.cluster.topology.model import listed
 from hpc_mp.lint.slurm_conf.conf_files import ConfFiles, processors
 from hpc_mp.lint.slurm_conf.config import number
 

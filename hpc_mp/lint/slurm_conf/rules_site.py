@@ -11,8 +11,7 @@ from hpc_mp.cluster.slurm.limits import seconds
 from hpc_mp.cluster.slurm.query import parse_gpus
 from hpc_mp.cluster.slurm.records import Words
 from hpc_mp.cluster.topology.check import agreement
-from hpc_mp.cluster.topology.model import chosen
-from hpc_mp.cluster.topology.reading import listed
+from hpc_mp.cluster.topology.model import chosen, listed
 from hpc_mp.lint.slurm_conf.config import SlurmFacts, number
 from hpc_mp.lint.slurm_conf.rules_jobs import GRACE_S, Judge, has_value, rules
 
