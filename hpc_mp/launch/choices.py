@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import did_you_mean
-from hpc_mp.cluster.bad_nodes import BadNode
-from hpc_mp.cluster.exclusions import choose
+from hpc_mp.cluster.bad_nodes import BadNode, choose
 from hpc_mp.cluster.slurm.nodelist import compress, expand
 from hpc_mp.cluster.slurm.nodes import NodeState
 from hpc_mp.cluster.slurm.query import SlurmPartition

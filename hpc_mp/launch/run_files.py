@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from hpc_mp.base.assets import asset
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.cluster.exclusions import write_exclusions
+from hpc_mp.cluster.bad_nodes import write_exclusions
 from hpc_mp.job import AnySpec, ProgramSpec, dump_job
 from hpc_mp.job.values import toml_value
 from hpc_mp.launch.plan import JobPlan

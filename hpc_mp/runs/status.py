@@ -13,8 +13,7 @@ from typing import Any, cast
 from hpc_mp.base.command import Runner
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.exit_codes import ending
-from hpc_mp.cluster.bad_nodes import BadNode
-from hpc_mp.cluster.exclusions import read_exclusions
+from hpc_mp.cluster.bad_nodes import BadNode, read_exclusions
 from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.cluster.slurm.jobs import FORGOTTEN, STOPPING, UNKNOWN, SlurmJob
 from hpc_mp.diagnosis.cause import cause

@@ -9,8 +9,7 @@ from dataclasses import replace
 from typing import Literal
 
 from hpc_mp.base.command import CommandFailed
-from hpc_mp.cluster.bad_nodes import AVOIDED_S, BadNode, Certainty, ledger, record
-from hpc_mp.cluster.exclusions import read_exclusions
+from hpc_mp.cluster.bad_nodes import AVOIDED_S, BadNode, Certainty, ledger, read_exclusions, record
 from hpc_mp.cluster.slurm.allocation import Allocation
 from hpc_mp.cluster.slurm.jobs import time_of
 from hpc_mp.cluster.slurm.records import Words

@@ -23,8 +23,7 @@ from pathlib import Path
 from hpc_mp.base.command import CommandFailed, Runner
 from hpc_mp.base.errors import RunFailed
 from hpc_mp.base.files import write_text
-from hpc_mp.cluster.bad_nodes import BadNode
-from hpc_mp.cluster.exclusions import Keeping, read_exclusions, write_exclusions
+from hpc_mp.cluster.bad_nodes import BadNode, Keeping, read_exclusions, write_exclusions
 from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.cluster.slurm.jobs import SlurmJob
 from hpc_mp.cluster.slurm.nodelist import compress

@@ -8,8 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tables import table
 
-from hpc_mp.cluster.bad_nodes import AVOIDED_S, CERTAINTIES, BadNode, Certainty, bad_nodes, findings, ledger, record, take_back
-from hpc_mp.cluster.exclusions import Keeping, choose
+from hpc_mp.cluster.bad_nodes import (
+    AVOIDED_S,
+    CERTAINTIES,
+    BadNode,
+    Certainty,
+    Keeping,
+    bad_nodes,
+    choose,
+    findings,
+    ledger,
+    record,
+    take_back,
+)
 from hpc_mp.cluster.slurm.nodes import NodeState, node_states
 
 

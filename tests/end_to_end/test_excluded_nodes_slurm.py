@@ -16,8 +16,7 @@ from slurm_jobs import command, light, own_ledger, steps, submit, until, write_j
 from slurm_lab.cluster import Cluster
 from slurm_lab.lab import Lab
 
-from hpc_mp.cluster.bad_nodes import BadNode, Certainty, ledger, record
-from hpc_mp.cluster.exclusions import read_exclusions
+from hpc_mp.cluster.bad_nodes import BadNode, Certainty, ledger, read_exclusions, record
 from hpc_mp.rundir import RunDirectory, read_attempt, read_lines
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.prove]

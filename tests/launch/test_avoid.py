@@ -10,8 +10,7 @@ from rendering import job as resolved_job
 from tables import table
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.cluster.bad_nodes import BadNode, ledger, record
-from hpc_mp.cluster.exclusions import read_exclusions
+from hpc_mp.cluster.bad_nodes import BadNode, ledger, read_exclusions, record
 from hpc_mp.cluster.slurm.query import NodeKind, SlurmPartition
 from hpc_mp.job import AnySpec, load_any
 from hpc_mp.job.resolution import resolved

@@ -19,8 +19,7 @@ from played_slurm import FAKE_CLI
 
 from hpc_mp.base.errors import HpcMpError, RunFailed
 from hpc_mp.cli.status import lines
-from hpc_mp.cluster.bad_nodes import BadNode
-from hpc_mp.cluster.exclusions import write_exclusions
+from hpc_mp.cluster.bad_nodes import BadNode, write_exclusions
 from hpc_mp.cluster.slurm.jobs import FORGOTTEN, UNKNOWN, SlurmJob, explained
 from hpc_mp.job import load_job
 from hpc_mp.launch.backends import BACKENDS

@@ -16,8 +16,7 @@ from tables import table
 
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.cluster.bad_nodes import BadNode, Certainty, bad_nodes, ledger, record
-from hpc_mp.cluster.exclusions import choose
+from hpc_mp.cluster.bad_nodes import BadNode, Certainty, bad_nodes, choose, ledger, record
 from hpc_mp.cluster.slurm.allocation import Allocation, allocation
 from hpc_mp.cluster.slurm.nodes import NodeState
 from hpc_mp.cluster.slurm.requeue import await_notice, exclude, held_back, notice_s, persistent, queued_again, requeue

@@ -8,8 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 from hpc_mp.base.command import CommandFailed, Runner
-from hpc_mp.cluster.bad_nodes import BadNode
-from hpc_mp.cluster.exclusions import Keeping, choose
+from hpc_mp.cluster.bad_nodes import BadNode, Keeping, choose
 from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.cluster.slurm.nodelist import compress, expand
 from hpc_mp.cluster.slurm.nodes import NodeState, node_states, unresponsive_nodes
@@ -115,7 +114,7 @@ def exclude(job_id: str, ours: Sequence[BadNode], recorded: Collection[str], nee
     Args:
         ours: our findings against nodes, including those of earlier starts.
         recorded: nodes that we had excluded before; others in Slurm's list are the user's.
-        needed: number of nodes that must remain, see ``exclusions.choose``.
+        needed: number of nodes that must remain, see ``bad_nodes.choose``.
     """
     deadline = time.monotonic() + SETTLING_S
     while True:

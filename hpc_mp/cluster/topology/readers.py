@@ -56,8 +56,8 @@ def _nodes(rest: str) -> str:
 
 # --- NVLink domains as blocks ----------------------------------------------------------------------------------------
 
-# Nodes whose GPUs have the same ClusterUUID and CliqueId reach each other over NVLink. ``nvidia-smi -q`` prints both under Fabric;
-# a GPU outside any domain has N/A, or a UUID of zeros. Kubernetes' label nvidia.com/gpu.clique is both, joined by a dot.
+# Nodes whose GPUs have the same ClusterUUID and CliqueId reach each other over NVLink. ``nvidia-smi -q`` prints both, under
+# Fabric; a GPU outside any domain has N/A, or a UUID of zeros. Kubernetes' label nvidia.com/gpu.clique is both, joined by a dot.
 REMEDY = "pass lines of `node clusteruuid cliqueid`, or lines of nvidia-smi -q with the node before them"
 SHORT = 8  # characters of a UUID in the name of a block
 _UUID = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
