@@ -22,8 +22,8 @@ from hpc_mp.cli.output import finish, print_findings, to_monitor
 from hpc_mp.cluster.slurm.nodelist import expand
 
 if TYPE_CHECKING:
-    from hpc_mp.doctor.survey.procedure import SurveyState
     from hpc_mp.doctor.survey.report import Report
+    from hpc_mp.doctor.survey.run import SurveyState
     from hpc_mp.doctor.survey.start import SurveyRequest
 
 _PATH = click.Path(path_type=Path)

@@ -10,8 +10,8 @@ from hpc_mp.doctor.survey.evidence import Echo, Leg, Pair, SurveyEvidence
 from hpc_mp.doctor.survey.facts import Interface, NodeFacts
 from hpc_mp.doctor.survey.node_report import NodeReport
 from hpc_mp.doctor.survey.probe import TRIES, Probed
-from hpc_mp.doctor.survey.procedure import survey
 from hpc_mp.doctor.survey.report import Report
+from hpc_mp.doctor.survey.run import survey
 
 RATE = 0.025  # GB/s
 SEGMENTS = 9000

@@ -7,8 +7,8 @@ from survey_paper import Faults, Paper
 
 from hpc_mp.doctor.localise import Localisation, Suspect
 from hpc_mp.doctor.survey.diagnosis import diagnose
-from hpc_mp.doctor.survey.procedure import SurveyState, peers, rounds, survey
 from hpc_mp.doctor.survey.report import drain_commands, to_avoid
+from hpc_mp.doctor.survey.run import SurveyState, peers, rounds, survey
 
 TWO = ("s1", "s1", "s2", "s2")
 THREE = ("s1", "s1", "s2", "s2", "s3", "s3")

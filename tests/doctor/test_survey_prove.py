@@ -11,8 +11,8 @@ from slurm_lab.lab import Lab, wait_until
 from slurm_lab.why_not import why_not
 from survey_plants import BASE, KINDS, planted, surveyed
 
-from hpc_mp.doctor.survey.procedure import SurveyState
 from hpc_mp.doctor.survey.report import findings
+from hpc_mp.doctor.survey.run import SurveyState
 from hpc_mp.doctor.survey.start import AGENT
 
 pytestmark = [pytest.mark.prove, pytest.mark.timeout(3600), pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]

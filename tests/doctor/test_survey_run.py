@@ -11,7 +11,7 @@ from launching import python_program
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError, RunFailed
 from hpc_mp.doctor.survey import run as module
-from hpc_mp.doctor.survey.procedure import SurveyState
+from hpc_mp.doctor.survey.run import SurveyState
 from hpc_mp.doctor.survey.start import AGENT, AgentStart, SurveyRequest, plan, without
 
 SRUN = (Path(__file__).parent / "programs" / "srun").read_text(encoding="utf-8")

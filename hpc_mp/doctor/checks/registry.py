@@ -17,7 +17,6 @@ from hpc_mp.doctor.checks import (
     limits,
     memory,
     pci,
-    scale,
 )
 from hpc_mp.doctor.checks.check import Check
 
@@ -27,7 +26,7 @@ GPU: tuple[Check[Any], ...] = (
 )
 PASSIVE: tuple[Check[Any], ...] = (
     *GPU, *fabric.CHECKS, *fabric.EFA, *growth.CHECKS, *pci.CHECKS, *host.CHECKS, *limits.CHECKS, *memory.CHECKS,
-    *cpu.CHECKS, *disks.CHECKS, *cpu.PROCESSES, *kernel.CHECKS, *scale.CHECKS,
+    *cpu.CHECKS, *disks.CHECKS, *cpu.PROCESSES, *kernel.CHECKS, *limits.KERNEL,
 )
 NEEDED = ("gpu-", "fabric-", "efa-", "gdr-", "nic-pcie", "limit-memlock", "memory-errors", "pci-errors", "kernel-hardware")
 """What a training cannot do without, or what makes it crawl: hardware and the fast network. How the host is set up, its disks and
