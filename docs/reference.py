@@ -29,8 +29,8 @@ from hpc_mp.job import program, spec  # noqa: E402
 from hpc_mp.job.elsewhere import elsewhere  # noqa: E402
 from hpc_mp.job.values import toml_value  # noqa: E402
 from hpc_mp.lint.sbatch.rules import RULES as SBATCH  # noqa: E402
-from hpc_mp.lint.slurm_conf.report import RULES as SLURM_CONF  # noqa: E402
 from hpc_mp.lint.slurm_conf.rules_files import RULES as SLURM_FILES  # noqa: E402
+from hpc_mp.lint.slurm_conf.rules_site import RULES as SLURM_CONF  # noqa: E402
 from hpc_mp.rundir.layout import FILES, RunDirectory  # noqa: E402
 from hpc_mp.rundir.records import Evaluation, StepMetrics  # noqa: E402
 from hpc_mp.train.own_loop.keywords import KEYS, OPTIMIZER  # noqa: E402

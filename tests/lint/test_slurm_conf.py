@@ -22,7 +22,7 @@ from hpc_mp.cluster.topology import read_topologies
 from hpc_mp.lint.slurm_conf.config import SlurmFacts, ask_slurm
 from hpc_mp.lint.slurm_conf.files import lint_slurm_conf
 from hpc_mp.lint.slurm_conf.report import RULES, describe
-from hpc_mp.lint.slurm_conf.rules_jobs import GRACE_S
+from hpc_mp.lint.slurm_conf.rules_site import GRACE_S
 
 ANSWERS = Path(__file__).parents[1] / "golden" / "cluster"
 TREE = "SwitchName=s1 Nodes=n[1-2]\nSwitchName=s2 Nodes=n[3-4]\nSwitchName=spine Switches=s[1-2]\n"

@@ -14,7 +14,7 @@ from hpc_mp.cluster.topology.readers import amiss
 from hpc_mp.lint.slurm_conf import rules_files
 from hpc_mp.lint.slurm_conf.conf_files import ConfFiles
 from hpc_mp.lint.slurm_conf.config import SlurmFacts
-from hpc_mp.lint.slurm_conf.report import RULES
+from hpc_mp.lint.slurm_conf.rules_site import RULES
 
 _SWITCHES = "Name each node under one switch, and each switch on a separate line."
 

@@ -12,10 +12,9 @@ from hpc_mp.cluster.slurm.nodelist import expanded
 from hpc_mp.cluster.slurm.query import parse_gpus
 from hpc_mp.cluster.slurm.records import Words
 from hpc_mp.cluster.topology.model import chosen
-from hpc_mp.lint.slurm_conf import rules_jobs, rules_site
 from hpc_mp.lint.slurm_conf.config import SlurmFacts, number
+from hpc_mp.lint.slurm_conf.rules_site import RULES
 
-RULES = (*rules_site.RULES, *rules_jobs.RULES)
 NETWORK = re.compile(r"\b(ib|infiniband|fdr|edr|hdr|ndr|xdr|opa|roce|efa|slingshot|cxi|rdma|mlx\w*|hca\w*|nic\w*)\b",
                      re.IGNORECASE)
 SETTINGS = ("SLURM_VERSION", "SelectType", "SelectTypeParameters", "TaskPlugin", "ProctrackType", "MpiDefault",

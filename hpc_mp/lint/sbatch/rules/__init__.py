@@ -8,13 +8,12 @@ from hpc_mp.lint.sbatch.rules.form import RULES as FORM
 from hpc_mp.lint.sbatch.rules.launchers import RULES as LAUNCHERS
 from hpc_mp.lint.sbatch.rules.rendezvous import RULES as RENDEZVOUS
 from hpc_mp.lint.sbatch.rules.request import RULES as REQUEST
-from hpc_mp.lint.sbatch.rules.requeue import RULES as REQUEUE
 from hpc_mp.lint.sbatch.rules.shell import RULES as SHELL
 from hpc_mp.lint.sbatch.rules.signals import RULES as SIGNALS
 from hpc_mp.lint.sbatch.rules.steps import RULES as STEPS
 from hpc_mp.lint.sbatch.script import Script, read_script
 
-RULES: tuple[Rule[Script], ...] = (*FORM, *REQUEST, *STEPS, *LAUNCHERS, *SIGNALS, *REQUEUE, *RENDEZVOUS, *SHELL, *ENVIRONMENT)
+RULES: tuple[Rule[Script], ...] = (*FORM, *REQUEST, *STEPS, *LAUNCHERS, *SIGNALS, *RENDEZVOUS, *SHELL, *ENVIRONMENT)
 
 FOR_JOBS = frozenset({"HM201", "HM206", "HM311", "HM505", "HM506"})  # rules that only apply to a script that runs as a job
 
