@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from hpc_mp.environment.machine import Shown
+from hpc_mp.environment.detect import Shown
 from hpc_mp.environment.precedence import Said
 from hpc_mp.environment.profiles import APPLIED, Profile, Variable
 from hpc_mp.environment.versions import Release, holds, shown

@@ -17,8 +17,8 @@ from hpc_mp.base.command import CommandFailed, ask
 from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.environment.apply import Applied, apply
 from hpc_mp.environment.conf import SYSTEM, ConfFile, nccl_files
+from hpc_mp.environment.detect import read_machine
 from hpc_mp.environment.findings import place
-from hpc_mp.environment.machine import read_machine
 from hpc_mp.environment.precedence import Effective
 from hpc_mp.environment.profiles import APPLIED, MakerScript, Profile, load_profile
 from hpc_mp.environment.versions import Installed, distribution, versions

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.base.rule_table import rules_of
 from hpc_mp.environment.apply import Applied
+from hpc_mp.environment.conf import taken
+from hpc_mp.environment.detect import Shown
 from hpc_mp.environment.facts import facts
-from hpc_mp.environment.machine import Shown
-from hpc_mp.environment.nccl_values import taken
 from hpc_mp.environment.precedence import Effective
 from hpc_mp.environment.profiles import load_profile
 from hpc_mp.environment.rules import Setting, clouds_of

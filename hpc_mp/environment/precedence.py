@@ -5,9 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from hpc_mp.base.grouping import grouped
-from hpc_mp.environment.conf import ConfFile
+from hpc_mp.environment.conf import ConfFile, read_number
 from hpc_mp.environment.facts import facts
-from hpc_mp.environment.nccl_values import read_number
 
 Origin = Literal["process", "user file", "system file", "profile", "default"]  # the strongest first
 

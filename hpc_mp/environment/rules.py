@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol
 from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.base.rule_table import rules_of
 from hpc_mp.base.text import nearest
+from hpc_mp.environment.conf import is_plain, read_number
 from hpc_mp.environment.facts import Harm, facts
-from hpc_mp.environment.nccl_values import is_plain, read_number
 
 CLOSE = 0.8  # similarity at which one name is taken for a misspelling of another
 INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "UCX_NET_DEVICES")

@@ -21,12 +21,11 @@ from hpc_mp.catalogue import GpuModel, MachineType, catalogue
 from hpc_mp.catalogue.read import VARIABLE, own_files
 from hpc_mp.cli.cloud import command
 from hpc_mp.clouds.azure.offer import load_offer
-from hpc_mp.cluster.node.machines import read_machine_type
+from hpc_mp.cluster.node.gpu_pci import read_machine_type
 from hpc_mp.doctor.checks.check import run
 from hpc_mp.doctor.checks.cpu import CHECKS
 from hpc_mp.doctor.install import pack
-from hpc_mp.environment.detect import platform
-from hpc_mp.environment.machine import read_machine
+from hpc_mp.environment.detect import platform, read_machine
 from hpc_mp.environment.profiles import profile_names
 from hpc_mp.planner.collectives import expect
 from hpc_mp.planner.fabrics import fabric

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.environment.apply import Applied
-from hpc_mp.environment.conf import nccl_files, read_file, read_lines, user_path
+from hpc_mp.environment.conf import nccl_files, read_file, read_lines, read_number, user_path
 from hpc_mp.environment.facts import facts
-from hpc_mp.environment.nccl_values import read_number
 from hpc_mp.environment.precedence import Effective, Origin, Said
 from hpc_mp.environment.profiles import Profile
 from hpc_mp.environment.view import effective

@@ -9,8 +9,7 @@ import pytest
 from bare import machine
 from machines.tree import KINDS, broken, tree
 
-from hpc_mp.environment.detect import platform
-from hpc_mp.environment.machine import Shown, read_machine
+from hpc_mp.environment.detect import Shown, platform, read_machine
 from hpc_mp.environment.profiles import load_profiles
 
 WANTED = {"ndv4": "azure-ndv4", "ndv5": "azure-ndv5", "ndh200v5": "azure-ndh200v5", "gb200": "azure-gb200", "p4d": "aws-efa",

@@ -10,8 +10,8 @@ from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.environment.apply import apply
+from hpc_mp.environment.detect import Shown
 from hpc_mp.environment.facts import facts
-from hpc_mp.environment.machine import Shown
 from hpc_mp.environment.profiles import Profile, load_profile, load_profiles, profile_names
 from hpc_mp.environment.versions import holds, release, versions
 

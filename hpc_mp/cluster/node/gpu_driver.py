@@ -5,8 +5,7 @@ import re
 from dataclasses import dataclass
 
 from hpc_mp.catalogue import GpuModel, MachineType, catalogue
-from hpc_mp.cluster.node.gpu_pci import count_nvswitches, read_gpus
-from hpc_mp.cluster.node.machines import read_machine_type
+from hpc_mp.cluster.node.gpu_pci import count_nvswitches, read_gpus, read_machine_type
 from hpc_mp.cluster.node.nvidia_smi import QUERY, SmiReport, address, failing, number, parse_smi, query, split_smi
 from hpc_mp.cluster.node.source import NodeSource, Unavailable, fields, maybe, uptime
 

@@ -1,11 +1,12 @@
-"""GPUs and NVSwitches on the PCI bus, and their settings from ``lspci``. AMD's GPUs are only recognised and counted, and their
-memory errors read."""
+"""GPUs and NVSwitches on the PCI bus, and their settings from ``lspci``; and the catalogue's machine type of this node, which
+the firmware and the GPUs show. AMD's GPUs are only recognised and counted, and their memory errors read."""
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hpc_mp.cluster.node.source import NodeSource, Unavailable, maybe
+from hpc_mp.catalogue import MachineType, catalogue
+from hpc_mp.cluster.node.source import NodeSource, Unavailable, firmware, maybe
 
 _VENDORS = {"0x10de": "nvidia", "0x1002": "amd"}
 _GPU_CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")  # VGA, 3D and display controllers; processing accelerators (AMD Instinct)
@@ -142,3 +143,26 @@ def _has_units(source: NodeSource, path: str) -> bool:
 
 def _errors(source: NodeSource, path: str) -> int | None:
     return {kind: int(count) for kind, count in _RAS.findall(maybe(source.text, path) or "")}.get("ue")
+
+
+def read_machine_type(source: NodeSource) -> MachineType | None:
+    """Return the machine type by firmware and GPUs, never by host name; None if the catalogue cannot identify it.
+
+    If the firmware names no machine type, as on Azure, it is identified by the model of its GPUs and a minimum of processors:
+    smaller sizes have fewer GPUs of the same model.
+    """
+    vendor, product = firmware(source)
+    candidates = [kind for kind in catalogue().machines.values()
+                  if kind.judged and kind.marks is not None and re.match(kind.marks.vendor, vendor)]
+    if not candidates:
+        return None
+    devices = {gpu.device for gpu in read_gpus(source)}
+    processors = len(source.names("/sys/devices/system/cpu/cpu[0-9]*"))
+    ranked = sorted(candidates, key=lambda kind: kind.marks.rank if kind.marks is not None else 0)
+    return next((kind for kind in ranked if _is_one(kind, product, devices, processors)), None)
+
+
+def _is_one(kind: MachineType, product: str, devices: set[str], processors: int) -> bool:
+    if kind.marks is not None and kind.marks.product:
+        return re.fullmatch(kind.marks.product, product) is not None
+    return kind.gpu is not None and not devices.isdisjoint(kind.gpu.pci) and processors >= kind.vcpus

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hpc_mp.catalogue import MachineType
-from hpc_mp.cluster.node.machines import read_machine_type
+from hpc_mp.cluster.node.gpu_pci import read_machine_type
 from hpc_mp.cluster.node.mounts import Room, room
 from hpc_mp.cluster.node.source import NodeSource, Readings, Unavailable, maybe
 

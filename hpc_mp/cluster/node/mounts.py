@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hpc_mp.catalogue import MachineType
 from hpc_mp.cluster.node.deadline import in_time
-from hpc_mp.cluster.node.machines import read_machine_type
+from hpc_mp.cluster.node.gpu_pci import read_machine_type
 from hpc_mp.cluster.node.source import NodeSource, Unavailable, keep, maybe
 
 _PATIENCE_S = 2.0  # for all file systems together

@@ -9,8 +9,7 @@ import psutil
 
 from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.doctor.compute.device import cpu_name
-from hpc_mp.environment.detect import platform
-from hpc_mp.environment.machine import read_machine
+from hpc_mp.environment.detect import platform, read_machine
 
 ERRORS = ("errin", "errout", "dropin", "dropout")
 
