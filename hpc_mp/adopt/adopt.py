@@ -16,8 +16,8 @@ from hpc_mp.adopt.request import Request, name_keys, read_request, script_keys, 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.launchers import LAUNCHERS, MODULES, program_of_mpirun
 from hpc_mp.base.programs import PYTHON
+from hpc_mp.cluster.slurm.allocation import ARRAY_ELEMENT
 from hpc_mp.cluster.slurm.option_syntax import parse, programs_of_srun, syntax
-from hpc_mp.cluster.slurm.variables import ARRAY_ELEMENT
 from hpc_mp.job import ProgramSpec
 from hpc_mp.job.load import resolve_any
 from hpc_mp.launch.program.launchers import check_command, launcher

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from hpc_mp.adopt.account import Fate, LineFate
+from hpc_mp.cluster.slurm.allocation import ARRAY_ELEMENT
 from hpc_mp.cluster.slurm.option_syntax import Option, option_table
 from hpc_mp.cluster.slurm.options import job_options
-from hpc_mp.cluster.slurm.variables import ARRAY_ELEMENT
 from hpc_mp.job.sweep import MOST_RUNS
 from hpc_mp.job.values import TIME
 from hpc_mp.lint.sbatch.rules.form import malformed, unexpanded

@@ -19,8 +19,7 @@ from hpc_mp.base.grouping import grouped
 from hpc_mp.base.site_files import state_folder
 from hpc_mp.base.text import ago
 
-COUNTS_DAYS = 30
-"""Days for which a measurement counts: cables are changed, and nodes and switches are repaired."""
+COUNTS_DAYS = 30  # days for which a measurement counts: cables are changed, and nodes and switches are repaired
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +90,7 @@ def noted(cluster: str | None, environ: Mapping[str, str] = os.environ) -> LinkR
     return read_measured(where(cluster, environ)) if cluster is not None else None
 
 
-ALIKE = 0.85
-"""Minimum ratio of two rates that count as equal: rates of healthy pairs vary by some per cent."""
+ALIKE = 0.85  # minimum ratio of two rates that count as equal: rates of healthy pairs vary by some per cent
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from hpc_mp.cluster.slurm.allocation import one_task_environment
 from hpc_mp.cluster.slurm.steps import one_task_per_node
-from hpc_mp.cluster.slurm.variables import one_task_environment
 from hpc_mp.diagnosis.evidence import Hang
 from hpc_mp.diagnosis.stacks import aborted, numbers, read_stacks, sentence_of, standing_apart
 from hpc_mp.program.stacks import record_stacks

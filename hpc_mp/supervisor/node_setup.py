@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from hpc_mp.base.assets import asset
 from hpc_mp.base.line_file import NewLines
+from hpc_mp.cluster.slurm.allocation import one_task_environment
 from hpc_mp.cluster.slurm.steps import NO_GPUS, failed_nodes, one_task_per_node, use_up_numbers
-from hpc_mp.cluster.slurm.variables import one_task_environment
 from hpc_mp.job import AnySpec, JobSpec, ProgramSpec
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.history import saved_step

@@ -14,10 +14,10 @@ from contextlib import suppress
 
 import psutil
 
+from hpc_mp.cluster.slurm.allocation import ARRAY_ELEMENT
 from hpc_mp.cluster.slurm.jobs import patient
 from hpc_mp.cluster.slurm.records import find_settings
 from hpc_mp.cluster.slurm.requeue import known_job
-from hpc_mp.cluster.slurm.variables import ARRAY_ELEMENT
 from hpc_mp.diagnosis.ends import words_of_end
 from hpc_mp.diagnosis.evidence import Hang
 from hpc_mp.job import ProgramSpec

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cluster.slurm.allocation import one_task_environment
 from hpc_mp.cluster.slurm.records import SHOW_TOPOLOGY, show_topology
 from hpc_mp.cluster.slurm.steps import one_task_per_node
-from hpc_mp.cluster.slurm.variables import one_task_environment
 from hpc_mp.cluster.topology import SwitchTree, from_addresses, load_topology, read_topology
 
 FILES = ("topology.yaml", "topology.conf")  # if the first exists, Slurm ignores the second (25.05)

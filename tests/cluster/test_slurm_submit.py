@@ -12,7 +12,7 @@ from tables import table
 
 from hpc_mp.base.errors import RunFailed
 from hpc_mp.cluster.slurm import submit as slurm
-from hpc_mp.cluster.slurm.variables import step_environment
+from hpc_mp.cluster.slurm.allocation import step_environment
 
 PYTHON = shlex.quote(sys.executable)
 WRITE_DOWN = "import json, os, sys; json.dump([sys.argv[2:], dict(os.environ)], open(sys.argv[1], 'w'))"

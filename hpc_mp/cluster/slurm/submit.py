@@ -16,9 +16,9 @@ from typing import Literal
 from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.base.errors import RunFailed
 from hpc_mp.cluster.slurm import jobs as queue
+from hpc_mp.cluster.slurm.allocation import job_environment
 from hpc_mp.cluster.slurm.nodes import node_states
 from hpc_mp.cluster.slurm.query import NO_CONTROLLER
-from hpc_mp.cluster.slurm.variables import job_environment
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,15 +14,9 @@ from hpc_mp.cluster.topology.inferred import APART, COVERED, EDGE, Pair, Seen, g
 from hpc_mp.cluster.topology.model import listed, natural
 
 Verdict = Literal["agrees", "disagrees", "cannot tell"]
-ENOUGH = 12
-"""Minimum number of pairs of each kind that identify Slurm's leaves."""
-
-DECIDES = 2
-"""Factor by which the pairs for a statement about a node must outnumber those against it."""
-
-SURE = 2 * DECIDES
-"""The same factor for a leaf."""
-
+ENOUGH = 12  # minimum number of pairs of each kind that identify Slurm's leaves
+DECIDES = 2  # factor by which the pairs for a statement about a node must outnumber those against it
+SURE = 2 * DECIDES  # the same factor for a leaf
 NONE = ""  # the switch of a host that is under no switch in Slurm
 
 

@@ -20,12 +20,8 @@ APART, APART_FEW, FEW = 1.25, 1.6, 6
 """Minimum ratio of the rates of pairs inside to those across: smaller differences are noise, or a bad link. With fewer than
 ``FEW`` pairs inside the ratio must be larger, because a few rates can look like groups by chance."""
 
-EDGE = 0.05
-"""Maximum share of the pairs inside, and of those across, on the wrong side: bad links, and noise."""
-
-COVERED = 0.5
-"""Minimum share of the nodes in groups: a cluster has leaves everywhere or nowhere."""
-
+EDGE = 0.05  # maximum share of the pairs inside, and of those across, on the wrong side: bad links, and noise
+COVERED = 0.5  # minimum share of the nodes in groups: a cluster has leaves everywhere or nowhere
 CUTS = 5
 """Number of limits between the rates to try: pairs across have several rates, with an uplink of their own or a shared one."""
 

@@ -178,8 +178,7 @@ def unsound(sizes: Sequence[int]) -> int | None:
     return None
 
 
-LONGEST = 64
-"""Maximum characters of a switch's name (topology.conf(5))."""
+LONGEST = 64  # maximum characters of a switch's name (topology.conf(5))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,13 @@ from pathlib import Path
 from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import counted
+from hpc_mp.cluster.slurm.allocation import job_environment, step_environment
 from hpc_mp.cluster.slurm.inside import why_outside
 from hpc_mp.cluster.slurm.nodelist import compress, expand
 from hpc_mp.cluster.slurm.nodes import NodeState, node_states
 from hpc_mp.cluster.slurm.query import why_silent
 from hpc_mp.cluster.slurm.records import find_record
 from hpc_mp.cluster.slurm.steps import failed_nodes, srun
-from hpc_mp.cluster.slurm.variables import job_environment, step_environment
 
 AGENT = "hpc_mp.doctor.survey.agent"
 MINUTES = 20  # time limit of a separate job, which ends as soon as the survey does

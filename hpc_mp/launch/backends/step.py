@@ -3,9 +3,9 @@
 import os
 from dataclasses import replace
 
+from hpc_mp.cluster.slurm.allocation import step_environment
 from hpc_mp.cluster.slurm.nodelist import expand
 from hpc_mp.cluster.slurm.releases import Version
-from hpc_mp.cluster.slurm.variables import step_environment
 from hpc_mp.job import AnySpec
 from hpc_mp.launch.backends.backend import Launch
 from hpc_mp.launch.backends.supervised import follow

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from hpc_mp.cluster.slurm.allocation import FOREIGN
 from hpc_mp.cluster.slurm.nodelist import compress
-from hpc_mp.cluster.slurm.variables import FOREIGN
 from hpc_mp.job import AnySpec
 from hpc_mp.rundir.rank_env import emulated_node
 

@@ -10,7 +10,7 @@ from hpc_mp.base import launchers as base
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.launchers import MODULES, MPIRUNS
 from hpc_mp.base.programs import PYTHON
-from hpc_mp.cluster.slurm.variables import STARTERS
+from hpc_mp.cluster.slurm.allocation import STARTERS
 from hpc_mp.job import ProgramSpec
 from hpc_mp.lint.sbatch.shell import PREFIXES, SHELLS, for_a_shell, read_shell
 

@@ -16,15 +16,9 @@ from hpc_mp.cluster.topology.check import agreement
 from hpc_mp.cluster.topology.model import chosen, listed
 from hpc_mp.lint.slurm_conf.config import SlurmFacts, number
 
-GRACE_S = 120
-"""Seconds that hpc-mp's ranks have to save (checkpoint.grace, slurm.grace by default)."""
-
-SHORT_KILL_S = 30
-"""Slurm's own default of KillWait."""
-
-LATE_S = 600
-"""Seconds from which an unnoticed dead node costs more than a restart; Slurm's default is 300."""
-
+GRACE_S = 120  # seconds that hpc-mp's ranks have to save (checkpoint.grace, slurm.grace by default)
+SHORT_KILL_S = 30  # Slurm's own default of KillWait
+LATE_S = 600  # seconds from which an unnoticed dead node costs more than a restart; Slurm's default is 300
 Judge = Callable[[SlurmFacts], str | Iterable[str]]
 """Function that returns the wrong settings as subjects of findings: one, "" for none, or several."""
 
