@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from hpc_mp.cluster.slurm.inside import decide
+from hpc_mp.cluster.slurm.allocation import decide
 from hpc_mp.doctor.bench.plan import BenchLayout, BenchRequest, plan
 from hpc_mp.doctor.bench.result import BenchRow, guess, judge, yardstick
 from hpc_mp.doctor.bench.spec import ELEMENT, BenchSpec, parse_size

@@ -12,13 +12,13 @@ from click.core import ParameterSource
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.files import text_of
 from hpc_mp.cli.output import finish
-from hpc_mp.clouds.azure.files import read_parameters, read_project
 from hpc_mp.clouds.azure.offer import Offer, load_offer
 from hpc_mp.clouds.azure.render.options import Choices, Storage, find_size, settle, sizes_on_offer
 from hpc_mp.clouds.azure.render.summary import azure_summary
 from hpc_mp.clouds.azure.render.workspace import SERVER, choices_within
 from hpc_mp.clouds.azure.render.write import refuse_full, write
 from hpc_mp.clouds.azure.rules import lint
+from hpc_mp.clouds.azure.template import read_parameters, read_project
 
 Answer = TypeVar("Answer")
 

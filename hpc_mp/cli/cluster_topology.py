@@ -24,7 +24,7 @@ from hpc_mp.cluster.topology.check import Agreement, agreement
 from hpc_mp.cluster.topology.inferred import infer, read_measured_topology
 from hpc_mp.cluster.topology.model import TopologyReading, chosen, listed, only
 from hpc_mp.cluster.topology.readers import SOURCES, rates, read
-from hpc_mp.cluster.topology.write import to_conf, to_yaml
+from hpc_mp.cluster.topology.slurm_text import to_conf, to_yaml
 
 WRITTEN = {
     "tree": ("topology.conf", "slurm.conf: TopologyPlugin=topology/tree"),

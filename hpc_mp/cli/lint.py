@@ -11,8 +11,8 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.files import text_of
 from hpc_mp.base.findings import Finding
 from hpc_mp.cli.output import finish
-from hpc_mp.clouds.azure.files import read_project
 from hpc_mp.clouds.azure.rules import lint as lint_template
+from hpc_mp.clouds.azure.template import read_project
 from hpc_mp.cluster.slurm.releases import Version, parse_version
 from hpc_mp.environment.findings import lint_nccl_conf, lint_variables
 from hpc_mp.job.load import load_sweep

@@ -11,7 +11,7 @@ from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import duration
-from hpc_mp.cluster.slurm.inside import decide
+from hpc_mp.cluster.slurm.allocation import decide
 from hpc_mp.cluster.slurm.releases import Version
 from hpc_mp.job import AnySpec, JobSpec, ProgramSpec, load_sweep
 from hpc_mp.job.inputs import find_files, find_program

@@ -8,7 +8,7 @@ from typing import Any, cast
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.bad_nodes import BadNode, bad_nodes, ledger
 from hpc_mp.cluster.bandwidth import LinkRates, noted
-from hpc_mp.cluster.slurm.inside import Where
+from hpc_mp.cluster.slurm.allocation import Where
 from hpc_mp.cluster.slurm.releases import Version
 from hpc_mp.job import AnySpec, JobSpec, Spec
 from hpc_mp.job.layout import check_job, check_pretrained, layout_of, profile_of, read_shape, stage_cut, undivided

@@ -16,10 +16,10 @@ from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.cloud import command
-from hpc_mp.clouds.azure.files import read_parameters, read_project
 from hpc_mp.clouds.azure.render.workspace import RELEASE
 from hpc_mp.clouds.azure.render.write import WHEELS
 from hpc_mp.clouds.azure.rules import lint
+from hpc_mp.clouds.azure.template import read_parameters, read_project
 
 
 def call(*arguments: str | Path) -> Result:

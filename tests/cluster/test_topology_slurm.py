@@ -17,7 +17,7 @@ from survey_plants import BASE
 
 from hpc_mp.cluster.topology import Switch, SwitchTree, Topology, read_topologies, read_topology
 from hpc_mp.cluster.topology.readers import read
-from hpc_mp.cluster.topology.write import to_conf
+from hpc_mp.cluster.topology.slurm_text import to_conf
 
 TREES = {
     "fabric": read(clos([[["n1", "n2"], ["n3"]], [["n4"]]], rails=2).text(), "fabric").topologies[0],

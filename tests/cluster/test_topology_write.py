@@ -13,7 +13,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm.nodelist import expand
 from hpc_mp.cluster.topology import Switch, Topology, read_topologies
 from hpc_mp.cluster.topology.model import only
-from hpc_mp.cluster.topology.write import to_conf, to_yaml
+from hpc_mp.cluster.topology.slurm_text import to_conf, to_yaml
 
 NAMES = ("s{}", "leaf-{:03}", "nvl-{:08x}-32766", "a{}b", "sw0{}")
 HOSTS = ("n{}", "gpu-{:04}", "a0b{}", "r{}-n1")

@@ -5,9 +5,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hpc_mp.doctor.localise import RailSample
-from hpc_mp.doctor.survey.compute import Computed
 from hpc_mp.doctor.survey.evidence import Echo, Leg, Pair, SurveyEvidence
-from hpc_mp.doctor.survey.facts import Interface, NodeFacts
+from hpc_mp.doctor.survey.facts import Computed, Interface, NodeFacts
 from hpc_mp.doctor.survey.node_report import NodeReport
 from hpc_mp.doctor.survey.probe import TRIES, Probed
 from hpc_mp.doctor.survey.report import Report

@@ -14,7 +14,7 @@ import hpc_mp.doctor.bench.plan as planning
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.bench import command
 from hpc_mp.cluster.node.nvidia_smi import Gpu
-from hpc_mp.cluster.slurm.inside import Where
+from hpc_mp.cluster.slurm.allocation import Where
 from hpc_mp.cluster.slurm.limits import JobTerms
 from hpc_mp.cluster.slurm.query import NodeKind, SlurmPartition
 from hpc_mp.cluster.slurm.site import SlurmSite

@@ -25,9 +25,8 @@ from hpc_mp.doctor.survey import agents as pool_module
 from hpc_mp.doctor.survey import measurements as instruments
 from hpc_mp.doctor.survey import probe as probes
 from hpc_mp.doctor.survey.agents import AgentPool, Joiner, Message, encode, pieces, read
-from hpc_mp.doctor.survey.compute import compute
 from hpc_mp.doctor.survey.evidence import SurveyEvidence
-from hpc_mp.doctor.survey.facts import NodeFacts, node_facts
+from hpc_mp.doctor.survey.facts import NodeFacts, compute, node_facts
 from hpc_mp.doctor.survey.measurements import GpuMeasurements, Gpus, Measurements
 from hpc_mp.doctor.survey.probe import MARK, TRIES, Probed, listener, probe, start_echo
 from hpc_mp.doctor.survey.start import AGENT
@@ -200,7 +199,7 @@ def _echo_small(server: socket.socket) -> None:
 
 def test_a_throttled_process_computes_little_and_the_same() -> None:
     free = compute(0.4)
-    program = "from hpc_mp.doctor.survey.compute import compute; c = compute(1.0); print(c.share, c.digest)"
+    program = "from hpc_mp.doctor.survey.facts import compute; c = compute(1.0); print(c.share, c.digest)"
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     for number, seconds in cycle(((signal.SIGSTOP, 0.09), (signal.SIGCONT, 0.01))):
         if process.poll() is not None:

@@ -17,7 +17,7 @@ from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import data_size
 from hpc_mp.cluster.node.nvidia_smi import Gpu
-from hpc_mp.cluster.slurm.inside import Where, decide
+from hpc_mp.cluster.slurm.allocation import Where, decide
 from hpc_mp.job import Environment, JobSpec, Slurm, load_job
 from hpc_mp.job.layout import layout_of, measured_with, read_shape
 from hpc_mp.launch import run_files

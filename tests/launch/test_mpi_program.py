@@ -16,7 +16,7 @@ from tables import table
 from test_run import HARD, here
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.cluster.slurm.inside import Where
+from hpc_mp.cluster.slurm.allocation import Where
 from hpc_mp.cluster.slurm.steps import mpi_plugins
 from hpc_mp.job import ProgramSpec, load_job, resolve_any
 from hpc_mp.launch.backends import BACKENDS

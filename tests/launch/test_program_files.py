@@ -11,8 +11,7 @@ from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.run import name_of
-from hpc_mp.cluster.slurm.allocation import allocated_tasks
-from hpc_mp.cluster.slurm.inside import Where
+from hpc_mp.cluster.slurm.allocation import Where, allocated_tasks
 from hpc_mp.job import ProgramSpec, resolve_any
 from hpc_mp.launch.facts import ClusterFacts
 from hpc_mp.launch.program.files import check_files

@@ -11,8 +11,7 @@ from hpc_mp.base.command import Runner, ask
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.grouping import grouped
 from hpc_mp.cluster.node.nvidia_smi import Gpu, find_gpus
-from hpc_mp.cluster.slurm.allocation import job_environment, step_environment
-from hpc_mp.cluster.slurm.inside import Where
+from hpc_mp.cluster.slurm.allocation import Where, job_environment, step_environment
 from hpc_mp.cluster.slurm.site import SlurmSite, find_site
 from hpc_mp.doctor.bench.spec import Backend, BenchSpec, Event, sweep
 from hpc_mp.doctor.bench.start import on_emulated_nodes, on_slurm

@@ -7,9 +7,8 @@ from random import Random
 import numpy as np
 
 from hpc_mp.doctor.localise import rounds
-from hpc_mp.doctor.localise.analysis import analyse, silence
+from hpc_mp.doctor.localise.analysis import Known, analyse, silence
 from hpc_mp.doctor.localise.fit import RULE, DecisionRule
-from hpc_mp.doctor.localise.known import Known
 from hpc_mp.doctor.localise.load import LEARNT
 from hpc_mp.doctor.localise.record import ClusterLayout, Localisation, Measure, Round, RoundLog
 from hpc_mp.doctor.localise.retest import Retests

@@ -9,9 +9,8 @@ import numpy as np
 
 from hpc_mp.base.grouping import grouped
 from hpc_mp.doctor.localise import rounds
-from hpc_mp.doctor.localise.analysis import behind, together
+from hpc_mp.doctor.localise.analysis import Known, behind, together
 from hpc_mp.doctor.localise.fit import NEAR, Health
-from hpc_mp.doctor.localise.known import Known
 from hpc_mp.doctor.localise.load import Load
 from hpc_mp.doctor.localise.record import Floats, Ints, Pair, Round
 

@@ -7,8 +7,8 @@ from math import exp, log
 import numpy as np
 
 from hpc_mp.cluster.slurm.nodelist import compress
+from hpc_mp.doctor.localise.analysis import Known
 from hpc_mp.doctor.localise.fit import NEAR, Health
-from hpc_mp.doctor.localise.known import Known
 from hpc_mp.doctor.localise.record import DEAD, LINK, Bools, Localisation, PairTable, Suspect, SuspectKind
 from hpc_mp.doctor.localise.rounds import ALL_PAIRS
 from hpc_mp.doctor.localise.weigh import weighed

@@ -14,8 +14,7 @@ from dataclasses import asdict
 from hpc_mp.cluster.node.source import here
 from hpc_mp.doctor.nccl_log import judge_ports, read_port_bytes
 from hpc_mp.doctor.survey.agents import Message, pieces
-from hpc_mp.doctor.survey.compute import compute
-from hpc_mp.doctor.survey.facts import counters, node_facts
+from hpc_mp.doctor.survey.facts import compute, counters, node_facts
 from hpc_mp.doctor.survey.gpus import free_ports, measure, sent
 from hpc_mp.doctor.survey.node_report import REPORTED, node_report
 from hpc_mp.doctor.survey.probe import listener, probe, start_echo

@@ -11,8 +11,8 @@ from statistics import median, quantiles
 from hpc_mp.base.grouping import grouped
 from hpc_mp.base.text import several
 from hpc_mp.doctor.localise import Localisation, Suspect, nodes_of, of_pairs
-from hpc_mp.doctor.survey.compute import Computed
 from hpc_mp.doctor.survey.evidence import Leg, Pair, SurveyEvidence, by_pair
+from hpc_mp.doctor.survey.facts import Computed
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hpc_mp.base.grouping import grouped
-from hpc_mp.doctor.survey.compute import Computed
-from hpc_mp.doctor.survey.facts import NodeFacts
+from hpc_mp.doctor.survey.facts import Computed, NodeFacts
 from hpc_mp.doctor.survey.node_report import NodeReport
 from hpc_mp.doctor.survey.probe import Probed
 

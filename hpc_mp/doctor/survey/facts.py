@@ -1,14 +1,18 @@
-"""Facts that an agent reports about its own node before any measurement."""
+"""Facts that an agent reports about its own node: before any measurement, and its compute speed, by the exact problem of
+``doctor.compute``, repeated on one CPU."""
 
 import os
 import socket
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import psutil
 
 from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.doctor.compute.device import cpu_name
+from hpc_mp.doctor.compute.problem import exact, whole
 from hpc_mp.environment.detect import platform, read_machine
 
 ERRORS = ("errin", "errout", "dropin", "dropout")
@@ -70,3 +74,40 @@ def _own(node: str, usable: dict[str, str], route: str | None) -> str:
         named = []
     others = [name for name in usable if name != "lo"]
     return min(others, key=lambda name: (usable[name] not in named, name != route), default="lo")
+
+
+SIZE = 256  # rows and columns of one piece of work: some milliseconds
+WINDOW_S = 0.3
+"""Three times the period in which a cgroup gives and withholds CPU time: a window holds at most 4/3 of what it gives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """The result of one trial."""
+
+    rate: float  # pieces of work per second of wall time, in the best window, which other programs disturb least
+    share: float  # CPU time per wall time over all windows
+    digest: str  # digest of the work, the same on every node; "" if two pieces on one node differ
+    idle: float  # number of allowed processors that were idle meanwhile: a limit withheld them, not other programs
+
+
+def compute(seconds: float) -> Computed:
+    """Compute for some seconds and return the result."""
+    left, right = exact(SIZE)
+    begin, used, idle = time.monotonic(), time.thread_time(), _idle()
+    digests: set[str] = set()
+    best = 0.0
+    while (start := time.monotonic()) - begin < seconds:
+        count = 0
+        while time.monotonic() - start < WINDOW_S:
+            digests.add(whole(np.einsum("ij,jk->ik", left, right, optimize=False)))  # one thread, no library
+            count += 1
+        best = max(best, count / (time.monotonic() - start))
+    share = (time.thread_time() - used) / (time.monotonic() - begin)
+    return Computed(best, share, digests.pop() if len(digests) == 1 else "", (_idle() - idle) / (time.monotonic() - begin))
+
+
+def _idle() -> float:
+    """Return the idle seconds since boot, summed over the processors that this process may use."""
+    times = psutil.cpu_times(percpu=True)
+    return sum(times[cpu].idle for cpu in os.sched_getaffinity(0) if cpu < len(times))

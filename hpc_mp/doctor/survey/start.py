@@ -10,8 +10,7 @@ from pathlib import Path
 from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import counted
-from hpc_mp.cluster.slurm.allocation import job_environment, step_environment
-from hpc_mp.cluster.slurm.inside import why_outside
+from hpc_mp.cluster.slurm.allocation import job_environment, step_environment, why_outside
 from hpc_mp.cluster.slurm.nodelist import compress, expand
 from hpc_mp.cluster.slurm.nodes import NodeState, node_states
 from hpc_mp.cluster.slurm.query import why_silent

@@ -7,7 +7,7 @@ from pathlib import Path
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.bad_nodes import bad_nodes, ledger
 from hpc_mp.cluster.bandwidth import noted
-from hpc_mp.cluster.slurm.inside import Where
+from hpc_mp.cluster.slurm.allocation import Where
 from hpc_mp.cluster.slurm.releases import Version
 from hpc_mp.job import ProgramSpec
 from hpc_mp.job.program import meets_through_mpi

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from hpc_mp.base.text import counted
 from hpc_mp.cluster.node.nvidia_smi import find_gpus
-from hpc_mp.cluster.slurm.allocation import AllocatedTasks, allocated_tasks
-from hpc_mp.cluster.slurm.inside import Where, decide
+from hpc_mp.cluster.slurm.allocation import AllocatedTasks, Where, allocated_tasks, decide
 from hpc_mp.job import ProgramSpec
 from hpc_mp.launch.facts import ClusterFacts, ask_cluster
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_mp.base.errors import HpcMpError, RunFailed
-from hpc_mp.cluster.slurm.inside import decide
+from hpc_mp.cluster.slurm.allocation import decide
 from hpc_mp.cluster.slurm.jobs import FINAL
 from hpc_mp.launch.backends import BACKENDS, CallRequest, SubmittedTasks
 from hpc_mp.launch.submit.worker import SubmittedCall, failure_file

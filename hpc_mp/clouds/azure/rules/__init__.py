@@ -2,13 +2,12 @@
 
 from hpc_mp.base.findings import Finding, Hit, Rule
 from hpc_mp.clouds.azure.case import Case, read_case
-from hpc_mp.clouds.azure.files import ParameterFile, Project
 from hpc_mp.clouds.azure.rules.machines import RULES as MACHINES
 from hpc_mp.clouds.azure.rules.nodes import RULES as NODES
-from hpc_mp.clouds.azure.rules.slurm import RULES as SLURM
 from hpc_mp.clouds.azure.rules.template import RULES as TEMPLATE
+from hpc_mp.clouds.azure.template import ParameterFile, Project
 
-RULES: tuple[Rule[Case], ...] = (*TEMPLATE, *NODES, *SLURM, *MACHINES)
+RULES: tuple[Rule[Case], ...] = (*TEMPLATE, *NODES, *MACHINES)
 _LONGEST = 240
 
 
