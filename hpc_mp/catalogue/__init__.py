@@ -12,7 +12,7 @@ from hpc_mp.catalogue.machines import Catalogue, GpuModel, MachineType, Marks, b
 
 __all__ = ["PACKED_ROWS", "Catalogue", "GpuModel", "MachineType", "Marks", "catalogue"]
 
-PACKED_ROWS = "machines.json"  # only in the archive of the health check
+PACKED_ROWS = "machines"  # only in the archive of the health check
 
 
 def catalogue() -> Catalogue:

@@ -13,15 +13,16 @@ from pathlib import Path
 import hpc_mp
 from hpc_mp.base.command import Runner, ask
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.packed import node_table
 from hpc_mp.catalogue import PACKED_ROWS
 from hpc_mp.catalogue.read import own_files, read_rows
 from hpc_mp.cluster.node.mounts import SHARED, type_at
 from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.cluster.slurm.records import find_settings
-from hpc_mp.doctor.checks.check import PACKED_WORDS, words
 
 ARCHIVE, SCRIPT = "hpc-mp-health.pyz", "hpc-mp-health"
 PROGRAM = "hpc_mp.doctor.health"
+PACKED_TABLES = ("node-checks", "xids")
 _READ_HERE = ["hpc_mp.base.assets", "hpc_mp.catalogue.read"]  # they need tomllib or pydantic: their results are packed instead
 _MAIN = f"import sys\nfrom {PROGRAM} import main\nsys.exit(main())\n"
 _SCRIPT = """\
@@ -63,7 +64,7 @@ def install(directory: Path, chain: str | None, drain: bool, ask: Runner = ask, 
 
 
 def pack(archive: Path) -> None:
-    """Write one file that Python runs, with the catalogue of machines and the words of the checks as JSON. Equal sources and rows
+    """Write one file that Python runs, with the catalogue of machines and the tables of ``env`` as JSON. Equal sources and rows
     give equal bytes."""
     root = Path(hpc_mp.__file__).parent
     content = io.BytesIO()
@@ -71,8 +72,8 @@ def pack(archive: Path) -> None:
         pack.writestr(zipfile.ZipInfo("__main__.py"), _MAIN)
         for file in packed():
             pack.writestr(zipfile.ZipInfo(f"hpc_mp/{file.relative_to(root)}"), file.read_bytes(), zipfile.ZIP_DEFLATED)
-        for name, table in ((PACKED_ROWS, read_rows(own_files())), (PACKED_WORDS, words())):
-            pack.writestr(zipfile.ZipInfo(f"hpc_mp/{name}"), json.dumps(table), zipfile.ZIP_DEFLATED)
+        for name, table in ((PACKED_ROWS, read_rows(own_files())), *((name, node_table(name)) for name in PACKED_TABLES)):
+            pack.writestr(zipfile.ZipInfo(f"hpc_mp/{name}.json"), json.dumps(table), zipfile.ZIP_DEFLATED)
     _write(archive, content.getvalue(), 0o644)
 
 

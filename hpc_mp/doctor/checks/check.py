@@ -8,11 +8,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from hpc_mp.base.findings import SEVERITIES, Finding, Severity
 from hpc_mp.base.grouping import grouped
-from hpc_mp.base.packed import packed_table
+from hpc_mp.base.packed import node_table
 from hpc_mp.cluster.node.deadline import in_time
 from hpc_mp.cluster.node.source import NodeSource, Unavailable, keep
 
-TABLE, PACKED_WORDS = "env/node-checks.toml", "node-checks.json"  # the latter only in the archive of the health check
 Facts = TypeVar("Facts")
 
 
@@ -50,13 +49,9 @@ class Check(Generic[Facts]):
 
 
 @functools.cache
-def words() -> Mapping[str, Mapping[str, str]]:
+def words() -> Mapping[str, Mapping[str, Any]]:
     """Return what ``env/node-checks.toml`` says of each check."""
-    if (table := packed_table(PACKED_WORDS)) is None:
-        from hpc_mp.base.assets import asset_table  # the archive has no tomllib
-
-        table = asset_table(TABLE)
-    return table  # type: ignore[no-any-return]
+    return node_table("node-checks")
 
 
 def checks_of(reader: Callable[[NodeSource], Facts | None],

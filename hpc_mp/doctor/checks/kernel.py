@@ -9,14 +9,15 @@ from hpc_mp.base.findings import Severity
 from hpc_mp.base.text import ago, counted
 from hpc_mp.cluster.node.kernel_log import KernelMessage, read_kernel_log, read_log_with_gpus
 from hpc_mp.cluster.node.xids import NEEDS, Action, SXidLine, XidLine, sxid, xid
-from hpc_mp.doctor.checks.check import Judgement, checks_of, or_well
+from hpc_mp.doctor.checks.check import Judgement, checks_of, or_well, words
 
 _DAY_S = 86_400.0
 
 
-def _complaint(**patterns: tuple[str, ...]) -> Callable[[tuple[KernelMessage, ...]], Iterator[Judgement]]:
-    """Return a judge that searches the log of the last day. ``patterns``: regular expressions by ``error`` and ``warning``."""
-    searches = [(grave, re.compile("|".join(patterns[grave]))) for grave in ("error", "warning") if grave in patterns]
+def _complaint(code: str) -> Callable[[tuple[KernelMessage, ...]], Iterator[Judgement]]:
+    """Return a judge that searches the log of the last day for the lines of a check, those that are errors first."""
+    graves: tuple[Severity, ...] = ("error", "warning")
+    searches = [(grave, re.compile("|".join(words()[code][grave]))) for grave in graves if grave in words()[code]]
 
     def judge(lines: tuple[KernelMessage, ...]) -> Iterator[Judgement]:
         recent = [line for line in lines if line.age is None or line.age <= _DAY_S]
@@ -31,67 +32,8 @@ def _complaint(**patterns: tuple[str, ...]) -> Callable[[tuple[KernelMessage, ..
     return judge
 
 
-# Messages of Linux 3.10 (RHEL 7) to 6.17, from the kernel's sources. Corrected errors are counted by memory-errors.
-_HARDWARE = (
-    r"\{\d+\}\[Hardware Error\].*severity: (fatal|recoverable|panic)", r"\[Hardware Error\].*([Uu]ncorrected(?!:)|Fatal error)",
-    "mce: Uncorrected", "Processor context corrupt",
-    r"Machine Check(?: Exception)?: *[0-9a-f]+ Bank (?!128:)\d+: [2367abef][0-9a-f]{15}",  # bit 61: not corrected; bank 128: heat
-    r"MC\d+_STATUS\[[^|]*\|UE\|", r"EDAC .*\bUE ", r"Memory failure: 0x", r"not syncing: .*[Mm]achine check",
-    r"NMI: (PCI system error|IOCK error|memory parity error)",
-    r"SError Interrupt on CPU", r"[Ss]ynchronous (external abort|parity or ECC error)", r"EEH: Frozen P(E|HB)#",  # Arm, POWER
-)
-_FATAL_PCI = (r"Uncorrect(ed|able) \(Fatal\)", r"AER: device recovery failed", r"DPC: .*ERR_FATAL (detected|received)",
-              r"\b(mlx5_core|bnxt_en|ice|nvme) \S+: .*(config space|device) inaccessible")
-_NOT_FATAL = (r"Uncorrect(ed|able) \(Non-Fatal\)", r"\[Hardware Error\]: Deferred error",
-              r"(?<!\})\[Hardware Error\].*severity: (fatal|recoverable|panic)",  # from BERT, which reports the previous boot
-              r"DPC: .*(unmasked uncorrectable error|RP PIO error|ERR_NONFATAL) (detected|received)")
-_LOCKUP = (
-    "soft lockup", "hard LOCKUP", r"workqueue lockup", r"rcu.*(detected .*stalls?\b|kthread starved)",
-    r"blocked (in I/O wait )?for more than \d+ seconds", "possible memory allocation deadlock",
-    r"not responding, (still trying|timed out)", r"has not responded in \d+ seconds",
-    r"ceph: (\[[^]]*\]: )?mds\d+ (hung|caps stale)", r"libceph: (mon|osd|mds)\d+ .*session lost",
-    r"Lustre.*(Connection to .* was lost|evicted by|LBUG|has (timed out for s|failed due to net)|"
-    r"operation (ost|mds|mgs)_connect to node \S+ failed)", r"LNet.*Timed out (tx|RDMA)",
-    r"NFS: state manager: .*failed", r"nfs4_reclaim_(open_state|locks): (Lock reclaim failed|unhandled error)",
-    r"NFS: nfs4_\w+:? unhandled error -(?!512\b)\d", r"GPFS Deadman Switch timer.*expired",
-)
-_DEVICE = r"dev(ice)? (sd|vd|xvd|nvme|md|dm|pmem|mmcblk)"
-_DISK = (
-    r"(I/O|critical (medium|nexus|space allocation)|recoverable transport|protection|timeout|device offline) error(,| on) "
-    + _DEVICE, "lost async page write", r"rejecting I/O to (offline|dead) device", r"Device offlined - not ready after error",
-    r"Sense Key ?: (Medium|Hardware) Error", r"ata\d+\S* (error: \{ UNC|failed command: )", r"[Uu]nrecovered [Rr]ead [Ee]rror",
-    r"nvme.*(timeout, |controller is down|Device not ready|(reset|probe) failure|persistent internal error|no available path)",
-    r"md/raid.*Disk failure on", r"megaraid_sas .*(is now (DEGRADED|OFFLINE)|FW in FAULT)", r"mpt3sas_cm\d+: fault_state",
-    r"EXT[234]-fs (error|\(.*(I/O error|[Dd]ata (will be lost|loss)))", r"EXT4-fs warning.*I/O error",
-    r"Remounting filesystem read-only", r"JBD2?: .*(IO errors|I/O error|Error -\d+)", "Aborting journal on",
-    r"XFS.*([Cc]orruption|[Ss]hutting down|shut down|I/O [Ee]rror|[Ii]nternal error|force_shutdown|recovery failed)",
-    r"XFS .*[Ff]ailing async write", r"writeback error on inode", r"BTRFS:? (error|critical|warning .*csum failed)",
-    r"Pool .* uncorrectable I/O failure", r"zio pool=\S+ vdev=\S+ error=5 type=[12]",
-)
-_MEMORY = (r"Out of memory.*: Kill(ed)? process", r"not syncing: .*[Oo]ut of memory", r"oom-kill:constraint=CONSTRAINT_NONE")
-_NETWORK = (
-    r"NETDEV WATCHDOG.*timed out", r"TX timeout (detected|on queue)", r"Detected (Tx|Hardware) Unit Hang",
-    r"mlx5_core.*(health compromised|device's health|poll_health|Fatal error \d+ detected|firmware internal error)",
-    r"mlx5_core.*(cmd .*timeout|wait_func.*(timeout|No done completion)|timeout\. Will cause a leak)",
-    r"mlx5_.*(module event\[error\]|Cable error|[Hh]igh temperature)", r"efa .*(reset|timeout)",
-    r"mlx5_core.*(issue observed, .*severity\([0-3]\)|synd 0x[1-9a-f]\w*: |recovery flow aborted|handling bad device)",
-    r"mlx5_core.*initializing state, aborting",
-    r"bnxt_(en|re) .*(Error \(timeout: |[Tt]imed ?out|Firmware (not responding|fatal error))", r"mana .*HWC: Request timed out",
-    r"ena .*watchdog timeout", r"ib\w+: transmit timeout", r"[Nn]eighbou?r.*table overflow", r"conntrack: table full",
-    r"TCP: out of memory",
-)
-_LINKS = (  # of a bond; it goes on with the others, and the link may be back
-    "link status definitely down", r"now running without any active interface", r"No 802\.3ad response from the link partner",
-)
-
-
-CHECKS = checks_of(read_kernel_log, {
-    "kernel-hardware": _complaint(error=_HARDWARE + _FATAL_PCI, warning=_NOT_FATAL),
-    "kernel-lockup": _complaint(warning=_LOCKUP),
-    "kernel-disk": _complaint(error=_DISK),
-    "kernel-oom": _complaint(warning=_MEMORY),
-    "kernel-network": _complaint(error=_NETWORK, warning=_LINKS),
-})
+CHECKS = checks_of(read_kernel_log, {code: _complaint(code) for code in (
+    "kernel-hardware", "kernel-lockup", "kernel-disk", "kernel-oom", "kernel-network")})
 
 
 RECENT_S = 7200.0  # as azurehpc-health-checks; older errors were probably cured by a reset or a reboot

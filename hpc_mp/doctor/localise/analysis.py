@@ -1,5 +1,5 @@
 """Analysis of the log of rounds: health of nodes by themselves, and of their uplinks under load; pairs that do not answer, and
-pairs that are slow although both ends are healthy. All of it is the knowledge after a round, from which the next rounds follow."""
+pairs that are slow although both ends are healthy. It is the knowledge from which the next rounds follow."""
 
 from collections import defaultdict
 from collections.abc import Sequence
