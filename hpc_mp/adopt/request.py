@@ -117,11 +117,7 @@ def read_request(script: Script) -> Request:
 
 
 def size_fates(script: Script, literal: bool) -> list[LineFate]:
-    """Return the fates of the lines about sizes.
-
-    Args:
-        literal: True if hpc-mp starts the ranks; else the options are unchanged.
-    """
+    """Return the fates of the lines about sizes. ``literal``: True if hpc-mp starts the ranks; else the options are unchanged."""
     keys = {"nodes": "job.nodes", "ntasks": "job.nodes, job.ranks_per_node", "ntasks-per-node": "job.ranks_per_node",
             "gres": "slurm.gpu_request", "gpus-per-node": "slurm.gpu_request"}
     fates = []
@@ -143,12 +139,8 @@ def name_keys(script: Script, request: Request, file: Path) -> dict[str, str]:
 
 
 def script_keys(script: Script, request: Request, file: Path, arguments: Sequence[str], submitted: Path) -> dict[str, Any]:
-    """Return the keys with which the script runs unchanged: its sizes, and the variables that its own sbatch would set.
-
-    Args:
-        file: the script, absolute.
-        submitted: the directory in which sbatch would be called.
-    """
+    """Return the keys with which the script runs unchanged: its sizes, and the variables that its own sbatch would set. ``file``:
+    the script, absolute. ``submitted``: the directory in which sbatch would be called."""
     keys: dict[str, Any] = {
         "job.nodes": request.nodes or 1, "job.ranks_per_node": request.tasks_per_node, "program.start": "script",
         "program.command": (str(file), *arguments), "program.silent_limit": 0, "program.stop_codes": (),

@@ -6,12 +6,9 @@ from pathlib import Path
 
 
 class LineFile:
-    """A file to which lines are appended and flushed one by one. While the disk is full, they wait in memory.
-
-    Args:
-        path: the file; created with its first line.
-        limit: maximum of waiting lines; beyond it the oldest are dropped and counted in ``dropped``.
-    """
+    """A file to which lines are appended and flushed one by one. While the disk is full, they wait in memory. ``path``: the file;
+    created with its first line. ``limit``: maximum of waiting lines; beyond it the oldest are dropped and counted in
+    ``dropped``."""
 
     def __init__(self, path: Path, limit: int = 10_000) -> None:
         self.path = path

@@ -131,13 +131,9 @@ def several(names: Sequence[str], limit: int = 4) -> str:
 
 
 def nearest(word: str, candidates: Iterable[str], likeness: float = 0.6, limit: int = 1) -> list[str]:
-    """Return the candidates that this word may be a typo of, the most similar first. Case does not count.
-
-    Args:
-        likeness: minimum of difflib's ratio, between 0 and 1. A mere hint uses 0.6; a linter that reports similar words asks
-            for more.
-        limit: maximum number of words.
-    """
+    """Return the candidates that this word may be a typo of, the most similar first. Case does not count. ``likeness``: minimum
+    of difflib's ratio, between 0 and 1. A mere hint uses 0.6; a linter that reports similar words asks for more. ``limit``:
+    maximum number of words."""
     by_case = {name.casefold(): name for name in candidates}
     return [by_case[near] for near in get_close_matches(word.casefold(), by_case, limit, likeness)]
 

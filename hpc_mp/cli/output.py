@@ -120,12 +120,8 @@ def to_monitor(findings: Sequence[Finding]) -> None:
 
 
 class Lasting(io.FileIO):
-    """An open descriptor that accepts any output.
-
-    Attributes:
-        lost: the first reason for dropped output; None without one.
-        written: the number of bytes passed to it.
-    """
+    """An open descriptor that accepts any output. ``lost``: the first reason for dropped output; None without one. ``written``:
+    the number of bytes passed to it."""
 
     lost: OSError | None = None
     written: int = 0

@@ -57,11 +57,8 @@ NAMED_RANK = re.compile(r"\bRank (\d+)\]")  # in messages of NCCL's watchdog
 
 @dataclass(frozen=True, slots=True)
 class LauncherBlame:
-    """A process that a launcher saw fail; ``code`` as from ``subprocess``.
-
-    Attributes:
-        rank: its number in the launcher's world, if reported; ``local``: its number on its node.
-    """
+    """A process that a launcher saw fail; ``code`` as from ``subprocess``. ``rank``: its number in the launcher's world, if
+    reported; ``local``: its number on its node."""
 
     code: int
     rank: int | None = None
@@ -74,12 +71,8 @@ class LauncherBlame:
 
 @dataclass(frozen=True, slots=True)
 class LauncherReport:
-    """A launcher's report.
-
-    Attributes:
-        begin: number of its first line.
-        blames: the process that failed first, and others that failed in the same second.
-    """
+    """A launcher's report. ``begin``: number of its first line. ``blames``: the process that failed first, and others that failed
+    in the same second."""
 
     begin: int
     blames: tuple[LauncherBlame, ...]

@@ -51,11 +51,8 @@ def _suffix(path: Path) -> str:
 
 
 def find_groups(patterns: Sequence[str], weights: Sequence[float], key: str = "data.files") -> tuple[tuple[Path, ...], ...]:
-    """Return the files of each pattern, for patterns with weights; else all files as one group.
-
-    Raises:
-        HpcMpError: as ``find_files``, or two patterns with weights match the same file.
-    """
+    """Return the files of each pattern, for patterns with weights; else all files as one group. Raises HpcMpError as
+    ``find_files``, or if two patterns with weights match the same file."""
     if not weights:
         return (find_files(patterns, key),)
     groups = tuple(find_files([pattern], key) for pattern in patterns)
@@ -75,13 +72,9 @@ def find_files(patterns: Sequence[str], key: str = "data.files") -> tuple[Path, 
     written are taken literally, so a directory called ``runs [old]`` is not a pattern. Directories that a glob matches
     are skipped.
 
-    A directory that ``datasets`` saved (``save_to_disk``) stands for its Arrow files, in its own order.
-
-    Args:
-        key: the key of the job file that has the patterns.
-
-    Raises:
-        HpcMpError: a pattern matches no file, or names a directory, an unreadable file or an unsupported kind.
+    A directory that ``datasets`` saved (``save_to_disk``) stands for its Arrow files, in its own order. ``key``: the key of the
+    job file that has the patterns. Raises HpcMpError if a pattern matches no file, or names a directory, an unreadable file or an
+    unsupported kind.
     """
     files: dict[tuple[int, int], Path] = {}
     for name in sorted({name for pattern in patterns for name in _matches(pattern, key)}):

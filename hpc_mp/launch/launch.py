@@ -179,13 +179,8 @@ def plan_job(request: LaunchRequest, count: Callable[[JobSpec], JobSpec] = estim
     """Return the plan of the job, or of every run of its sweep. Everything is checked except what only transformers knows of
     the model.
 
-    The job of a plan keeps its sweep if the back end starts all runs with one script.
-
-    Args:
-        count: replaces epochs by steps.
-
-    Raises:
-        HpcMpError: a value is wrong, files are missing, or the model, the machine or the cluster does not support the layout.
+    The job of a plan keeps its sweep if the back end starts all runs with one script. ``count``: replaces epochs by steps. Raises
+    HpcMpError if a value is wrong, files are missing, or the model, the machine or the cluster does not support the layout.
     """
     if request.on not in ON:
         raise HpcMpError(f"on = {request.on!r}", "is no back end", f"choose one of {', '.join(ON)}")

@@ -42,12 +42,8 @@ PLACES: dict[str, tuple[str, ...]] = {
 
 
 def describe(plan: TrainingPlan, title: str, text: TrainingText | None = None) -> str:
-    """Return where it runs and why, how the ranks are placed and why, and the memory of the model's state.
-
-    Args:
-        title: description of where the back end's ranks run.
-        text: the training text, if it was examined.
-    """
+    """Return where it runs and why, how the ranks are placed and why, and the memory of the model's state. ``title``: description
+    of where the back end's ranks run. ``text``: the training text, if it was examined."""
     spec, p, shape = plan.spec, plan.spec.parallel, plan.shape
     context = "" if p.context == 1 else f"context({p.context}, {p.context_method}) × "
     experts = "" if p.expert == 1 else f" with expert({p.expert})"  # not a factor: these ranks are among data × context

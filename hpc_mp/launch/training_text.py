@@ -79,15 +79,9 @@ class TrainingText:
 
 
 def check_text(spec: JobSpec, vocabulary: int) -> tuple[tuple[FirstRow, ...], tuple[FirstRow, ...], Path | None]:
-    """Return the first rows of all files, of all held-out files, and the tokenizer's directory.
-
-    Args:
-        vocabulary: rows of the model's embedding.
-
-    Raises:
-        HpcMpError: a file is missing, not text or has rows without trainable text, the text is too short for one sample, or a
-            tokenizer is missing or does not fit.
-    """
+    """Return the first rows of all files, of all held-out files, and the tokenizer's directory. ``vocabulary``: rows of the
+    model's embedding. Raises HpcMpError if a file is missing, not text or has rows without trainable text, the text is too short
+    for one sample, or a tokenizer is missing or does not fit."""
     files, key = find_files(spec.data.files), "evaluate.files"
     held_out = find_files(spec.evaluate.files, key)
     tokenizer = tokenizer_of(spec)

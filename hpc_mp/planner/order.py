@@ -37,12 +37,8 @@ class RankOrder:
 
 
 def choose_rank_order(layout: Layout, traffic: Traffic, measured: LinkRates | None = None) -> RankOrder:
-    """Return the order of a layout; for "auto" the order in which a step waits least.
-
-    Args:
-        traffic: traffic of the job.
-        measured: the doctor's measurement of this cluster; the median rate counts, because the nodes are not known yet.
-    """
+    """Return the order of a layout; for "auto" the order in which a step waits least. ``traffic``: traffic of the job.
+    ``measured``: the doctor's measurement of this cluster; the median rate counts, because the nodes are not known yet."""
     if layout.order != "auto":
         return RankOrder(normalize_order(layout.order, layout.degrees.context), f"parallel.order = {layout.order}")
     usual = measured.usual if measured is not None and measured.recent() else None

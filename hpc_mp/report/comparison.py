@@ -151,11 +151,7 @@ class ComparedRow:
 
 
 def write_comparison(runs: Sequence[RunDirectory], page: Path | None = None) -> Path:
-    """Write ``comparison.html`` into the first run, or another ``page``.
-
-    Raises:
-        HpcMpError: the page cannot be written.
-    """
+    """Write ``comparison.html`` into the first run, or another ``page``. Raises HpcMpError if the page cannot be written."""
     return publish(page or runs[0].comparison, render_comparison([read_facts(run) for run in runs], time.time()))
 
 

@@ -34,11 +34,8 @@ def filled(template: Path, now: float, **values: Any) -> str:
 
 
 def publish(page: Path, text: str, mode: int = PRIVATE, option: str = "--output") -> Path:
-    """Write a page, replacing an existing one atomically. ``option``: the option that names another file.
-
-    Raises:
-        HpcMpError: the page cannot be written.
-    """
+    """Write a page, replacing an existing one atomically. ``option``: the option that names another file. Raises HpcMpError if
+    the page cannot be written."""
     temporary = page.with_name(f".{page.name}.{os.getpid()}")
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w", encoding="utf-8") as file:

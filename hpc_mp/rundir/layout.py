@@ -39,12 +39,8 @@ class RunFile:
 @dataclass(frozen=True, slots=True)
 class RunFiles:
     """A set of files, one per rank, host, job, step or attempt. ``run.rank_log(3)`` is the file of rank 3 in the run directory
-    ``run``.
-
-    Attributes:
-        name: path with a field of ``str.format`` for each value, ``log/rank-{rank:05d}.log``.
-        writer, readers, holds: as in ``RunFile``.
-    """
+    ``run``. ``name``: path with a field of ``str.format`` for each value, ``log/rank-{rank:05d}.log``. ``writer``, ``readers``,
+    ``holds``: as in ``RunFile``."""
 
     name: str
     writer: str

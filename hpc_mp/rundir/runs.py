@@ -14,11 +14,8 @@ PRIVATE = 0o700  # logs and samples are the user's own: no other user may read a
 
 
 def create_run(directory: Path, name: str) -> RunDirectory:
-    """Create the next free ``directory/name/NNNN`` (mode 700) with its sub-directories.
-
-    Raises:
-        HpcMpError: the directory cannot be written.
-    """
+    """Create the next free ``directory/name/NNNN`` (mode 700) with its sub-directories. Raises HpcMpError if the directory cannot
+    be written."""
     base = directory / name
     try:
         base.mkdir(parents=True, exist_ok=True)
@@ -40,11 +37,8 @@ def create_run(directory: Path, name: str) -> RunDirectory:
 
 
 def find_run(path: Path) -> RunDirectory:
-    """Return ``path`` itself if it is a run directory, else the newest run below ``DIRECTORY/NAME``.
-
-    Raises:
-        HpcMpError: no run exists there.
-    """
+    """Return ``path`` itself if it is a run directory, else the newest run below ``DIRECTORY/NAME``. Raises HpcMpError if no run
+    exists there."""
     path = path.resolve()
     if is_run(path):
         return RunDirectory(path)
@@ -61,10 +55,8 @@ def find_run(path: Path) -> RunDirectory:
 def prepare_resume(run: RunDirectory) -> int:
     """Archive the previous attempt in ``attempts/K/``: copies of its inputs, and its logs. Return the new attempt's number.
 
-    A rank of that attempt that still runs, on a node that was cut off, continues to write to the archived logs.
-
-    Raises:
-        HpcMpError: the run directory cannot be written; it is left unchanged.
+    A rank of that attempt that still runs, on a node that was cut off, continues to write to the archived logs. Raises HpcMpError
+    if the run directory cannot be written; it is left unchanged.
     """
     attempt = run.attempt()
     aside = RunDirectory(run.put_away(attempt))

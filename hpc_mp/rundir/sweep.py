@@ -63,11 +63,8 @@ def end_sweep(run: RunDirectory) -> None:
 
 def best_of(losses: Iterable[tuple[float | None, float | None]]) -> tuple[int, str] | None:
     """Return the index of the best run of a sweep, and the criterion: the least held-out loss if every run with a loss has one,
-    else the least last loss. None if fewer than two runs have a loss.
-
-    Args:
-        losses: last loss and least held-out loss of each run.
-    """
+    else the least last loss. None if fewer than two runs have a loss. ``losses``: last loss and least held-out loss of each
+    run."""
     pairs = {index: pair for index, pair in enumerate(losses) if pair[0] is not None}
     if len(pairs) < 2:
         return None

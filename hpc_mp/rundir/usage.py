@@ -45,12 +45,8 @@ class Usage:
 
 
 def usage(run: RunDirectory, until: float | None, waits: bool = False) -> Usage:
-    """Return the cost of a run.
-
-    Args:
-        until: unix seconds, for a run that continues; None: until its end, as far as the run directory shows it.
-        waits: True if its job is in the queue and has no process now.
-    """
+    """Return the cost of a run. ``until``: unix seconds, for a run that continues; None: until its end, as far as the run
+    directory shows it. ``waits``: True if its job is in the queue and has no process now."""
     number = run.attempt()
     starts = read_records(run.ranks, RankStart)
     ends = known_history(run)

@@ -90,11 +90,8 @@ def _record(run: RunDirectory, job: Allocation | None) -> AttemptRecord | None:
 
 
 def _all_is_done(attempt: AttemptContext, ran: bool) -> bool:
-    """Return True if training is complete, or if srun reported that all tasks of a program ended successfully.
-
-    Args:
-        ran: True if the tasks ran after the supervisor's death; else srun's messages may concern an earlier step.
-    """
+    """Return True if training is complete, or if srun reported that all tasks of a program ended successfully. ``ran``: True if
+    the tasks ran after the supervisor's death; else srun's messages may concern an earlier step."""
     spec, log = attempt.spec, attempt.run.srun_log
     if not isinstance(spec, ProgramSpec):
         return history.complete(attempt.run, spec)

@@ -77,11 +77,8 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
 
 
 def watch_of(attempt: AttemptContext, signals: Signals, begins: bool = False) -> ProgramWatch | ScriptWatch | None:
-    """Return the watch over the ranks of a program, or over a script, which also warns them; None for our own engine.
-
-    Args:
-        begins: True if the ranks are started now.
-    """
+    """Return the watch over the ranks of a program, or over a script, which also warns them; None for our own engine. ``begins``:
+    True if the ranks are started now."""
     if not isinstance(attempt.spec, ProgramSpec):
         return None
     watch = ScriptWatch(attempt, attempt.spec) if attempt.spec.by_script else ProgramWatch(attempt, attempt.spec, begins)

@@ -11,12 +11,8 @@ from hpc_mp.rundir.records import RankStart, RankStatus, line_of, write_record
 
 def say_begun(run: RunDirectory, attempt: int, places: Sequence[RankPlace], hosts: Sequence[str], device: str,
               token: str = "", began: float | None = None) -> None:
-    """Write a line for every rank to ``ranks.jsonl``, and their phase.
-
-    Args:
-        hosts: host of each node of the places. Tasks are distributed to them in blocks.
-        began: unix seconds; None: now.
-    """
+    """Write a line for every rank to ``ranks.jsonl``, and their phase. ``hosts``: host of each node of the places. Tasks are
+    distributed to them in blocks. ``began``: unix seconds; None: now."""
     seats = sorted(places, key=lambda place: (place.node, place.local_rank))
     tasks = {place.rank: task for task, place in enumerate(seats)}
     file = LineFile(run.ranks, limit=len(places))

@@ -16,13 +16,8 @@ from hpc_mp.rundir.rank_env import emulated_node
 
 @dataclass(frozen=True, slots=True)
 class SupervisedRun:
-    """A run, before an attempt of it begins.
-
-    Attributes:
-        allocation: Slurm's allocation; None outside of Slurm.
-        command: the command that starts the ranks, ``srun …`` or ``mpirun …``; it can also query nodes. If empty, nodes are not
-            queried.
-    """
+    """A run, before an attempt of it begins. ``allocation``: Slurm's allocation; None outside of Slurm. ``command``: the command
+    that starts the ranks, ``srun …`` or ``mpirun …``; it can also query nodes. If empty, nodes are not queried."""
 
     run: RunDirectory
     spec: AnySpec

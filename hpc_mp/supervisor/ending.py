@@ -117,10 +117,7 @@ def lacking(attempt: AttemptContext) -> str:
 
 def _first_code(run: RunDirectory, code: int, stop_requested: bool) -> int:
     """Return the code of the task that ended first; srun's own code, the greatest of the tasks' codes, is less specific.
-
-    Args:
-        stop_requested: True if the ranks were asked to stop; srun may then end with 0 before it has started them.
-    """
+    ``stop_requested``: True if the ranks were asked to stop; srun may then end with 0 before it has started them."""
     log = run.srun_log
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else ()
     if code == 0 and not stop_requested and gave_up(lines):
@@ -206,12 +203,8 @@ def act(attempt: AttemptContext, ending: Ending, decision: Decision, code: int, 
 
 def _again(attempt: AttemptContext, decision: Decision, blamed: Sequence[BadNode], refused: str | None,
            expired: bool) -> tuple[str, str]:
-    """Requeue the job if that was decided. Return the action and a sentence about it.
-
-    Args:
-        refused: reason why it cannot be requeued, if known.
-        expired: True if Slurm ends the job for its time limit.
-    """
+    """Requeue the job if that was decided. Return the action and a sentence about it. ``refused``: reason why it cannot be
+    requeued, if known. ``expired``: True if Slurm ends the job for its time limit."""
     allocation, script, why = attempt.allocation, attempt.run.script, decision.why
     if decision.action == "done":
         return "done", why

@@ -30,11 +30,8 @@ def record_on_all_nodes(attempt: AttemptContext) -> None:
 
 
 def add_what_logs_say(run: RunDirectory, lines: Callable[[int], Sequence[str]]) -> None:
-    """Copy stacks that ranks wrote to their logs at SIGABRT to the stack files.
-
-    Args:
-        lines: returns the last lines of a rank's log.
-    """
+    """Copy stacks that ranks wrote to their logs at SIGABRT to the stack files. ``lines``: returns the last lines of a rank's
+    log."""
     for stack in read_stacks(run):
         output = aborted(lines(stack.rank)) if not stack.frames else ()
         if output:

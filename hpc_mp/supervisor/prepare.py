@@ -155,15 +155,9 @@ PYXIS_NAMES = "--container-env="  # srun's option; without it the image's values
 def apply_profile(run: RunDirectory, spec: AnySpec, command: Sequence[str], environ: Mapping[str, str],
                   source: NodeSource | None = None) -> tuple[list[str], dict[str, str], str | None]:
     """Return the ranks' command and environment, and a sentence for the main log; both unchanged for a job without a profile.
-
-    Args:
-        command: srun and the command that it starts; pyxis gets the names in it.
-        environ: the job script's environment: values of a module, ``slurm.setup`` or ``environment.set`` in it override the
-            profile.
-
-    Raises:
-        HpcMpError: the profile does not exist.
-    """
+    ``command``: srun and the command that it starts; pyxis gets the names in it. ``environ``: the job script's environment:
+    values of a module, ``slurm.setup`` or ``environment.set`` in it override the profile. Raises HpcMpError if the profile does
+    not exist."""
     if spec.environment.profile is None:
         return list(command), dict(environ), None
     container = spec.slurm.container is not None

@@ -43,11 +43,8 @@ SOON_S = 30.0  # between the failure of a launch and the end of a script that fa
 
 
 def environment(attempt: AttemptContext, spec: ProgramSpec, batch: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that sbatch gives a script, those of the job file, and those that describe the run.
-
-    Args:
-        batch: the variables that Slurm gave the job script.
-    """
+    """Return the variables that sbatch gives a script, those of the job file, and those that describe the run. ``batch``: the
+    variables that Slurm gave the job script."""
     run, record = attempt.run, attempt.record
     profile = {name: value for name, value in attempt.base_environ.items() if os.environ.get(name) != value}
     copies = {name: os.environ[name] for name in COPIES if name in os.environ} if spec.program.stage else {}
@@ -67,12 +64,8 @@ def batch_environ(run: RunDirectory) -> dict[str, str]:
 
 
 class ScriptWatch:
-    """The watch over a running script.
-
-    Attributes:
-        overdue: True if it ran to the end of the job despite a signal, and was killed.
-        unended: None, because no srun of ours reports the ends of tasks.
-    """
+    """The watch over a running script. ``overdue``: True if it ran to the end of the job despite a signal, and was killed.
+    ``unended``: None, because no srun of ours reports the ends of tasks."""
 
     unended = None
 
@@ -166,11 +159,8 @@ def script_code(run: RunDirectory) -> int | None:
 
 
 def record_failure(attempt: AttemptContext, code: int) -> None:
-    """Record the failure of a script: that of a task in its last launch if it is recent, else the script's own.
-
-    Args:
-        code: exit code of the script, as from ``subprocess``.
-    """
+    """Record the failure of a script: that of a task in its last launch if it is recent, else the script's own. ``code``: exit
+    code of the script, as from ``subprocess``."""
     run, record = attempt.run, attempt.record
     ends = read_ends(run)
     begun = {int(run.launch.values(path)[0]): float(read_json(path)["time"]) for path in run.launch.found()}

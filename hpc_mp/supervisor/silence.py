@@ -100,11 +100,8 @@ def _size(path: Path) -> int:
 
 
 class NodeLogs:
-    """The speakers if srun writes a log per node, with the task number before each line.
-
-    Attributes:
-        troubled: True if Slurm's MPI plug-in has complained in a log.
-    """
+    """The speakers if srun writes a log per node, with the task number before each line. ``troubled``: True if Slurm's MPI
+    plug-in has complained in a log."""
 
     def __init__(self, run: RunDirectory, placement: Placement, hosts: Sequence[str]) -> None:
         self._files = {host: NewLines(run.node_log(host)) for host in dict.fromkeys(hosts)}

@@ -46,11 +46,8 @@ class TopologySources:
 
 
 def switches(hosts: Sequence[str], srun: Sequence[str], sources: TopologySources) -> tuple[SwitchTree, str]:
-    """Return the tree of switches above ``hosts``, and its source; an empty tree if no source knows it.
-
-    Args:
-        srun: the ranks' command, adapted to query the nodes; if empty, nodes are not queried.
-    """
+    """Return the tree of switches above ``hosts``, and its source; an empty tree if no source knows it. ``srun``: the ranks'
+    command, adapted to query the nodes; if empty, nodes are not queried."""
     environ, folder = sources.environ, sources.folder
     try:
         return read_topology(show_topology(sources.ask)), SHOW_TOPOLOGY[0]

@@ -31,12 +31,8 @@ COMMANDS = ("stop", "kill")  # commands for the ranks at the first and the secon
 
 @dataclass(frozen=True, slots=True)
 class RanksEnd:
-    """The ends of all ranks.
-
-    Attributes:
-        interrupted: True if the user asked for the end.
-        broken: reason why the emulator itself failed; None if it did not.
-    """
+    """The ends of all ranks. ``interrupted``: True if the user asked for the end. ``broken``: reason why the emulator itself
+    failed; None if it did not."""
 
     exits: tuple[Exit, ...]
     interrupted: bool = False
@@ -73,11 +69,8 @@ def watch(emulator: Emulator, attempt: AttemptReader, interrupts: Interrupts, li
 def judge(ended: RanksEnd, attempt: AttemptReader, placement: Placement,
           joint_failures: Sequence[RankFailure] = (), program: Program | None = None) -> tuple[State, Cause | None]:
     """Return the state of an emulated attempt, and the cause of its failure. Ranks that ended without a record get one.
-
-    Args:
-        joint_failures: failures that the end of a single rank does not show.
-        program: the program that the ranks run, without coordinates unless it has axes; None for our own engine.
-    """
+    ``joint_failures``: failures that the end of a single rank does not show. ``program``: the program that the ranks run, without
+    coordinates unless it has axes; None for our own engine."""
     orderly = (0, STOPPED) if program is None else (0, *program.stop_codes)
     bad = [end for end in ended.exits if end.code not in orderly and not (end.ours and ended.interrupted)]
     if ended.broken is not None:

@@ -26,12 +26,8 @@ _REASON = re.compile(r"\s*\{# ((?:(?!#\}).)*) #\}$")
 
 @dataclass(frozen=True, slots=True)
 class JobScript:
-    """A rendered script, the reasons of its lines, and the path of its template.
-
-    Attributes:
-        explanations: (line, reason) in order, without empty lines.
-        runs: the run directories that it names.
-    """
+    """A rendered script, the reasons of its lines, and the path of its template. ``explanations``: (line, reason) in order,
+    without empty lines. ``runs``: the run directories that it names."""
 
     text: str
     explanations: tuple[tuple[str, str], ...]

@@ -19,12 +19,9 @@ ENVIRONMENT_PYTHON = Verbatim('"$HPC_MP_LOCAL/env/bin/python"')  # slurm/node-st
 
 @dataclass(frozen=True, slots=True)
 class JobComponent:
-    """Nodes of one kind: the whole job, or a component of a heterogeneous one.
-
-    Attributes:
-        gpus: the option that requests GPUs, without its dashes; None if the part requests none, or by ``extra``.
-        extra: its options from ``slurm.extra``, without ``cpus-per-task``; in the first part also those of the whole job.
-    """
+    """Nodes of one kind: the whole job, or a component of a heterogeneous one. ``gpus``: the option that requests GPUs, without
+    its dashes; None if the part requests none, or by ``extra``. ``extra``: its options from ``slurm.extra``, without
+    ``cpus-per-task``; in the first part also those of the whole job."""
 
     nodes: int
     partition: str | None

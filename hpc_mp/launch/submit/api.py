@@ -61,12 +61,8 @@ def submit(
 
 
 class SubmittedJob:
-    """A submitted callable.
-
-    Attributes:
-        id: id of Slurm's job; on emulated nodes a substitute number.
-        words: the site's messages at submission; mostly empty.
-    """
+    """A submitted callable. ``id``: id of Slurm's job; on emulated nodes a substitute number. ``words``: the site's messages at
+    submission; mostly empty."""
 
     def __init__(self, running: SubmittedTasks, folder: Path, tasks: int) -> None:
         self._running, self.folder, self.tasks = running, folder, tasks

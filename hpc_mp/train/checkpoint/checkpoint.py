@@ -31,12 +31,8 @@ PROBE = 1 << 16  # bytes that a rank writes to test that it can write
 
 
 class SaveFailed(Exception):
-    """A checkpoint could not be written. Earlier checkpoints are unharmed.
-
-    Attributes:
-        ranks: the ranks that failed.
-        refused: True if every failure was an error of the operating system; otherwise the program has a fault.
-    """
+    """A checkpoint could not be written. Earlier checkpoints are unharmed. ``ranks``: the ranks that failed. ``refused``: True if
+    every failure was an error of the operating system; otherwise the program has a fault."""
 
     def __init__(self, message: str, ranks: tuple[int, ...], refused: bool = False) -> None:
         super().__init__(message)
@@ -198,10 +194,8 @@ def lists_stage(groups: Groups) -> bool:
 def load(checkpoint: Path, held: Iterable[Held], host: Tree) -> None:
     """Fill this rank's state from a checkpoint of any layout. All ranks call this.
 
-    One replica reads each rectangle and broadcasts it to the others.
-
-    Raises:
-        Damaged: on every rank, if any rank has found a file that is not what was saved.
+    One replica reads each rectangle and broadcasts it to the others. Raises Damaged on every rank if any rank has found a
+    file that is not what was saved.
     """
     states = list(_states(held))
 

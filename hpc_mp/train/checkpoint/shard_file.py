@@ -33,11 +33,8 @@ class Damaged(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LocalPart:
-    """A part of a whole tensor that this rank holds: the tensor's name and shape, and the part's place in it.
-
-    Attributes:
-        release: called with the parts of ``values`` that have been written or filled.
-    """
+    """A part of a whole tensor that this rank holds: the tensor's name and shape, and the part's place in it. ``release``: called
+    with the parts of ``values`` that have been written or filled."""
 
     name: str
     shape: tuple[int, ...]
@@ -82,12 +79,8 @@ def shard_bytes(parts: Iterable[LocalPart]) -> int:
 
 
 class ShardReader:
-    """A reader of tensor rectangles from a checkpoint's files. Each block is hashed when it is first read.
-
-    Args:
-        directory: the checkpoint.
-        index: the index of the tensors that will be read.
-    """
+    """A reader of tensor rectangles from a checkpoint's files. Each block is hashed when it is first read. ``directory``: the
+    checkpoint. ``index``: the index of the tensors that will be read."""
 
     def __init__(self, directory: Path, index: checkpoint_index.CheckpointIndex) -> None:
         self.directory, self._index = directory, index

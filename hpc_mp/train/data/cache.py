@@ -24,13 +24,8 @@ def entry(directory: Path, build: Callable[[Path], None], hashed: Callable[[Path
     """Return ``directory`` with the files that ``build(temporary directory)`` writes. It is built only if no intact one exists.
 
     Processes may build the same entry at once: the first to finish publishes it, and the others use its result. A damaged entry
-    is replaced. There is no lock, because many parallel file systems have none: publishing is one rename.
-
-    Args:
-        hashed: returns the SHA-256 of an existing file.
-
-    Raises:
-        HpcMpError: the cache cannot be written. Errors of ``build`` are passed on.
+    is replaced. There is no lock, because many parallel file systems have none: publishing is one rename. ``hashed``: returns the
+    SHA-256 of an existing file. Raises HpcMpError if the cache cannot be written. Errors of ``build`` are passed on.
     """
     if _intact(directory, hashed):
         return directory

@@ -79,11 +79,8 @@ class ChatTemplate:
 
 @cache
 def load_template(directory: Path, template: Path | None = None) -> ChatTemplate:
-    """Return the chat template in a tokenizer's directory, as transformers reads it, or ``template`` in its place.
-
-    Raises:
-        HpcMpError: there is none, or transformers cannot load the tokenizer.
-    """
+    """Return the chat template in a tokenizer's directory, as transformers reads it, or ``template`` in its place. Raises
+    HpcMpError if there is none, or transformers cannot load the tokenizer."""
     from transformers import AutoTokenizer
 
     try:
@@ -99,11 +96,8 @@ def load_template(directory: Path, template: Path | None = None) -> ChatTemplate
 
 
 def spans_by_difference(render: Render, chat: Chat) -> tuple[Span, ...]:
-    """Return the spans of the turns that count, in the text of the whole chat.
-
-    Args:
-        render: writes messages as text, with the prompt for an answer behind them if its second argument is True.
-    """
+    """Return the spans of the turns that count, in the text of the whole chat. ``render``: writes messages as text, with the
+    prompt for an answer behind them if its second argument is True."""
     whole = render(chat.messages, False)
     answers = [place for place, counts in enumerate(chat.counts) if counts]
     before = chat.messages[:answers[-1]]

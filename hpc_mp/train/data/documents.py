@@ -75,13 +75,8 @@ def pieces(files: Iterable[Path], files_key: str = "data.files", reading: Docume
     """Yield the documents of ``files`` in order.
 
     A text file is one document in UTF-8; undecodable bytes are replaced and counted. A row of another file is one document. A
-    prompt does not count in the loss, and of a chat only the assistant's turns do.
-
-    Args:
-        files_key: the key of the job file that names the files.
-
-    Raises:
-        HpcMpError: a file cannot be read, a text file is binary, or a row is malformed (with file and row).
+    prompt does not count in the loss, and of a chat only the assistant's turns do. ``files_key``: the key of the job file that
+    names the files. Raises HpcMpError if a file cannot be read, a text file is binary, or a row is malformed (with file and row).
     """
     for path in files:
         try:

@@ -13,12 +13,8 @@ SETTLED_NS = 2_000_000_000  # a file that was just written may be written again 
 
 
 class HashMemory:
-    """SHA-256 of files, remembered as long as size, inode and modification time are unchanged.
-
-    Args:
-        cache: the directory that keeps the hashes, beside what is made from the files. If it cannot be written, nothing is
-            remembered.
-    """
+    """SHA-256 of files, remembered as long as size, inode and modification time are unchanged. ``cache``: the directory that
+    keeps the hashes, beside what is made from the files. If it cannot be written, nothing is remembered."""
 
     def __init__(self, cache: Path) -> None:
         self._file = cache / FILE

@@ -26,10 +26,8 @@ def prepare_held_out(spec: JobSpec, vocabulary: int, cache: Path, progress: Call
     """Return the tokens of ``evaluate.files``, or of ``evaluate.share`` of the training's files, made with the training's
     tokenizer; None for a job that does not evaluate.
 
-    A warning names each file that is also trained on. Everything else is as in ``prepare``.
-
-    Raises:
-        HpcMpError: for the reasons of ``prepare`` and ``HeldOut``.
+    A warning names each file that is also trained on. Everything else is as in ``prepare``. Raises HpcMpError for the reasons of
+    ``prepare`` and ``HeldOut``.
     """
     if not spec.evaluate.active:
         return None
@@ -48,14 +46,8 @@ class HeldOut:
     """A token set as rows of one length: the inputs of row i are the tokens [i × S, i × S + S]; labels are shifted by one.
 
     The last row may have fewer tokens. Its missing part and all later rows have labels that do not count. Attention looks back
-    only, so no other token sees them.
-
-    Args:
-        sequence_length: S, tokens.
-        documents: ``data.documents``, see ``rows``.
-
-    Raises:
-        HpcMpError: no token counts as a label.
+    only, so no other token sees them. ``sequence_length``: S, tokens. ``documents``: ``data.documents``, see ``rows``. Raises
+    HpcMpError if no token counts as a label.
     """
 
     def __init__(self, token_set: TokenSet, sequence_length: int, documents: str = "joined") -> None:

@@ -17,10 +17,7 @@ BLOCK = 1000  # positions; shares are exact to a thousandth
 
 def slots(weights: Sequence[float]) -> tuple[int, ...]:
     """Return the slots of each part in a block, in proportion to its weight, rounded by the method of the largest remainder.
-
-    Raises:
-        HpcMpError: a part would have none.
-    """
+    Raises HpcMpError if a part would have none."""
     exact = [BLOCK * weight / sum(weights) for weight in weights]
     whole = [int(share) for share in exact]
     by_remainder = sorted(range(len(exact)), key=lambda part: (whole[part] - exact[part], part))
@@ -34,11 +31,8 @@ def slots(weights: Sequence[float]) -> tuple[int, ...]:
 
 @lru_cache(maxsize=4)
 def block_order(sizes: tuple[int, ...], seed: int, block: int) -> tuple[tuple[int, int], ...]:
-    """Return, for each position of a block, its part and how many samples of this part come before it in the block.
-
-    Args:
-        sizes: the result of ``slots``.
-    """
+    """Return, for each position of a block, its part and how many samples of this part come before it in the block. ``sizes``:
+    the result of ``slots``."""
     ends, numbers = [*accumulate(sizes)], [0] * len(sizes)
     order = []
     for place in range(BLOCK):

@@ -17,16 +17,9 @@ POLL = 4096  # rows between two calls of ``poll``
 
 def check_rows(files: Sequence[Path], files_key: str, reading: DocumentReading,
                poll: Callable[[], object] = lambda: None) -> None:
-    """Read every row and write each chat by its template.
-
-    Args:
-        files_key: the key of the job file that names the files.
-        poll: called repeatedly; an exception from it ends the check.
-
-    Raises:
-        HpcMpError: a file cannot be read, or rows cannot be used. The first is explained and the others are named; ``several``
-            explains each.
-    """
+    """Read every row and write each chat by its template. ``files_key``: the key of the job file that names the files. ``poll``:
+    called repeatedly; an exception from it ends the check. Raises HpcMpError if a file cannot be read, or rows cannot be used.
+    The first is explained and the others are named; ``several`` explains each."""
     errors: list[HpcMpError] = []
     places: list[str] = []
     for path in files:

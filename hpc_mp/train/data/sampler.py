@@ -36,13 +36,8 @@ class Samples:
 
     Sequence i is the tokens [i × S, i × S + S]: S inputs, and the same shifted by one as labels. Sequences run over the ends of
     documents, see ``rows``. Tokens after the last whole sequence are not used. In a mixture each part has sequences of its own.
-
-    Args:
-        sequence_length: S, tokens.
-        seed, documents, weights: ``train.seed``, ``data.documents`` and ``data.weights``.
-
-    Raises:
-        HpcMpError: the text, or a part of a mixture, is shorter than one sequence.
+    ``sequence_length``: S, tokens. ``seed``, ``documents``, ``weights``: ``train.seed``, ``data.documents`` and ``data.weights``.
+    Raises HpcMpError if the text, or a part of a mixture, is shorter than one sequence.
     """
 
     def __init__(self, token_set: TokenSet, sequence_length: int, seed: int, documents: str = "joined",

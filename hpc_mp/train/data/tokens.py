@@ -160,10 +160,8 @@ def reading_of(spec: JobSpec, *, held_out: bool = False) -> DocumentReading:
 def find_prepared(spec: JobSpec, vocabulary: int, cache: Path) -> TokenSet | None:
     """Return the earlier result of ``prepare_job`` for this text; None if it does not exist.
 
-    Return None also if the search would have to read much of the text.
-
-    Raises:
-        HpcMpError: a file or the tokenizer does not exist.
+    Return None also if the search would have to read much of the text. Raises HpcMpError if a file or the tokenizer does not
+    exist.
     """
     grouped = find_groups(spec.data.files, spec.data.weights)
     hashed, files = HashMemory(cache), [path for group in grouped for path in group]
@@ -186,11 +184,8 @@ def _name(tokenizer: str, contents: Sequence[str], reading: DocumentReading, gro
 
 
 def load_tokens(directory: Path) -> TokenSet:
-    """Open a token set made by ``prepare``. Only sizes are checked, which is cheap enough for every rank.
-
-    Raises:
-        HpcMpError: the token set does not exist or is incomplete.
-    """
+    """Open a token set made by ``prepare``. Only sizes are checked, which is cheap enough for every rank. Raises HpcMpError if
+    the token set does not exist or is incomplete."""
     meta = _meta(directory)
     token_set = TokenSet(directory, meta["count"], meta["dtype"], directory.parent / meta["tokenizer"],
                          meta["tokenizer_sha256"], meta["counted"] < meta["count"], tuple(meta.get("parts", [meta["count"]])))

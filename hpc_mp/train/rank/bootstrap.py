@@ -28,12 +28,8 @@ from hpc_mp.train.rank.waits import Waits
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """A rank's knowledge before it has met the other ranks.
-
-    Attributes:
-        run, placement: as written by a launcher; None for ranks started by hand.
-        record: the launcher's record of this attempt, if the launcher counts attempts.
-    """
+    """A rank's knowledge before it has met the other ranks. ``run``, ``placement``: as written by a launcher; None for ranks
+    started by hand. ``record``: the launcher's record of this attempt, if the launcher counts attempts."""
 
     who: RankEnv
     where: Rendezvous

@@ -49,14 +49,8 @@ def seat_of(who: RankEnv, gpu: torch.device | None) -> Seat:
 
 def device_choice(requested: str, seats: Sequence[Seat], shares: bool) -> str:
     """Return ``CPU`` or the back end of all ranks: NCCL if their GPUs are distinct, however many of them each rank sees.
-
-    Args:
-        requested: ``job.device``. ``auto`` takes GPUs if every rank sees one.
-        shares: True if ranks may share a GPU, as emulated nodes do.
-
-    Raises:
-        HpcMpError: cuda is requested and a rank sees no GPU, or ranks that may not do so share one.
-    """
+    ``requested``: ``job.device``. ``auto`` takes GPUs if every rank sees one. ``shares``: True if ranks may share a GPU, as
+    emulated nodes do. Raises HpcMpError if cuda is requested and a rank sees no GPU, or ranks that may not do so share one."""
     blind = list(dict.fromkeys(seat.node for seat in seats if not seat.gpu))
     if requested == CPU or (requested == "auto" and blind):
         return CPU
@@ -77,11 +71,8 @@ def device_choice(requested: str, seats: Sequence[Seat], shares: bool) -> str:
 
 
 def agree_on_devices(requested: str, who: RankEnv, keys: SignedKeys) -> tuple[torch.device, str]:
-    """Return the device of this rank and the back end of all ranks' messages. All ranks that have met call this.
-
-    Raises:
-        HpcMpError: as ``device_choice``, on all ranks.
-    """
+    """Return the device of this rank and the back end of all ranks' messages. All ranks that have met call this. Raises
+    HpcMpError as ``device_choice``, on all ranks."""
     gpu = own_gpu(requested, who)
     keys.set(f"seat of rank {who.rank}", json.dumps(astuple(seat_of(who, gpu))))
     if who.rank == 0:
@@ -121,14 +112,8 @@ def device_memory(device: torch.device, ranks_per_node: int) -> int:
 
 
 def check_devices(devices: Sequence[tuple[str, str]]) -> None:
-    """Check that all ranks compute on devices of the same model, and on whole devices.
-
-    Args:
-        devices: node and device name of every rank.
-
-    Raises:
-        HpcMpError: with the nodes of each model.
-    """
+    """Check that all ranks compute on devices of the same model, and on whole devices. ``devices``: node and device name of every
+    rank. Raises HpcMpError with the nodes of each model."""
     nodes: dict[str, dict[str, None]] = {}
     for node, name in devices:
         nodes.setdefault(name, {})[node] = None

@@ -94,12 +94,8 @@ def capture_transformers() -> None:
 
 
 class StepWords:
-    """Log lines about steps: the first, the last, and some between them.
-
-    Args:
-        first, last: steps, from 1.
-        seconds: between two lines.
-    """
+    """Log lines about steps: the first, the last, and some between them. ``first``, ``last``: steps, from 1. ``seconds``: between
+    two lines."""
 
     def __init__(self, log: Log, first: int, last: int, seconds: float = STEP_LINE_S) -> None:
         self._log, self._ends, self._last, self._seconds = log, (first, last), last, seconds

@@ -56,11 +56,8 @@ LINGER_S = 2 * GRACE_S  # time that a rank stays alive after it lost another, so
 
 
 def main(job_file: Path, stop: StopFlag | None = None) -> int:
-    """Train one rank. Return its exit code (0 done, 1 failed, 2 wrong input, 75 stopped after saving).
-
-    Args:
-        stop: made by the caller so that no stop request is lost while this module is imported.
-    """
+    """Train one rank. Return its exit code (0 done, 1 failed, 2 wrong input, 75 stopped after saving). ``stop``: made by the
+    caller so that no stop request is lost while this module is imported."""
     stop = stop or StopFlag()
     sys.setswitchinterval(SWITCH_S)
     faulthandler.enable()  # a segmentation fault leaves a stack trace in the rank's log
@@ -143,11 +140,8 @@ def leave(host: Tree, backend: str) -> None:
 
 
 def _introduce(context: RankContext, device: str) -> dict[int, str]:
-    """Exchange node and device with all ranks. Return the name of every node of the placement.
-
-    Raises:
-        HpcMpError: the ranks' devices do not match.
-    """
+    """Exchange node and device with all ranks. Return the name of every node of the placement. Raises HpcMpError if the ranks'
+    devices do not match."""
     starts = [RankStart(**fields) for fields in facts.on_first(asdict(bootstrap.rank_start(context, device)), context.everyone)]
     places: set[tuple[int, str, str]] = set()
     if starts:
@@ -161,12 +155,8 @@ def _introduce(context: RankContext, device: str) -> dict[int, str]:
 
 def _train(spec: JobSpec, shape: ModelShape, context: RankContext, nodes: Mapping[int, str], device: torch.device, backend: str,
            store: SignedKeys, stop: StopFlag, watchdog: Watchdog, opened: ExitStack) -> TrainingEnd:
-    """Run all of the training, from the meeting with the other ranks to the end.
-
-    Args:
-        nodes: the name of every node of the placement.
-        opened: closes at the end of the rank what stays open until then.
-    """
+    """Run all of the training, from the meeting with the other ranks to the end. ``nodes``: the name of every node of the
+    placement. ``opened``: closes at the end of the rank what stays open until then."""
     pace, record = Pace(), context.record
     conditions = StopConditions(stop, pace, context.run.stop, record.end if record else None, record.grace if record else 0.0)
     checks: list[Callable[[], None]] = [
