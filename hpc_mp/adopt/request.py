@@ -26,13 +26,9 @@ LOGS = frozenset({"output", "error", "open-mode", "job-name"})  # hpc-mp sets th
 
 @dataclass(frozen=True, slots=True)
 class GpuCount:
-    """The GPUs per node that the script requests.
-
-    Attributes:
-        count: the number per node; None if unknown.
-        form: the value of ``slurm.gpu_request``; ``auto`` if they are not counted per node.
-        others: the whole value of ``--gres`` if it names more than GPUs.
-    """
+    """The GPUs per node that the script requests. ``count``: the number per node; None if unknown. ``form``: the value of
+    ``slurm.gpu_request``; ``auto`` if they are not counted per node. ``others``: the whole value of ``--gres`` if it names more
+    than GPUs."""
 
     count: int | None
     type: str | None

@@ -76,10 +76,8 @@ def short_unit(seconds: float) -> tuple[float, str]:
 
 
 def duration(seconds: float) -> str:
-    """Format a time in at most two units: ``13.3 ms``, ``1.23 s``, ``3 min 20 s``, ``2 h 5 min``, ``3 d 4 h``.
-
-    A negative time is ``0 s``: it is the age of something written by a machine whose clock is ahead.
-    """
+    """Format a time in at most two units: ``13.3 ms``, ``1.23 s``, ``3 min 20 s``, ``2 h 5 min``, ``3 d 4 h``. A negative time is
+    ``0 s``: it is the age of something written by a machine whose clock is ahead."""
     if seconds <= 0:
         return "0 s"
     if seconds < 59.95:
@@ -95,10 +93,8 @@ def duration(seconds: float) -> str:
 
 
 def ago(seconds: float) -> str:
-    """Format an age in one unit and rounded: ``53 s ago``, ``3 min ago``, ``2 d ago``.
-
-    An age of less than a second, or a negative one from a machine whose clock is ahead, is ``just now``.
-    """
+    """Format an age in one unit and rounded: ``53 s ago``, ``3 min ago``, ``2 d ago``. An age of less than a second, or a
+    negative one from a machine whose clock is ahead, is ``just now``."""
     if seconds < 1:
         return "just now"
     for (length, name), (longer, _) in pairwise(reversed(LONG)):

@@ -60,11 +60,9 @@ def _mend(why: TasksRefused) -> str:
 
 
 def _missing(evidence: Evidence) -> Iterator[Symptom]:
-    """Yield nodes without the ranks' Python, or without a package. If all nodes lack it, the nodes are not to blame.
-
-    Ends that srun had requested count too: it stops at the first, but a rank without Python ends the same way. The user's
-    program is excluded: it may lack a file on one rank only, and its own rank has reported if it could be started.
-    """
+    """Yield nodes without the ranks' Python, or without a package. If all nodes lack it, the nodes are not to blame. Ends that
+    srun had requested count too: it stops at the first, but a rank without Python ends the same way. The user's program is
+    excluded: it may lack a file on one rank only, and its own rank has reported if it could be started."""
     if evidence.program:
         return
     texts: dict[str, str] = {}

@@ -64,13 +64,8 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class RankStack:
-    """The position of one rank.
-
-    Attributes:
-        frames: frames of its main thread, the innermost first; empty if Python has not written them.
-        state: state of its process, as the kernel names it.
-        pid: process id on its node.
-    """
+    """The position of one rank. ``frames``: frames of its main thread, the innermost first; empty if Python has not written them.
+    ``state``: state of its process, as the kernel names it. ``pid``: process id on its node."""
 
     rank: int
     frames: tuple[Frame, ...]

@@ -16,11 +16,9 @@ BYTES = 256  # the alphabet of a tokenizer that is trained here, without the end
 
 
 def find_tokenizer(tokenizer: Path | None, pretrained: Path | None) -> Path | None:
-    """Return the directory whose tokenizer is used: ``tokenizer``, else the checkpoint's.
-
-    This is cheap enough for a login node. None means that a tokenizer is trained on the job's files, for a model with random
-    initial weights. Raises HpcMpError if the directory ``tokenizer`` contains no tokenizer, or the checkpoint has none.
-    """
+    """Return the directory whose tokenizer is used: ``tokenizer``, else the checkpoint's. This is cheap enough for a login node.
+    None means that a tokenizer is trained on the job's files, for a model with random initial weights. Raises HpcMpError if the
+    directory ``tokenizer`` contains no tokenizer, or the checkpoint has none."""
     if tokenizer is not None and not files_there(tokenizer, VOCABULARY_FILES):
         raise HpcMpError(f"data.tokenizer = {tokenizer}", "is not a directory with a tokenizer",
                          "name a directory that holds tokenizer.json"

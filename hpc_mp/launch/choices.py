@@ -31,13 +31,8 @@ WITHOUT_TRES = frozenset({"select/cons_res", "select/linear"})  # know --gres, n
 
 @dataclass(frozen=True, slots=True)
 class GpuRequest:
-    """The ranks' device, and the form in which it is requested from Slurm.
-
-    Attributes:
-        device: the device, with its memory if known.
-        form: the value of ``slurm.gpu_request``, with its reason.
-        type: the value of ``slurm.gpu_type``.
-    """
+    """The ranks' device, and the form in which it is requested from Slurm. ``device``: the device, with its memory if known.
+    ``form``: the value of ``slurm.gpu_request``, with its reason. ``type``: the value of ``slurm.gpu_type``."""
 
     device: Device
     form: ResolvedKey[str]
@@ -137,12 +132,9 @@ def _gpu_type(spec: AnySpec, partition: SlurmPartition) -> str | None:
 
 
 def avoid(spec: AnySpec, facts: ClusterFacts, bad: Mapping[str, BadNode]) -> ResolvedKey[str | None]:
-    """Return ``slurm.extra.exclude`` with the nodes that failed recently, if enough others exist; None keeps the job's own
-    value.
-
+    """Return ``slurm.extra.exclude`` with the nodes that failed recently, if enough others exist; None keeps the job's own value.
     Nodes outside of the job's partition are ignored. Nodes that the user names are never excluded. ``bad``: findings that have
-    not expired, by node.
-    """
+    not expired, by node."""
     usable = [node for kind in facts.partition.kinds for node in kind.nodes] if facts.partition else []
     states = {node: NodeState("down" if node in facts.out_of_service else "idle") for node in usable}
     excluded, requested = (list(expand(str(spec.slurm.extra.get(option, "")))) for option in ("exclude", "nodelist"))

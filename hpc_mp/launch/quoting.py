@@ -15,11 +15,9 @@ def shell(value: object) -> str:
 
 
 def directive(value: object) -> Verbatim:
-    """Return one word for a ``#SBATCH`` line, which bash never reads.
-
-    sbatch has its own rules (``get_argument`` in src/sbatch/opt.c): a backslash escapes even between single quotes, and ``#``
-    outside of quotes ends the line, also inside a word.
-    """
+    """Return one word for a ``#SBATCH`` line, which bash never reads. sbatch has its own rules (``get_argument`` in
+    src/sbatch/opt.c): a backslash escapes even between single quotes, and ``#`` outside of quotes ends the line, also inside a
+    word."""
     text = str(value)
     if shlex.quote(text) == text:
         return Verbatim(text)

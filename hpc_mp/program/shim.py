@@ -130,9 +130,7 @@ def witnessed(command: Sequence[str], program: str, witness: Witness) -> list[st
 
 def number_of(command: Sequence[str], witness: Witness) -> int:
     """Record a launch, and return its number in the attempt, from 1; inside of another launch, return that launch's number.
-
-    Raises OSError.
-    """
+    Raises OSError."""
     if witness.launch:
         return witness.launch
     run = RunDirectory(Path(witness.run))

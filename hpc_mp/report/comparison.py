@@ -32,13 +32,9 @@ Points = Sequence[tuple[int, float]]
 
 @dataclass(frozen=True, slots=True)
 class OverlayPanel:
-    """One figure: its heading, its quantity, and its axes.
-
-    Attributes:
-        points: points of a run, over its steps or over the unit named by ``along``.
-        low: True if the y axis begins at 0 instead of the lowest value.
-        dots: True if the points are few and marked individually.
-    """
+    """One figure: its heading, its quantity, and its axes. ``points``: points of a run, over its steps or over the unit named by
+    ``along``. ``low``: True if the y axis begins at 0 instead of the lowest value. ``dots``: True if the points are few and
+    marked individually."""
 
     title: str
     subtitle: str

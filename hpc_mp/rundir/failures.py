@@ -197,10 +197,8 @@ def read_failure(path: Path) -> RankFailure:
 
 
 def read_failures(run: RunDirectory, attempt: int | None = None) -> list[RankFailure]:
-    """Return the failures of all ranks whose end is known, by rank. ``attempt``: None for all attempts.
-
-    Broken records are left out. So is the end of a rank that has since started again in the same attempt.
-    """
+    """Return the failures of all ranks whose end is known, by rank. ``attempt``: None for all attempts. Broken records are left
+    out. So is the end of a rank that has since started again in the same attempt."""
     begun = {(line["attempt"], line["rank"]): line for line in announced(run)}
     failures = []
     for path in run.failure.found(*(() if attempt is None else (attempt,))):

@@ -13,13 +13,9 @@ STEP = "step-"  # a checkpoint's directory is this prefix and the step, in eight
 
 @dataclass(frozen=True, slots=True)
 class RunFile:
-    """A file or folder of a run directory; ``run.metrics`` is its path in the run directory ``run``.
-
-    Attributes:
-        name: path relative to the run directory. A folder's name ends with "/".
-        writer, readers: the rooms, programs or people that write and read it.
-        holds: its content, in one sentence without a full stop.
-    """
+    """A file or folder of a run directory; ``run.metrics`` is its path in the run directory ``run``. ``name``: path relative to
+    the run directory. A folder's name ends with "/". ``writer``, ``readers``: the rooms, programs or people that write and read
+    it. ``holds``: its content, in one sentence without a full stop."""
 
     name: str
     writer: str

@@ -53,11 +53,9 @@ def find_run(path: Path) -> RunDirectory:
 
 
 def prepare_resume(run: RunDirectory) -> int:
-    """Archive the previous attempt in ``attempts/K/``: copies of its inputs, and its logs. Return the new attempt's number.
-
-    A rank of that attempt that still runs, on a node that was cut off, continues to write to the archived logs. Raises HpcMpError
-    if the run directory cannot be written; it is left unchanged.
-    """
+    """Archive the previous attempt in ``attempts/K/``: copies of its inputs, and its logs. Return the new attempt's number. A
+    rank of that attempt that still runs, on a node that was cut off, continues to write to the archived logs. Raises HpcMpError
+    if the run directory cannot be written; it is left unchanged."""
     attempt = run.attempt()
     aside = RunDirectory(run.put_away(attempt))
     try:

@@ -37,13 +37,9 @@ Kind = Literal["checkpoint", "leftover", "cache", "run"]
 
 @dataclass(frozen=True, slots=True)
 class Removable:
-    """A file or directory that can be removed.
-
-    Attributes:
-        run: the run that owns it, whose lock is held meanwhile; None if several runs share it.
-        why: reason why it is not needed, or the cost of needing it after all.
-        referrers: runs that name it in their job files but no longer need it.
-    """
+    """A file or directory that can be removed. ``run``: the run that owns it, whose lock is held meanwhile; None if several runs
+    share it. ``why``: reason why it is not needed, or the cost of needing it after all. ``referrers``: runs that name it in their
+    job files but no longer need it."""
 
     kind: Kind
     path: Path

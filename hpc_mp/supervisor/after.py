@@ -31,10 +31,8 @@ from hpc_mp.supervisor.unended import LAUNCHING
 
 
 def go_on_after(code: int, path: Path, command: Sequence[str], signals: Signals) -> int:
-    """Do the remaining work of a supervisor that ended with ``code``, and return the exit code of the job.
-
-    Raises HpcMpError and OSError as ``attempt.start`` does.
-    """
+    """Do the remaining work of a supervisor that ended with ``code``, and return the exit code of the job. Raises HpcMpError and
+    OSError as ``attempt.start`` does."""
     run = RunDirectory(path)
     job, script = allocation(os.environ), script_log()
     record = _record(run, job)

@@ -30,10 +30,8 @@ from hpc_mp.supervisor.srun import end_steps, follow, follow_step
 
 
 def start(path: Path, command: Sequence[str], signals: Signals) -> int:
-    """Start the ranks with ``command``, follow them to their end, and act on it.
-
-    Returns the exit code of the job. Raises HpcMpError and OSError for an unusable run directory or allocation.
-    """
+    """Start the ranks with ``command``, follow them to their end, and act on it. Returns the exit code of the job. Raises
+    HpcMpError and OSError for an unusable run directory or allocation."""
     run = RunDirectory(path)
     waiting = SupervisedRun(run, load_resolved(run.job), from_dict(read_json(run.placement)), allocation(os.environ), command)
     script = script_log()

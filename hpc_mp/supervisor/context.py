@@ -42,13 +42,8 @@ class SupervisedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptContext(SupervisedRun):
-    """A run and its active attempt.
-
-    Attributes:
-        record: the input of its ranks: number, token, hosts, rendezvous address.
-        host_order: reason for the order of its hosts.
-        base_environ: the job script's environment, with the changes of the job's profile.
-    """
+    """A run and its active attempt. ``record``: the input of its ranks: number, token, hosts, rendezvous address. ``host_order``:
+    reason for the order of its hosts. ``base_environ``: the job script's environment, with the changes of the job's profile."""
 
     record: AttemptRecord
     host_order: str
@@ -66,10 +61,8 @@ class AttemptContext(SupervisedRun):
         return not self.record.hosts or (isinstance(self.spec, ProgramSpec) and self.spec.by_mpirun)
 
     def seats(self) -> tuple[tuple[str, ...], tuple[RankPlace, ...]]:
-        """Return the hosts, and every rank's place with the number of its host as its node.
-
-        If only mpirun knows the hosts, the ranks' own records are used. A rank without a record gets the name of its node.
-        """
+        """Return the hosts, and every rank's place with the number of its host as its node. If only mpirun knows the hosts, the
+        ranks' own records are used. A rank without a record gets the name of its node."""
         places, noted = self.placement.ranks, self.run.rank_host
         if self.record.hosts:
             return self.record.hosts, tuple(places)

@@ -50,13 +50,9 @@ Ending = Literal["completed", "stopped"] | Cause
 def finish(attempt: AttemptContext, code: int, script: ScriptLog | None, signals: Signals,
            watch: ProgramWatch | ScriptWatch | None, *,
            lost: Cause | None = None, died: Cause | None = None) -> int:
-    """Clean up the nodes, judge the end of the ranks, and act on it. Return the exit code of the job.
-
-    Args:
-        code: srun's exit code.
-        lost: the end of srun, if it was killed.
-        died: the end of a supervisor, if nothing else explains the end of the ranks.
-    """
+    """Clean up the nodes, judge the end of the ranks, and act on it. Return the exit code of the job. ``code``: srun's exit code.
+    ``lost``: the end of srun, if it was killed. ``died``: the end of a supervisor, if nothing else explains the end of the
+    ranks."""
     run, retries = attempt.run, attempt.spec.slurm.retries
     if not attempt.is_current():
         return 1
@@ -168,13 +164,9 @@ def interrupted(attempt: AttemptContext) -> bool:
 
 def act(attempt: AttemptContext, ending: Ending, decision: Decision, code: int, unreached: Sequence[str] | None = (),
         departed: str = "", expired: bool = False) -> int:
-    """Carry out the decision, and record the action.
-
-    Args:
-        unreached: nodes that srun could not reach at the end; None if unknown.
-        departed: reason why the job had to leave; empty if it could have stayed.
-        expired: True if Slurm ends the job for its time limit.
-    """
+    """Carry out the decision, and record the action. ``unreached``: nodes that srun could not reach at the end; None if unknown.
+    ``departed``: reason why the job had to leave; empty if it could have stayed. ``expired``: True if Slurm ends the job for its
+    time limit."""
     if not attempt.is_current():
         return 1
     run, record = attempt.run, attempt.record

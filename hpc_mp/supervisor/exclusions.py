@@ -69,10 +69,8 @@ def reconsider(run: RunDirectory, job_id: str, blamed: Sequence[BadNode] = (), s
 
 def leave_out(run: RunDirectory, spec: AnySpec, job_id: str, blamed: Sequence[BadNode]) -> tuple[Keeping, str | None]:
     """Exclude the nodes to blame from a requeued job, and queue a watch. Return also the reason if no watch could be queued.
-
     Without a watch the job keeps a spare node, and starts even if one more node is lost. Raises CommandFailed or OSError as
-    ``reconsider`` does.
-    """
+    ``reconsider`` does."""
     nodes = {finding.node for finding in (*read_exclusions(run.excluded), *blamed)}
     refused = watch_waiting(run, spec, nodes)
     keeping = reconsider(run, job_id, blamed, spare=int(refused is not None))

@@ -31,13 +31,8 @@ def in_a_step(argv: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TopologySources:
-    """The programs that are queried.
-
-    Attributes:
-        ask: runs scontrol.
-        run: runs a step.
-        folder: directory of Slurm's files, unless they are next to the file in ``SLURM_CONF``.
-    """
+    """The programs that are queried. ``ask``: runs scontrol. ``run``: runs a step. ``folder``: directory of Slurm's files, unless
+    they are next to the file in ``SLURM_CONF``."""
 
     ask: Runner = ask
     run: Runner = in_a_step

@@ -31,13 +31,8 @@ class EmulatedRank:
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """The end of one rank.
-
-    Attributes:
-        code: exit code as from ``subprocess``: negative for a signal.
-        time: unix seconds.
-        ours: True if a signal from the emulator killed it.
-    """
+    """The end of one rank. ``code``: exit code as from ``subprocess``: negative for a signal. ``time``: unix seconds. ``ours``:
+    True if a signal from the emulator killed it."""
 
     rank: int
     code: int
@@ -47,13 +42,9 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Rules for the ends of ranks: which are not failures, and what follows.
-
-    Attributes:
-        orderly: exit codes of ranks that are done, or stopped by a signal after saving.
-        patient: True if the others may then continue without a time limit.
-        stop: the signal that asks ranks to save and stop.
-    """
+    """Rules for the ends of ranks: which are not failures, and what follows. ``orderly``: exit codes of ranks that are done, or
+    stopped by a signal after saving. ``patient``: True if the others may then continue without a time limit. ``stop``: the signal
+    that asks ranks to save and stop."""
 
     orderly: tuple[int, ...] = (os.EX_OK, os.EX_TEMPFAIL)
     patient: bool = False

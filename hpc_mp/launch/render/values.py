@@ -66,11 +66,9 @@ def gpu_request(spec: AnySpec) -> str | None:
 
 
 def cpus_per_task(spec: AnySpec, facts: ClusterFacts) -> int | None:
-    """Return the CPUs of a rank, as Slurm counts them: as given, else its share of a node; None for the site's default.
-
-    The share is in whole cores, of the CPUs that jobs get rather than all those of a node. On a shared node a rank takes the
-    CPUs that belong to one GPU. ``cpus-per-task = false`` leaves them to the site.
-    """
+    """Return the CPUs of a rank, as Slurm counts them: as given, else its share of a node; None for the site's default. The share
+    is in whole cores, of the CPUs that jobs get rather than all those of a node. On a shared node a rank takes the CPUs that
+    belong to one GPU. ``cpus-per-task = false`` leaves them to the site."""
     requested = [_whole(extra.get("cpus-per-task")) for extra in (spec.slurm.extra, *(c.extra for c in spec.slurm.components))]
     if any(requested):
         return min(filter(None, requested))
@@ -98,9 +96,7 @@ def threads(spec: AnySpec, facts: ClusterFacts) -> int | None:
 
 def slurm_log(run: Path, *, array: bool) -> str:
     """Return Slurm's pattern of the file for the script's own output; all runs of a sweep write into the first one's directory.
-
-    It is outside of ``log/``, whose files move away with each attempt, because Slurm keeps this one open.
-    """
+    It is outside of ``log/``, whose files move away with each attempt, because Slurm keeps this one open."""
     name = RunDirectory.slurm_log.name.format(job="%A_%a" if array else "%j")
     return f"{literal(run)}/{name}"
 

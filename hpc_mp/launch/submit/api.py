@@ -71,10 +71,8 @@ class SubmittedJob:
 
     @property
     def state(self) -> str:
-        """The state in Slurm's words: ``PENDING``, ``RUNNING``, ``COMPLETED``, ``FAILED``, ``CANCELLED`` …
-
-        For a Slurm job it is at most half a minute old. Files that tasks wrote about their end take precedence.
-        """
+        """The state in Slurm's words: ``PENDING``, ``RUNNING``, ``COMPLETED``, ``FAILED``, ``CANCELLED`` … For a Slurm job it is
+        at most half a minute old. Files that tasks wrote about their end take precedence."""
         reported = self._running.state()
         if reported in FINAL:
             return reported

@@ -192,11 +192,8 @@ def lists_stage(groups: Groups) -> bool:
 
 
 def load(checkpoint: Path, held: Iterable[Held], host: Tree) -> None:
-    """Fill this rank's state from a checkpoint of any layout. All ranks call this.
-
-    One replica reads each rectangle and broadcasts it to the others. Raises Damaged on every rank if any rank has found a
-    file that is not what was saved.
-    """
+    """Fill this rank's state from a checkpoint of any layout. All ranks call this. One replica reads each rectangle and
+    broadcasts it to the others. Raises Damaged on every rank if any rank has found a file that is not what was saved."""
     states = list(_states(held))
 
     def read() -> None:
@@ -222,10 +219,8 @@ def _share_out(state: State, replicas: Axis) -> None:
 
 def _states(held: Iterable[Held]) -> Iterator[State]:
     """Yield all of this rank's state. Each rectangle has one owner among its replicas; owners are chosen to balance the writes.
-
     The experts' state comes last. Its replicas are other ranks, and two ranks that meet in two groups must enter them in the same
-    order. A tied weight is saved only by the embedding's stage; the head's copy is loaded from there.
-    """
+    order. A tied weight is saved only by the embedding's stage; the head's copy is loaded from there."""
     filled: dict[bool, list[int]] = {}
     for item in sorted(held, key=lambda held: (held.of_experts, -held.values.numel())):
         loads = filled.setdefault(item.of_experts, [0] * item.replicas.size)

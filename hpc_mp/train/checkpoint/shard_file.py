@@ -50,10 +50,8 @@ class LocalPart:
 
 
 def write_shard(path: Path, parts: Sequence[LocalPart]) -> checkpoint_index.CheckpointIndex:
-    """Write the parts to one file and make it durable. Raises OSError.
-
-    Return the file and its tensors. No file is written if there are no parts.
-    """
+    """Write the parts to one file and make it durable. Raises OSError. Return the file and its tensors. No file is written if
+    there are no parts."""
     parts = [part for part in parts if part.values.numel()]
     if not parts:
         return checkpoint_index.CheckpointIndex({}, {})

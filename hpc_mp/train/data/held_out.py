@@ -24,11 +24,8 @@ log = logging.getLogger(__name__)
 def prepare_held_out(spec: JobSpec, vocabulary: int, cache: Path, progress: Callable[[int, int], None],
                      training: TokenSet) -> TokenSet | None:
     """Return the tokens of ``evaluate.files``, or of ``evaluate.share`` of the training's files, made with the training's
-    tokenizer; None for a job that does not evaluate.
-
-    A warning names each file that is also trained on. Everything else is as in ``prepare``. Raises HpcMpError for the reasons of
-    ``prepare`` and ``HeldOut``.
-    """
+    tokenizer; None for a job that does not evaluate. A warning names each file that is also trained on. Everything else is as in
+    ``prepare``. Raises HpcMpError for the reasons of ``prepare`` and ``HeldOut``."""
     if not spec.evaluate.active:
         return None
     share = spec.evaluate.share > 0
@@ -74,11 +71,9 @@ class HeldOut:
 
 
 def passes(rows: int, *, microbatch: int, microbatches: int, data_degree: int, data_rank: int) -> Sequence[list[range]]:
-    """Return the rows that one replica evaluates: for each pass through the pipeline, one range per microbatch.
-
-    Every row of 0 … rows - 1 is in exactly one range of one replica. All replicas have the same number of passes, because they
-    compute together. The last pass extends beyond ``rows``.
-    """
+    """Return the rows that one replica evaluates: for each pass through the pipeline, one range per microbatch. Every row of 0 …
+    rows - 1 is in exactly one range of one replica. All replicas have the same number of passes, because they compute together.
+    The last pass extends beyond ``rows``."""
     together = microbatch * microbatches * data_degree
     return [positions(first, global_batch=together, data_degree=data_degree, data_rank=data_rank, microbatches=microbatches)
             for first in range(0, rows, together)]

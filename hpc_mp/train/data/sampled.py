@@ -14,13 +14,9 @@ PART = 1 << 16  # bytes sampled from each file
 
 @dataclass(frozen=True)
 class Sampled:
-    """The beginning of a text in tokens.
-
-    Attributes:
-        first: tokens of the first document with its end; ``counted`` of them count in the loss.
-        whole: True if this is the whole document, not the beginning of a long one.
-        tokens, bytes: totals of everything sampled; the ratio may differ elsewhere in the files.
-    """
+    """The beginning of a text in tokens. ``first``: tokens of the first document with its end; ``counted`` of them count in the
+    loss. ``whole``: True if this is the whole document, not the beginning of a long one. ``tokens``, ``bytes``: totals of
+    everything sampled; the ratio may differ elsewhere in the files."""
 
     first: int
     counted: int

@@ -19,13 +19,9 @@ from hpc_mp.train.data.tokens import TokenSet
 
 
 def positions(first: int, *, global_batch: int, data_degree: int, data_rank: int, microbatches: int) -> list[range]:
-    """Return the global positions that one replica trains in an optimizer step, one range per microbatch.
-
-    Args:
-        first: the position of the step's first sample.
-        global_batch: sequences per optimizer step over all replicas; a multiple of data_degree × microbatches.
-        data_degree, data_rank: number of replicas, and the number of this one, from 0.
-    """
+    """Return the global positions that one replica trains in an optimizer step, one range per microbatch. ``first``: the position
+    of the step's first sample. ``global_batch``: sequences per optimizer step over all replicas; a multiple of data_degree ×
+    microbatches. ``data_degree``, ``data_rank``: number of replicas, and the number of this one, from 0."""
     size = global_batch // (data_degree * microbatches)
     own = first + data_rank * microbatches * size
     return [range(own + m * size, own + (m + 1) * size) for m in range(microbatches)]
@@ -66,10 +62,8 @@ class Samples:
         return self._rows.masked
 
     def at(self, position: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return inputs and labels at a global position (0, 1, … without end), each of shape (S,), int64.
-
-        Labels are already shifted, and ``IGNORE`` for a token that does not count in the loss.
-        """
+        """Return inputs and labels at a global position (0, 1, … without end), each of shape (S,), int64. Labels are already
+        shifted, and ``IGNORE`` for a token that does not count in the loss."""
         return self._rows.at(self.first_token(position), self.sequence_length)
 
     def first_token(self, position: int) -> int:

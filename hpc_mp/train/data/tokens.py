@@ -37,12 +37,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TokenSet:
-    """A directory of tokens.
-
-    ``tokens.bin`` contains the ids, little-endian, one after another. ``loss.bin`` contains a byte per token, 1 if it counts as a
-    label; it exists only if some token does not count. ``documents.bin`` contains the number of each document's first token, as
-    64 bits, for documents that have tokens. ``meta.json`` describes their sources.
-    """
+    """A directory of tokens. ``tokens.bin`` contains the ids, little-endian, one after another. ``loss.bin`` contains a byte per
+    token, 1 if it counts as a label; it exists only if some token does not count. ``documents.bin`` contains the number of each
+    document's first token, as 64 bits, for documents that have tokens. ``meta.json`` describes their sources."""
 
     directory: Path
     count: int
@@ -158,11 +155,8 @@ def reading_of(spec: JobSpec, *, held_out: bool = False) -> DocumentReading:
 
 
 def find_prepared(spec: JobSpec, vocabulary: int, cache: Path) -> TokenSet | None:
-    """Return the earlier result of ``prepare_job`` for this text; None if it does not exist.
-
-    Return None also if the search would have to read much of the text. Raises HpcMpError if a file or the tokenizer does not
-    exist.
-    """
+    """Return the earlier result of ``prepare_job`` for this text; None if it does not exist. Return None also if the search would
+    have to read much of the text. Raises HpcMpError if a file or the tokenizer does not exist."""
     grouped = find_groups(spec.data.files, spec.data.weights)
     hashed, files = HashMemory(cache), [path for group in grouped for path in group]
     new = [path for path in files if hashed.remembered(path) is None]

@@ -89,11 +89,8 @@ def home_of(layout: Layout) -> HomeMaker:
 
 def restore(spec: JobSpec, shape: ModelShape, context: RankContext, engine: Engine, groups: Groups, tokens: TokenSet) -> Counters:
     """Restore state from the run's newest complete checkpoint, else from ``checkpoint.resume``, else set first values.
-
-    Checkpoints hold what is trained: beside adapters, the model's own weights always begin with their first values.
-
-    Return the counters. Raises HpcMpError for nothing to resume from, or a checkpoint with another origin.
-    """
+    Checkpoints hold what is trained: beside adapters, the model's own weights always begin with their first values. Return the
+    counters. Raises HpcMpError for nothing to resume from, or a checkpoint with another origin."""
     family = family_of(shape)
     configuration = hugging_face_config(read_config(spec), family, spec.train.dropout).to_dict()
     now = Origin(model_fields(configuration, family.dropouts) | adapter_fields(shape.adapters), spec.train.optimizer,

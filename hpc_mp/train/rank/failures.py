@@ -32,13 +32,8 @@ LAST_WORDS_S = 5.0  # time limit to write them: a file system behind a lost link
 
 @dataclass(frozen=True)
 class RankContext:
-    """A rank's context in a run.
-
-    Attributes:
-        attempt: number of this start of the run, from 1.
-        record: the launcher's record of this attempt; None if the launcher does not distinguish attempts.
-        host: all ranks; None until they are connected.
-    """
+    """A rank's context in a run. ``attempt``: number of this start of the run, from 1. ``record``: the launcher's record of this
+    attempt; None if the launcher does not distinguish attempts. ``host``: all ranks; None until they are connected."""
 
     who: RankEnv
     run: RunDirectory
@@ -63,13 +58,9 @@ class RankContext:
 
 
 class NodeLost(Exception):
-    """A node gives no sign of life, or its process ended without taking leave.
-
-    Args:
-        nodes: the nodes to blame.
-        silent: True if their heartbeats stopped; otherwise connections broke while their hosts' kernels still answered.
-        ambiguous: True if the reporting node may be the lost one.
-    """
+    """A node gives no sign of life, or its process ended without taking leave. ``nodes``: the nodes to blame. ``silent``: True if
+    their heartbeats stopped; otherwise connections broke while their hosts' kernels still answered. ``ambiguous``: True if the
+    reporting node may be the lost one."""
 
     def __init__(self, message: str, nodes: tuple[str, ...], silent: bool, ambiguous: bool = False) -> None:
         super().__init__(message)

@@ -120,11 +120,9 @@ class StepWords:
 
 
 def cap(log: Path, longest: int = LONGEST, remainder: int = KEPT) -> None:
-    """If ``log`` is too long, put its last whole lines aside as ``LOG.1`` and empty it.
-
-    It is emptied in place, because its writer holds it open (for appending). Lines written in between are lost, as with
-    logrotate's copytruncate. Errors of the file system are ignored.
-    """
+    """If ``log`` is too long, put its last whole lines aside as ``LOG.1`` and empty it. It is emptied in place, because its
+    writer holds it open (for appending). Lines written in between are lost, as with logrotate's copytruncate. Errors of the file
+    system are ignored."""
     with suppress(OSError):
         size = log.stat().st_size
         if size <= longest:
