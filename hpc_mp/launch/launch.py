@@ -25,11 +25,10 @@ from hpc_mp.launch.listener import Listener, Teller
 from hpc_mp.launch.model_check import ModelChecker, check_model
 from hpc_mp.launch.plan import JobPlan, TrainingPlan, asked_once, compose, origin_of
 from hpc_mp.launch.program.plan import ProgramPlan, compose_program
-from hpc_mp.launch.program.summary import describe_program
 from hpc_mp.launch.render import JobScript, check_sweep, find_template, site_defaults
 from hpc_mp.launch.resume import Resumed, resuming
 from hpc_mp.launch.run_files import check_writable, next_run, next_runs, script
-from hpc_mp.launch.summary import describe, table
+from hpc_mp.launch.summary import describe, describe_program, table
 from hpc_mp.launch.training_text import TrainingText, check_text, counted_steps, estimated_steps, report_text, tokenizer_of
 from hpc_mp.report.conclude import conclude
 from hpc_mp.rundir import RunDirectory

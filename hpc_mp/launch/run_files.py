@@ -23,7 +23,7 @@ from hpc_mp.rundir import RunDirectory, create_run, prepare_resume, write_json, 
 from hpc_mp.rundir.history import AttemptEnd, furthest_step, record
 from hpc_mp.rundir.plan import write_plan
 from hpc_mp.rundir.program import write_program
-from hpc_mp.rundir.sweep import write_member
+from hpc_mp.rundir.runs import write_member
 from hpc_mp.runs.lock import hold
 
 

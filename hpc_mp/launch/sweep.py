@@ -15,8 +15,7 @@ from hpc_mp.launch.plan import JobPlan, newest_run
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.history import complete, saved_step
 from hpc_mp.rundir.outcome import Outcome, together
-from hpc_mp.rundir.runs import is_run
-from hpc_mp.rundir.sweep import SweepMember, best_of, members
+from hpc_mp.rundir.runs import SweepMember, best_of, is_run, members
 from hpc_mp.runs.status import RunStatus
 
 MOST_SHOWN = 20  # maximum of runs that a summary lists

@@ -115,7 +115,7 @@ def report_text(spec: JobSpec, vocabulary: int) -> TrainingText:
     size = sum(row.size for row in rows)
     if find_spec("tokenizers") is None:
         return TrainingText(rows, held_out, tokenizer, None, False, _amount(spec, size // TOKEN_BYTES, exact=False))
-    from hpc_mp.train.data.sampled import sample
+    from hpc_mp.train.data.shown import sample
     from hpc_mp.train.data.tokens import find_prepared, reading_of
 
     prepared = find_prepared(spec, vocabulary, Path(spec.job.directory) / ".cache")

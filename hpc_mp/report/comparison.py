@@ -22,7 +22,7 @@ from hpc_mp.report.summary import later_half, layout, lifetime, name, summarize
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.records import losses
 from hpc_mp.rundir.retention import best_evaluation
-from hpc_mp.rundir.sweep import best_of
+from hpc_mp.rundir.runs import best_of
 
 FLATTEST = 5  # the flattest run's curve has at least a fifth of the height
 THROUGHPUT = "Throughput"
