@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from hpc_mp.adopt import AdoptedJob, Fate, LineFate, adopt
-from hpc_mp.adopt.keys import job_text
+from hpc_mp.adopt.account import job_text
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.files import text_of
 from hpc_mp.base.text import escaped

@@ -1,6 +1,7 @@
 """The supervised run and its attempt, as one value for all parts of the supervisor."""
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ from hpc_mp.job import AnySpec, ProgramSpec
 from hpc_mp.layout.placement import Placement, RankPlace
 from hpc_mp.rundir import TOKEN, AttemptRecord, LineFile, RunDirectory, read_attempt
 from hpc_mp.rundir.rank_env import emulated_node
+from hpc_mp.rundir.records import RankStart, RankStatus, line_of, write_record
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,3 +85,29 @@ class AttemptContext(SupervisedRun):
     def has_failed(self) -> bool:
         """Return True if a rank has recorded a failure."""
         return bool(self.run.failure.found(self.record.attempt))
+
+
+def say_begun(run: RunDirectory, attempt: int, places: Sequence[RankPlace], hosts: Sequence[str], device: str,
+              token: str = "", began: float | None = None) -> None:
+    """Write a line for every rank to ``ranks.jsonl``, and their phase. ``hosts``: host of each node of the places. Tasks are
+    distributed to them in blocks. ``began``: unix seconds; None: now."""
+    seats = sorted(places, key=lambda place: (place.node, place.local_rank))
+    tasks = {place.rank: task for task, place in enumerate(seats)}
+    file = LineFile(run.ranks, limit=len(places))
+    for place in places:
+        host = hosts[place.node]
+        file.write(line_of(RankStart(attempt, place.rank, host, host, began or time.time(), local_rank=place.local_rank,
+                                     dp=place.dp, token=token, device=device, task=tasks[place.rank])))
+    file.close()
+    say_phase(run, attempt, "running")
+
+
+def say_ended(run: RunDirectory, attempt: int, state: str) -> None:
+    """Write the end of the attempt, as a rank 0 of our own engine does."""
+    say_phase(run, attempt, "done" if state == "completed" else state)
+
+
+def say_phase(run: RunDirectory, attempt: int, phase: str, detail: str = "") -> None:
+    """Write the phase of the attempt, as a rank 0 of our own engine does."""
+    with suppress(OSError):  # a full disk must not stop a program
+        write_record(run.status, RankStatus(attempt, phase, detail, time=time.time()))

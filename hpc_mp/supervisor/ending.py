@@ -30,13 +30,11 @@ from hpc_mp.rundir.rank_env import node_name
 from hpc_mp.rundir.records import AWAITING
 from hpc_mp.rundir.runs import successors
 from hpc_mp.supervisor import node_setup
-from hpc_mp.supervisor.begun import say_ended, say_phase
-from hpc_mp.supervisor.context import AttemptContext, SupervisedRun
-from hpc_mp.supervisor.departure import QUEUED_AGAIN, departure, has_expired
+from hpc_mp.supervisor.context import AttemptContext, SupervisedRun, say_ended, say_phase
 from hpc_mp.supervisor.exclusions import end_watch, leave_out
 from hpc_mp.supervisor.gather import ScriptLog, gather, node_lost, said_in, user_cancelled
 from hpc_mp.supervisor.program import ProgramWatch, ending_of, signalled
-from hpc_mp.supervisor.restart_policy import STOPPED_BY_USER, Decision, decide
+from hpc_mp.supervisor.restart_policy import QUEUED_AGAIN, STOPPED_BY_USER, Decision, decide, departure, has_expired
 from hpc_mp.supervisor.script import ScriptWatch, record_failure
 from hpc_mp.supervisor.signals import EARLY, Signals
 

@@ -33,8 +33,8 @@ from hpc_mp.rundir.failures import read_failures, sentence
 from hpc_mp.rundir.history import AttemptEnd, furthest_step, history, record, returned
 from hpc_mp.rundir.plan import read_plan
 from hpc_mp.supervisor.context import AttemptContext, SupervisedRun
-from hpc_mp.supervisor.departure import departure, since_begin
 from hpc_mp.supervisor.gather import ScriptLog, before
+from hpc_mp.supervisor.restart_policy import departure, since_begin
 from hpc_mp.supervisor.switches import TopologySources, switches
 
 FIRST_PORT, PORTS = 10000, 20000  # below Linux' ephemeral ports, 32768 and up

@@ -27,8 +27,7 @@ from hpc_mp.rundir import TOKEN, RunDirectory, read_json, write_json
 from hpc_mp.rundir.attempt import tail
 from hpc_mp.rundir.failures import RankFailure, read_ends, write_failure
 from hpc_mp.rundir.program import run_variables
-from hpc_mp.supervisor.begun import say_begun
-from hpc_mp.supervisor.context import AttemptContext
+from hpc_mp.supervisor.context import AttemptContext, say_begun
 from hpc_mp.supervisor.program import LAST_S
 from hpc_mp.supervisor.signals import REPEAT_S, RunningStep, Signals
 from hpc_mp.supervisor.silence import SilenceWatch, grown

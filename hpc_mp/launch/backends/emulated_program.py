@@ -25,7 +25,7 @@ from hpc_mp.rundir.failures import RankFailure, sentence, write_failure
 from hpc_mp.rundir.outcome import Cause, Outcome
 from hpc_mp.rundir.program import rank_variables
 from hpc_mp.rundir.rank_env import emulated_node
-from hpc_mp.supervisor.begun import say_begun, say_ended
+from hpc_mp.supervisor.context import say_begun, say_ended
 from hpc_mp.supervisor.hang_stacks import add_what_logs_say, explained, where
 from hpc_mp.supervisor.prepare import port
 from hpc_mp.supervisor.silence import SilenceWatch, rank_files

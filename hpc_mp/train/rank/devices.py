@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Sequence
+import tomllib
+from collections.abc import MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass
 from datetime import timedelta
@@ -11,9 +12,9 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from hpc_mp.base.assets import asset
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.rundir.rank_env import RankEnv
-from hpc_mp.train.rank.cuda_environment import prepare
 from hpc_mp.train.rank.proof import SignedKeys
 
 CPU = "cpu"  # a choice beside the back ends of ranks on GPUs
@@ -124,3 +125,15 @@ def check_devices(devices: Sequence[tuple[str, str]]) -> None:
     if len(nodes) > 1:
         raise HpcMpError(f"devices: {listed}", "are of different models: every step would wait for the slowest",
                          "ask for one model: set slurm.gpu_type, or slurm.constraint")
+
+
+PROFILE = "env/profiles/engine-cuda.toml"
+OLDER_NAMES = {"PYTORCH_ALLOC_CONF": "PYTORCH_CUDA_ALLOC_CONF"}  # under which torch reads them too
+
+
+def prepare(environ: MutableMapping[str, str]) -> list[str]:
+    """Set the variables that nobody has set, and return their names. CUDA and torch read them when a GPU is first used."""
+    values = {row["name"]: row["value"] for row in tomllib.loads(asset(PROFILE).read_text(encoding="utf-8"))["variable"]}
+    missing = {name: value for name, value in values.items() if environ.keys().isdisjoint((name, OLDER_NAMES.get(name, name)))}
+    environ.update(missing)
+    return list(missing)
