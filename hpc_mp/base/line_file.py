@@ -2,6 +2,7 @@
 
 import os
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 
@@ -54,6 +55,14 @@ class LineFile:
         except OSError:
             os.ftruncate(fd, start)
             raise
+
+
+def append_lines(path: Path, lines: Sequence[str]) -> None:
+    """Append lines to a file as ``LineFile`` does."""
+    file = LineFile(path, max(1, len(lines)))
+    for line in lines:
+        file.write(line)
+    file.close()
 
 
 class NewLines:

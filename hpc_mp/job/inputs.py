@@ -50,17 +50,17 @@ def _suffix(path: Path) -> str:
     return (path.with_suffix("") if compression(path) else path).suffix.lower()
 
 
-def find_groups(patterns: Sequence[str], weights: Sequence[float], key: str = "data.files") -> tuple[tuple[Path, ...], ...]:
+def find_groups(patterns: Sequence[str], weights: Sequence[float]) -> tuple[tuple[Path, ...], ...]:
     """Return the files of each pattern, for patterns with weights; else all files as one group. Raises HpcMpError as
     ``find_files``, or if two patterns with weights match the same file."""
     if not weights:
-        return (find_files(patterns, key),)
-    groups = tuple(find_files([pattern], key) for pattern in patterns)
+        return (find_files(patterns),)
+    groups = tuple(find_files([pattern]) for pattern in patterns)
     owners: dict[tuple[int, int], str] = {}
     for pattern, group in zip(patterns, groups, strict=True):
         for path in group:
-            if (other := owners.setdefault(_identity(str(path), key), pattern)) != pattern:
-                raise HpcMpError(f"{key}: {path}", f"has two weights: {other} and {pattern} both match it",
+            if (other := owners.setdefault(_identity(str(path), "data.files"), pattern)) != pattern:
+                raise HpcMpError(f"data.files: {path}", f"has two weights: {other} and {pattern} both match it",
                                  "write patterns that share no file")
     return groups
 

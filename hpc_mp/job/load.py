@@ -62,9 +62,9 @@ def _unchanged(path: Path, identity: tuple[int, int, int]) -> AnySpec:
     return load_any(path)
 
 
-def load_job(path: Path, overrides: Sequence[str] = (), defaults: Mapping[str, Any] = MappingProxyType({})) -> JobSpec:
+def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
     """Read the job file of a training. Raises HpcMpError as ``load_any``, and for the job file of a program."""
-    return _training(load_any(path, overrides, defaults), f"job file {path}")
+    return _training(load_any(path, overrides), f"job file {path}")
 
 
 def load_sweep(job: Path | AnySpec, overrides: Sequence[str] = (), defaults: Mapping[str, Any] = MappingProxyType({}),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_mp.base.files import read_lines
-from hpc_mp.base.line_file import LineFile
+from hpc_mp.base.line_file import append_lines
 from hpc_mp.base.text import counted, duration
 from hpc_mp.rundir.attempt import AttemptRecord, read_attempt
 from hpc_mp.rundir.history import AttemptEnd, known_history
@@ -103,10 +103,7 @@ def cut_steps(run: RunDirectory, step: int) -> None:
     """Move the metrics of the steps after ``step`` to the lost ones: training resumes there, and writes them again."""
     beyond = [record for line in read_lines(run.metrics)
               if (record := record_of(line, StepMetrics)) is not None and record.step > step]
-    file = LineFile(run.lost)
-    for record in beyond:
-        file.write(line_of(record))
-    file.close()
+    append_lines(run.lost, [line_of(record) for record in beyond])
 
 
 def _sizes(path: Path) -> Iterator[int]:

@@ -7,11 +7,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from hpc_mp.base.line_file import append_lines
 from hpc_mp.cluster.slurm.allocation import Allocation
 from hpc_mp.diagnosis.lines import OURS
 from hpc_mp.job import AnySpec, ProgramSpec
 from hpc_mp.layout.placement import Placement, RankPlace
-from hpc_mp.rundir import TOKEN, AttemptRecord, LineFile, RunDirectory, read_attempt
+from hpc_mp.rundir import TOKEN, AttemptRecord, RunDirectory, read_attempt
 from hpc_mp.rundir.rank_env import emulated_node
 from hpc_mp.rundir.records import RankStart, RankStatus, line_of, write_record
 
@@ -37,9 +38,7 @@ class SupervisedRun:
         line = f"{datetime.now():%H:%M:%S} {text}"
         with suppress(OSError):
             print(f"{OURS}{line}", flush=True)
-        main = LineFile(self.run.main_log)
-        main.write(line)
-        main.close()
+        append_lines(self.run.main_log, [line])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,12 +92,9 @@ def say_begun(run: RunDirectory, attempt: int, places: Sequence[RankPlace], host
     distributed to them in blocks. ``began``: unix seconds; None: now."""
     seats = sorted(places, key=lambda place: (place.node, place.local_rank))
     tasks = {place.rank: task for task, place in enumerate(seats)}
-    file = LineFile(run.ranks, limit=len(places))
-    for place in places:
-        host = hosts[place.node]
-        file.write(line_of(RankStart(attempt, place.rank, host, host, began or time.time(), local_rank=place.local_rank,
-                                     dp=place.dp, token=token, device=device, task=tasks[place.rank])))
-    file.close()
+    append_lines(run.ranks, [line_of(RankStart(
+        attempt, place.rank, hosts[place.node], hosts[place.node], began or time.time(), local_rank=place.local_rank, dp=place.dp,
+        token=token, device=device, task=tasks[place.rank])) for place in places])
     say_phase(run, attempt, "running")
 
 

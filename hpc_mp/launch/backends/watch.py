@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 
+from hpc_mp.base.line_file import append_lines
 from hpc_mp.diagnosis.classify import classify
 from hpc_mp.diagnosis.ends import unsaid_end
 from hpc_mp.diagnosis.evidence import Evidence
@@ -17,7 +18,6 @@ from hpc_mp.launch.emulator.emulator import Emulator, Exit
 from hpc_mp.launch.listener import Listener
 from hpc_mp.layout.placement import Placement
 from hpc_mp.report.conclude import conclude
-from hpc_mp.rundir import LineFile
 from hpc_mp.rundir.attempt import AttemptReader
 from hpc_mp.rundir.failures import RankFailure, coordinates, read_failures, write_failure
 from hpc_mp.rundir.outcome import STOPPED, Cause, Outcome, State, figures
@@ -97,10 +97,8 @@ def conclude_ranks(attempt: AttemptReader, state: State, cause: Cause | None, li
     """Write the cause to the main log, after the lines ``before``, and return the outcome with its report."""
     run, number = attempt.run, attempt.number
     if cause is not None:
-        log = LineFile(run.main_log)
-        for message in (*before, f"attempt {number} failed: {cause.message}"):
-            log.write(f"{datetime.now():%H:%M:%S} {message}")
-        log.close()
+        append_lines(run.main_log, [f"{datetime.now():%H:%M:%S} {message}"
+                                    for message in (*before, f"attempt {number} failed: {cause.message}")])
     return conclude(Outcome(run.path, state, cause=cause, **figures(run, number)), number, listener.note)
 
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.reduction import send_handle
 from pathlib import Path
@@ -38,17 +38,6 @@ class Exit:
     code: int
     time: float
     ours: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """Rules for the ends of ranks: which are not failures, and what follows. ``orderly``: exit codes of ranks that are done, or
-    stopped by a signal after saving. ``patient``: True if the others may then continue without a time limit. ``stop``: the signal
-    that asks ranks to save and stop."""
-
-    orderly: tuple[int, ...] = (os.EX_OK, os.EX_TEMPFAIL)
-    patient: bool = False
-    stop: str = "SIGTERM"
 
 
 class Emulator:
@@ -105,7 +94,7 @@ class Emulator:
         return event["value"]
 
     def start(self, ranks: Sequence[EmulatedRank], job_file: Path, listener: socket.socket | None, lock: int, entry: str = ENTRY,
-              patience: Patience | None = None) -> None:
+              orderly: Sequence[int] = (os.EX_OK, os.EX_TEMPFAIL), patient: bool = False, stop: str = "SIGTERM") -> None:
         """Fork the ranks as soon as the imports are done; if they failed, ``broken`` has the reason.
 
         Args:
@@ -114,13 +103,15 @@ class Emulator:
             listener: a listening socket for rank 0, which gets its descriptor in ``HPC_MP_LISTEN_FD``; None if rank 0 makes one.
             lock: the open lock file of the run, held as long as any rank lives.
             entry: ``"module:function"``, returning the exit code.
-            patience: rules for the user's program, which differ.
+            orderly: exit codes of ranks that are done, or stopped by a signal after saving; if ``patient``, the others may then
+                continue without a time limit.
+            stop: the signal that asks ranks to save and stop.
         """
         self._ranks = len(ranks)
         order = [{"log": str(rank.log), "environment": dict(rank.environment)} for rank in ranks]
         with suppress(OSError):  # the zygote's end is handled in ``receive``
             self._channel.send({"entry": entry, "job_file": str(job_file), "ranks": order, "listens": listener is not None,
-                                **asdict(patience or Patience())})
+                                "orderly": orderly, "patient": patient, "stop": stop})
             for file in (lock, *([] if listener is None else [listener.fileno()])):
                 send_handle(self._channel, file, self._process.pid)
 

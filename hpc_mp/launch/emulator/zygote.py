@@ -13,7 +13,7 @@ Run as ``python -m hpc_mp.launch.emulator.zygote MODULE …`` with one end of a 
 
 First, it may receive requests to call functions, ``{"call", "arguments"}``, so that the launcher need not import the ranks'
 modules. It then receives ``{"entry", "job_file", "ranks": [{"log", "environment"}, …], "orderly", "patient", "stop"}`` (see
-``emulator.Patience``), and behind it the lock on the run and, if it ``listens``, rank 0's listening socket. Later it receives
+``Emulator.start``), and behind it the lock on the run and, if it ``listens``, rank 0's listening socket. Later it receives
 ``{"command": "stop"}`` (that signal to every rank), ``{"command": "abort"}`` (SIGABRT) or ``{"command": "kill"}``. If the
 channel closes, the launcher is dead and every rank is killed; if this process dies, the kernel kills them.
 """

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.line_file import append_lines
 from hpc_mp.job import JobSpec, dump_job, load_job
 from hpc_mp.job.layout import check_job, degrees_of, layout_of, read_shape
 from hpc_mp.job.resolution import ResolvedKey, cut, resolved
 from hpc_mp.job.spec import UNCOUNTED
 from hpc_mp.layout.models import ModelShape
 from hpc_mp.layout.placement import Placement, from_dict, place, to_dict
-from hpc_mp.rundir import AttemptRecord, LineFile, RunDirectory, create_run, read_json, write_json
+from hpc_mp.rundir import AttemptRecord, RunDirectory, create_run, read_json, write_json
 from hpc_mp.rundir.rank_env import RankEnv, at_place, identity, node_name, say_host
 from hpc_mp.rundir.records import RankStart, RankStatus, line_of, write_record
 from hpc_mp.train.rank import mpi
@@ -139,10 +140,7 @@ def rank_start(context: RankContext, device: str) -> RankStart:
 
 def announce(run: RunDirectory, everyone: Sequence[RankStart]) -> None:
     """Write all ranks' lines to ``ranks.jsonl``, on rank 0: shared file systems may tear lines that many ranks append at once."""
-    file = LineFile(run.ranks, limit=len(everyone))
-    for start_ in everyone:
-        file.write(line_of(start_))
-    file.close()
+    append_lines(run.ranks, [line_of(start_) for start_ in everyone])
 
 
 def status(context: RankContext, phase: str, detail: str = "", done: int = 0, total: int = 0) -> None:

@@ -15,9 +15,10 @@ import torch
 import torch.distributed as dist
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.line_file import append_lines
 from hpc_mp.diagnosis.texts import kind_of
 from hpc_mp.layout.placement import Placement, RankPlace
-from hpc_mp.rundir import AttemptRecord, LineFile, RunDirectory
+from hpc_mp.rundir import AttemptRecord, RunDirectory
 from hpc_mp.rundir.failures import RankFailure, coordinates, read_failures, write_failure
 from hpc_mp.rundir.rank_env import RankEnv
 from hpc_mp.train.parallel.groups import Tree
@@ -130,10 +131,8 @@ def record_failure(context: RankContext, error: BaseException) -> str:
     except OSError as full:
         log.own.write(f"the failure could not be recorded: {full}")
     if kind != "peer" and _first(run, context.attempt):
-        main = LineFile(run.main_log)
-        main.write(f"{time.strftime('%H:%M:%S')} rank {who.rank} on {who.node} (dp {place.dp}, pp {place.pp}, tp {place.tp}) "
-                   f"failed: {message}")
-        main.close()
+        append_lines(run.main_log, [f"{time.strftime('%H:%M:%S')} rank {who.rank} on {who.node} (dp {place.dp}, pp {place.pp}, "
+                                    f"tp {place.tp}) failed: {message}"])
     log.flush()
     return kind
 
