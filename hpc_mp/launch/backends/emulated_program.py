@@ -26,9 +26,8 @@ from hpc_mp.rundir.outcome import Cause, Outcome
 from hpc_mp.rundir.program import rank_variables
 from hpc_mp.rundir.rank_env import emulated_node
 from hpc_mp.supervisor.context import say_begun, say_ended
-from hpc_mp.supervisor.hang_stacks import add_what_logs_say, explained, where
 from hpc_mp.supervisor.prepare import port
-from hpc_mp.supervisor.silence import SilenceWatch, rank_files
+from hpc_mp.supervisor.silence import SilenceWatch, add_what_logs_say, explained, rank_files, where
 
 MODULE = "hpc_mp.program.rank"
 GPUS = "CUDA_VISIBLE_DEVICES"

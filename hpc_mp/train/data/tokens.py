@@ -19,8 +19,7 @@ from hpc_mp.job.layout import read_config
 from hpc_mp.rundir.checkpoints import sha256
 from hpc_mp.train.data.bpe import trained_name
 from hpc_mp.train.data.cache import HashMemory, entry, key
-from hpc_mp.train.data.documents import AS_THEY_ARE, DocumentReading, pieces, unreadable
-from hpc_mp.train.data.row_check import check_rows
+from hpc_mp.train.data.documents import AS_THEY_ARE, DocumentReading, check_rows, pieces, unreadable
 from hpc_mp.train.data.tokenizer import Tokenizer, kept_name, resolve
 from hpc_mp.train.data.windows import encode
 
