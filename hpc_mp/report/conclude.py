@@ -24,15 +24,12 @@ VARIABLES = ("run", "state", "job_id", "steps", "loss", "evaluation_loss", "best
 
 def conclude(outcome: Outcome, attempt: int, warn: Callable[[str], object] = lambda _: None) -> Outcome:
     """Write ``outcome.json``, and ``report.html`` if the run has trained. Return the outcome with the report's path. Run the
-    user's command (``notify.command``), once for each attempt.
+    user's command (``notify.command``), once for each attempt. ``attempt``: its number, from 1. ``warn``: called with the reason
+    if no report of a trained run could be drawn; the main log has the traceback.
 
-    The verdict is written before the report, which shows it: if the process is killed in between, at least the verdict exists.
-    A run whose directory was removed has failed, independent of its ranks' reports, and no file is written. A full disk, or a
+    The verdict is written before the report, which shows it: if the process is killed in between, at least the verdict exists. A
+    run whose directory was removed has failed, independent of its ranks' reports, and no file is written. A full disk, or a
     failure to draw the report, must not hide the end of a run.
-
-    Args:
-        attempt: number of the attempt, from 1.
-        warn: called with the reason if no report of a trained run could be drawn; the main log has the traceback.
     """
     run = RunDirectory(outcome.run)
     if run.removed:

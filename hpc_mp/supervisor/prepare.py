@@ -41,15 +41,8 @@ FIRST_PORT, PORTS = 10000, 20000  # below Linux' ephemeral ports, 32768 and up
 
 
 def begin(waiting: SupervisedRun, ask: Runner = ask, script: ScriptLog | None = None) -> AttemptContext:
-    """Make a new attempt the run's current one, and write the files that its ranks need.
-
-    Args:
-        script: the log of the job's script.
-
-    Raises:
-        HpcMpError: the allocation has too few hosts, or the run directory cannot be written.
-        OSError: the run directory cannot be written.
-    """
+    """Make a new attempt the run's current one, and write the files that its ranks need. ``script``: the log of the job's script.
+    Raises HpcMpError if the allocation has too few hosts, and HpcMpError or OSError if the run directory cannot be written."""
     run, spec, placement, job = waiting.run, waiting.spec, waiting.placement, waiting.allocation
     hosts, why = _hosts(waiting, ask)
     earlier = _earlier(run)

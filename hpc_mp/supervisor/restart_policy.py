@@ -18,12 +18,9 @@ QUEUED_AGAIN = "the job was requeued"
 def departure(job: Words, restart: int, messages: Iterable[str]) -> str | None:
     """Return the reason why the job has to leave, as a clause; None if it may stay.
 
-    During the grace time of a preemption only the ranks get SIGTERM, and only Slurm's record of the job has the reason.
-
-    Args:
-        job: Slurm's record of the job; empty if Slurm does not answer.
-        restart: number of requeues before this start.
-        messages: slurmstepd's messages about the job since its start.
+    During the grace time of a preemption only the ranks get SIGTERM, and only Slurm's record of the job has the reason. ``job``:
+    that record; empty if Slurm does not answer. ``restart``: number of requeues before this start. ``messages``: slurmstepd's
+    messages about the job since its start.
     """
     reasons = [match[2] for match in map(CANCELLED.search, messages) if match]
     cause = next((REASONS[reason] for reason in reasons if reason in REASONS), None)

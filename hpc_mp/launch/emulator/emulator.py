@@ -71,15 +71,8 @@ class Emulator:
 
     def call(self, function: str, *arguments: Any) -> Any:
         """Call a function in the zygote, which has imported the modules, and return its result. Only before the ranks are
-        started.
-
-        Args:
-            function: ``"module:function"``; its arguments and its result must be plain values.
-
-        Raises:
-            HpcMpError: the function's own.
-            RunFailed: the imports failed, or the function failed otherwise.
-        """
+        started. ``function``: ``"module:function"``; its arguments and its result must be plain values. Raises the function's own
+        HpcMpError, and RunFailed if the imports or the function failed otherwise."""
         with suppress(ConnectionError):  # the zygote's end is handled below
             self._channel.send({"call": function, "arguments": arguments})
         try:

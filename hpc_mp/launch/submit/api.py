@@ -86,12 +86,9 @@ class SubmittedJob:
         return [self.folder / f"{self.id}_{task}_log.out" for task in range(self.tasks)]
 
     def results(self, timeout: float | None = None) -> list[Any]:
-        """Wait for the results of the call and return them, by task.
-
-        Raises:
-            RunFailed: a task failed. The message names the first one, its host and the Python error with its traceback.
-            TimeoutError: the results are missing after ``timeout`` seconds; the job continues.
-        """
+        """Wait for the results of the call and return them, by task. Raises RunFailed if a task failed, with the first one, its
+        host and the Python error with its traceback, and TimeoutError if results are missing after ``timeout`` seconds; the job
+        continues."""
         deadline = None if timeout is None else time.monotonic() + timeout
         ended: float | None = None
         while not all(self._result(task).exists() for task in range(self.tasks)):

@@ -56,14 +56,9 @@ class State:
 
 
 def save(run: RunDirectory, counters: Counters, held: Iterable[Held], groups: Groups, keep: int, fence: Fence) -> Path:
-    """Write one checkpoint of a run. All ranks call this at the same step.
-
-    Then all checkpoints are deleted except the newest ``keep`` and the best one by evaluation.
-
-    Raises:
-        SaveFailed: as ``Writing``.
-        FencedOut: on rank 0, if the run has been started again; nothing is published.
-    """
+    """Write one checkpoint of a run, and delete all except the newest ``keep`` and the best one by evaluation. All ranks call
+    this at the same step. Raises SaveFailed as ``Writing``, and FencedOut on rank 0 if the run has been started again; then
+    nothing is published."""
     writing = writing_of(run, counters, groups, fence)
     writing.write_all(held)
     return _pruned(writing.final, run, keep)

@@ -85,12 +85,8 @@ class ShardReader:
         self._file, self._number, self._block = "", -1, b""  # the last block read
 
     def read(self, parts: Iterable[LocalPart]) -> None:
-        """Fill rectangles of tensors, cast to their dtypes. Parts are read in file order, so that no block is read twice.
-
-        Raises:
-            Damaged: a block is not what was saved, or the parts do not cover a rectangle.
-            OSError: a file cannot be read.
-        """
+        """Fill rectangles of tensors, cast to their dtypes. Parts are read in file order, so that no block is read twice. Raises
+        Damaged if a block is not what was saved, or the parts do not cover a rectangle, and OSError if a file cannot be read."""
         targets = [part for part in parts if part.values.numel()]
         sources = [(stored.file, stored.begin, number, stored) for number, part in enumerate(targets)
                  for stored in self._index.tensors[part.name].parts if _common(part.box, stored) is not None]

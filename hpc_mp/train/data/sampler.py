@@ -139,16 +139,12 @@ WORD = (1 << 64) - 1
 
 
 def permuted(place: int, size: int, *, seed: int, epoch: int) -> int:
-    """Return the item at ``place`` of a permutation: for fixed (size, seed, epoch) a bijection of range(size).
+    """Return the item at ``place`` (0 … size - 1) of a permutation: for fixed (size, seed, epoch) a bijection of range(size).
+    ``seed`` and ``epoch`` are any integers; each pair gives its own order.
 
     The permutation is a balanced Feistel network (Luby and Rackoff 1988) on the next even number of bits, walked along its cycle
     until the value is below ``size`` (Black and Rogaway 2002). This takes at most 4 steps on average. It is pure integer
     arithmetic and gives the same result on every machine.
-
-    Args:
-        place: 0 … size - 1.
-        size: at least 1.
-        seed, epoch: any integers; each pair gives its own order.
     """
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     mask = (1 << half) - 1

@@ -48,12 +48,8 @@ class Bootstrap:
 
 
 def start(job_file: Path, environ: Mapping[str, str] = os.environ) -> Bootstrap:
-    """Find this rank's identity and the rendezvous.
-
-    Raises:
-        HpcMpError: this rank has no place here, or a variable of its launcher is missing.
-        FencedOut: the run has been started again since.
-    """
+    """Find this rank's identity and the rendezvous. Raises HpcMpError if this rank has no place here, or a variable of its
+    launcher is missing, and FencedOut if the run has been started again since."""
     beside = RunDirectory(job_file.resolve().parent)
     run = beside if beside.placement.exists() else None
     placement = from_dict(read_json(run.placement)) if run else None

@@ -82,11 +82,8 @@ def meet(who: RankEnv, where: Rendezvous, timeout: timedelta = START_TIMEOUT) ->
 
 
 def connect(who: RankEnv, store: dist.Store, backend: str, default: str | None = None) -> Tree:
-    """Make the default process group of ranks that have met. Return all ranks.
-
-    Args:
-        backend: of the ranks' messages.
-        default: of the default group; None: one that connects no ranks over gloo, see ``gloo``.
+    """Make the default process group of ranks that have met, and return all ranks. ``backend``: of the ranks' messages.
+    ``default``: of the default group; None: one that connects no ranks over gloo, see ``gloo``.
 
     In this group, ranks also wait for each other's files (``FILES_TIMEOUT``). A rank that hangs while it computes is noticed by
     its own watchdog, and by its neighbours in the groups of the mesh.
