@@ -35,7 +35,7 @@ from hpc_mp.rundir.plan import read_plan
 from hpc_mp.supervisor.context import AttemptContext, SupervisedRun
 from hpc_mp.supervisor.gather import ScriptLog, before
 from hpc_mp.supervisor.restart_policy import departure, since_begin
-from hpc_mp.supervisor.switches import TopologySources, switches
+from hpc_mp.supervisor.switches import switches
 
 FIRST_PORT, PORTS = 10000, 20000  # below Linux' ephemeral ports, 32768 and up
 
@@ -137,7 +137,7 @@ def _hosts(waiting: SupervisedRun, ask: Runner) -> tuple[tuple[str, ...], str]:
         return hosts, f"parallel.rank_map = {rank_map}"
     if plan is None:
         return hosts, f"rank map: in Slurm's order of hosts, because {run.plan.name} cannot be read"
-    tree, witness = switches(hosts, waiting.command, TopologySources(ask))
+    tree, witness = switches(hosts, waiting.command, ask)
     ordered, why = choose_host_order(placement, plan.traffic, hosts, tree, rates)
     return ordered, f"{why}; switches according to {witness}" if tree.above else why
 
