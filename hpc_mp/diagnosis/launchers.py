@@ -99,7 +99,9 @@ def report_of(lines: Sequence[str]) -> LauncherReport | None:
         return None
     number = text.count("\n", 0, earliest)
     begin = next((first + at for at in range(max(0, number - APART), number) if FIRST.search(lines[first + at])), first + number)
-    return LauncherReport(_head(lines, begin, first), blames if roots else _likeliest(blames))
+    # Launchers end the processes that have not failed by certain signals, and do not keep the order.
+    likeliest = min(blames, key=lambda blame: BY_OTHERS.get(blame.code, 0))
+    return LauncherReport(_head(lines, begin, first), blames if roots else (likeliest,))
 
 
 def _last_messages(text: str) -> list[re.Match[str]]:
@@ -110,11 +112,6 @@ def _last_messages(text: str) -> list[re.Match[str]]:
         if text.count("\n", matches[number - 1].end(), matches[number].start()) > APART:
             return matches[number:]
     return matches
-
-
-def _likeliest(blames: Sequence[LauncherBlame]) -> tuple[LauncherBlame]:
-    """Return the process that failed first: launchers end the others by certain signals, and do not keep the order."""
-    return (min(blames, key=lambda blame: BY_OTHERS.get(blame.code, 0)),)
 
 
 def _foreign(text: str) -> int:

@@ -4,7 +4,6 @@ The rows of all files are checked without any library of the rank half. If that 
 ranks will do it, and existing tokens are counted.
 """
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from math import lcm
@@ -87,7 +86,8 @@ def check_text(spec: JobSpec, vocabulary: int) -> tuple[tuple[FirstRow, ...], tu
     tokenizer = tokenizer_of(spec)
     check_tokenizer(tokenizer, vocabulary)
     rows = first_rows(files, form=spec.data.format)
-    if spec.data.template is None and _holds_chats(rows, spec) and (tokenizer is None or not has_template(tokenizer)):
+    chats = spec.data.format in ("messages", "sharegpt", "alpaca") or any(row.chat for row in rows)
+    if spec.data.template is None and chats and (tokenizer is None or not has_template(tokenizer)):
         raise missing_template(tokenizer)
     find_groups(spec.data.files, spec.data.weights)
     limit, length = sum(row.size for row in rows) + len(rows), spec.data.sequence_length  # a byte each, and the ends of texts
@@ -97,10 +97,6 @@ def check_text(spec: JobSpec, vocabulary: int) -> tuple[tuple[FirstRow, ...], tu
                          "give fewer tokens, and one sample takes sequence_length + 1",
                          "use more text, or a shorter sequence_length")
     return rows, first_rows(held_out, key, spec.data.format), tokenizer
-
-
-def _holds_chats(rows: Sequence[FirstRow], spec: JobSpec) -> bool:
-    return spec.data.format in ("messages", "sharegpt", "alpaca") or any(row.chat for row in rows)
 
 
 def tokenizer_of(spec: JobSpec) -> Path | None:

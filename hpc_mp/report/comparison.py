@@ -255,14 +255,10 @@ def _memory(run: RunFacts) -> str:
     return memory_size(peak) if peak else ""  # a program does not report it
 
 
-def _tokens(run: RunFacts) -> str:
-    return f"{run.metrics[-1].tokens:,}" if run.metrics and run.metrics[-1].tokens else ""
-
-
 ENDS: tuple[tuple[str, Callable[[RunFacts], str]], ...] = (
     ("State", lambda run: summarize(run).state),
     ("Steps", _steps),
-    ("Tokens", _tokens),
+    ("Tokens", lambda run: f"{run.metrics[-1].tokens:,}" if run.metrics and run.metrics[-1].tokens else ""),
     (LOSS, _loss),
     ("Held-out loss, last", lambda run: loss_number(run.evaluations[-1].loss) if run.evaluations else ""),
     (BEST_LOSS, lambda run: f"{loss_number(best.loss)} after step {best.step:,}"

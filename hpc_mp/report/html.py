@@ -34,7 +34,7 @@ def filled(template: Path, now: float, **values: Any) -> str:
 
 
 def publish(page: Path, text: str, opener: Callable[[str, int], int] | None = owners, option: str = "--output") -> Path:
-    """Write a page, replacing an existing one atomically. ``opener``: as in ``write_text``; logs and job files are the user's own.
+    """Write a page, replacing an existing one atomically. ``opener``: as in ``write_text``; logs and job files are private.
     ``option``: the option that names another file. Raises HpcMpError if the page cannot be written."""
     try:
         write_text(page, text, opener)

@@ -42,7 +42,7 @@ class ChatTemplate:
 
     def render(self, chat: Chat) -> RenderedChat:
         """Return the text of a chat. Raises UnusableRow if the template refuses it, or none of its characters counts."""
-        source = self._source(chat)
+        source = str(self.tokenizer.get_chat_template(tools=_list(chat.tools)))
         if MARK.search(source) is None:
             text = self._text(source, chat)
             spans = spans_by_difference(lambda messages, prompt: self._text(
@@ -54,9 +54,6 @@ class ChatTemplate:
         if not spans:
             raise UnusableRow("the chat template writes none of the assistant's turns: nothing would count in the loss", REMEDY)
         return RenderedChat(text, spans)
-
-    def _source(self, chat: Chat) -> str:
-        return str(self.tokenizer.get_chat_template(tools=_list(chat.tools)))
 
     def _text(self, source: str, chat: Chat, prompt: bool = False) -> str:
         return self._rendered(source, chat, add_generation_prompt=prompt)[0][0]
