@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpc_mp.adopt.account import Fate, LineFate, joined
-from hpc_mp.adopt.keys import job_tree
+from hpc_mp.adopt.account import Fate, LineFate, job_tree, joined
 from hpc_mp.adopt.request import Request, name_keys, read_request, script_keys, size_fates
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.launchers import LAUNCHERS, MODULES, program_of_mpirun

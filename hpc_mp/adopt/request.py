@@ -26,13 +26,9 @@ LOGS = frozenset({"output", "error", "open-mode", "job-name"})  # hpc-mp sets th
 
 @dataclass(frozen=True, slots=True)
 class GpuCount:
-    """The GPUs per node that the script requests.
-
-    Attributes:
-        count: the number per node; None if unknown.
-        form: the value of ``slurm.gpu_request``; ``auto`` if they are not counted per node.
-        others: the whole value of ``--gres`` if it names more than GPUs.
-    """
+    """The GPUs per node that the script requests. ``count``: the number per node; None if unknown. ``form``: the value of
+    ``slurm.gpu_request``; ``auto`` if they are not counted per node. ``others``: the whole value of ``--gres`` if it names more
+    than GPUs."""
 
     count: int | None
     type: str | None
@@ -117,11 +113,7 @@ def read_request(script: Script) -> Request:
 
 
 def size_fates(script: Script, literal: bool) -> list[LineFate]:
-    """Return the fates of the lines about sizes.
-
-    Args:
-        literal: True if hpc-mp starts the ranks; else the options are unchanged.
-    """
+    """Return the fates of the lines about sizes. ``literal``: True if hpc-mp starts the ranks; else the options are unchanged."""
     keys = {"nodes": "job.nodes", "ntasks": "job.nodes, job.ranks_per_node", "ntasks-per-node": "job.ranks_per_node",
             "gres": "slurm.gpu_request", "gpus-per-node": "slurm.gpu_request"}
     fates = []
@@ -143,12 +135,8 @@ def name_keys(script: Script, request: Request, file: Path) -> dict[str, str]:
 
 
 def script_keys(script: Script, request: Request, file: Path, arguments: Sequence[str], submitted: Path) -> dict[str, Any]:
-    """Return the keys with which the script runs unchanged: its sizes, and the variables that its own sbatch would set.
-
-    Args:
-        file: the script, absolute.
-        submitted: the directory in which sbatch would be called.
-    """
+    """Return the keys with which the script runs unchanged: its sizes, and the variables that its own sbatch would set. ``file``:
+    the script, absolute. ``submitted``: the directory in which sbatch would be called."""
     keys: dict[str, Any] = {
         "job.nodes": request.nodes or 1, "job.ranks_per_node": request.tasks_per_node, "program.start": "script",
         "program.command": (str(file), *arguments), "program.silent_limit": 0, "program.stop_codes": (),

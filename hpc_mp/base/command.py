@@ -11,11 +11,7 @@ _LONGEST = 600  # characters quoted from a program's output
 
 class CommandFailed(Exception):
     """The program is absent, failed or took too long. The text states which, with the program's own message if it has any.
-
-    Attributes:
-        code: the exit code; None without one.
-        out: the text that it wrote on stdout nevertheless.
-    """
+    ``code``: the exit code; None without one. ``out``: the text that it wrote on stdout nevertheless."""
 
     def __init__(self, message: str, code: int | None = None, out: str = "") -> None:
         super().__init__(message)

@@ -48,9 +48,9 @@ def write_json(path: Path, document: Any) -> None:
     write_text(path, render_json(document))
 
 
-def write_text(path: Path, text: str, opener: Callable[[str, int], int] = private) -> None:
-    """Publish a file atomically and durably (temporary name, fsync, rename). By default it is as private as its directory. Raises
-    OSError if the file cannot be written; the old file still exists then."""
+def write_text(path: Path, text: str, opener: Callable[[str, int], int] | None = private) -> None:
+    """Publish a file atomically and durably (temporary name, fsync, rename). By default it is as private as its directory;
+    ``opener`` None: as the umask permits. Raises OSError if the file cannot be written; the old file still exists then."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}")  # threads may publish it concurrently
     try:
         with open(temporary, "w", encoding="utf-8", opener=opener) as file:

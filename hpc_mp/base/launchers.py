@@ -72,10 +72,8 @@ def _values_of_mpirun() -> dict[str, int]:
 
 
 def program_of_mpirun(words: Sequence[str]) -> tuple[int, ...] | None:
-    """Return where the programs begin among the arguments of an mpirun: one index per ``:``-separated part.
-
-    None if the arguments do not show it: an unknown option, which may have a value, or programs that a file names.
-    """
+    """Return where the programs begin among the arguments of an mpirun: one index per ``:``-separated part. None if the arguments
+    do not show it: an unknown option, which may have a value, or programs that a file names."""
     values, places, at = _values_of_mpirun(), [], 0
     while at < len(words):
         while at < len(words) and words[at].startswith("-"):

@@ -2,16 +2,14 @@
 
 import os
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 
 class LineFile:
-    """A file to which lines are appended and flushed one by one. While the disk is full, they wait in memory.
-
-    Args:
-        path: the file; created with its first line.
-        limit: maximum of waiting lines; beyond it the oldest are dropped and counted in ``dropped``.
-    """
+    """A file to which lines are appended and flushed one by one. While the disk is full, they wait in memory. ``path``: the file;
+    created with its first line. ``limit``: maximum of waiting lines; beyond it the oldest are dropped and counted in
+    ``dropped``."""
 
     def __init__(self, path: Path, limit: int = 10_000) -> None:
         self.path = path
@@ -57,6 +55,14 @@ class LineFile:
         except OSError:
             os.ftruncate(fd, start)
             raise
+
+
+def append_lines(path: Path, lines: Sequence[str]) -> None:
+    """Append lines to a file as ``LineFile`` does."""
+    file = LineFile(path, max(1, len(lines)))
+    for line in lines:
+        file.write(line)
+    file.close()
 
 
 class NewLines:

@@ -76,10 +76,8 @@ def short_unit(seconds: float) -> tuple[float, str]:
 
 
 def duration(seconds: float) -> str:
-    """Format a time in at most two units: ``13.3 ms``, ``1.23 s``, ``3 min 20 s``, ``2 h 5 min``, ``3 d 4 h``.
-
-    A negative time is ``0 s``: it is the age of something written by a machine whose clock is ahead.
-    """
+    """Format a time in at most two units: ``13.3 ms``, ``1.23 s``, ``3 min 20 s``, ``2 h 5 min``, ``3 d 4 h``. A negative time is
+    ``0 s``: it is the age of something written by a machine whose clock is ahead."""
     if seconds <= 0:
         return "0 s"
     if seconds < 59.95:
@@ -95,10 +93,8 @@ def duration(seconds: float) -> str:
 
 
 def ago(seconds: float) -> str:
-    """Format an age in one unit and rounded: ``53 s ago``, ``3 min ago``, ``2 d ago``.
-
-    An age of less than a second, or a negative one from a machine whose clock is ahead, is ``just now``.
-    """
+    """Format an age in one unit and rounded: ``53 s ago``, ``3 min ago``, ``2 d ago``. An age of less than a second, or a
+    negative one from a machine whose clock is ahead, is ``just now``."""
     if seconds < 1:
         return "just now"
     for (length, name), (longer, _) in pairwise(reversed(LONG)):
@@ -131,13 +127,9 @@ def several(names: Sequence[str], limit: int = 4) -> str:
 
 
 def nearest(word: str, candidates: Iterable[str], likeness: float = 0.6, limit: int = 1) -> list[str]:
-    """Return the candidates that this word may be a typo of, the most similar first. Case does not count.
-
-    Args:
-        likeness: minimum of difflib's ratio, between 0 and 1. A mere hint uses 0.6; a linter that reports similar words asks
-            for more.
-        limit: maximum number of words.
-    """
+    """Return the candidates that this word may be a typo of, the most similar first. Case does not count. ``likeness``: minimum
+    of difflib's ratio, between 0 and 1. A mere hint uses 0.6; a linter that reports similar words asks for more. ``limit``:
+    maximum number of words."""
     by_case = {name.casefold(): name for name in candidates}
     return [by_case[near] for near in get_close_matches(word.casefold(), by_case, limit, likeness)]
 

@@ -15,9 +15,8 @@ from typing import Any, Literal, TypedDict
 
 from pydantic import TypeAdapter, ValidationError
 
-from hpc_mp.base.assets import asset
+from hpc_mp.base.assets import asset, config_folders
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.base.site_files import config_folders
 from hpc_mp.base.text import did_you_mean
 from hpc_mp.catalogue.machines import GpuModel, MachineType
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
-from hpc_mp.adopt import AdoptedJob, Fate, LineFate, adopt
-from hpc_mp.adopt.keys import job_text
+from hpc_mp.adopt import AdoptedJob, Fate, adopt
+from hpc_mp.adopt.account import job_text
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.files import text_of
 from hpc_mp.base.text import escaped
@@ -93,16 +93,13 @@ def _print_account(job: AdoptedJob, *, aside: bool) -> None:
         where = f" → {line.where}" if line.where else ""
         why = f"  ({line.why})" if line.why else ""
         console.print(f"{line.place:>7}  [{COLOURS[line.fate]}]{line.fate.value}[/]  {escape(escaped(line.text + where + why))}")
-    console.print(f"\n{_counts(job.account)}")
+    counts = (f"{sum(line.fate is fate for line in job.account)} {fate.value}" for fate in Fate)
+    console.print(f"\n{', '.join(counts)}")
     for line in job.lost:
         console.print(f"[red]not carried over[/], line {line.place}: {escape(escaped(line.text))}")
         console.print(f"    {escape(escaped(line.why))}")
     for note in job.notes:
         console.print(f"note: {escape(escaped(note))}")
-
-
-def _counts(account: tuple[LineFate, ...]) -> str:
-    return ", ".join(f"{sum(line.fate is fate for line in account)} {fate.value}" for fate in Fate)
 
 
 def _document(job: AdoptedJob, written: str, difference: str, path: Path) -> dict[str, Any]:

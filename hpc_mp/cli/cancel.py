@@ -10,7 +10,7 @@ from hpc_mp.base.text import several
 from hpc_mp.cli.status import lost_words
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.checkpoints import step_of
-from hpc_mp.rundir.sweep import end_sweep
+from hpc_mp.rundir.runs import end_sweep
 from hpc_mp.runs.cancel import end
 from hpc_mp.runs.find import find_all, sweep_of
 from hpc_mp.runs.keepers import job_of

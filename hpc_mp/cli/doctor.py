@@ -66,12 +66,8 @@ def cluster(as_json: bool, nodes: int | None, nodelist: str | None, partition: s
 
 
 def _survey(request: "SurveyRequest", as_json: bool, html: Path | None) -> "Report":
-    """Run the survey, print it, and record the results for launch and placement. ``html``: path of a page.
-
-    Raises:
-        HpcMpError: Slurm, a node or an interface is missing; the page cannot be written.
-        RunFailed: no agent could be started.
-    """
+    """Run the survey, print it, and record the results for launch and placement. ``html``: path of a page. Raises HpcMpError if
+    Slurm, a node or an interface is missing, or the page cannot be written, and RunFailed if no agent could be started."""
     from hpc_mp.doctor.survey.page import write_page
     from hpc_mp.doctor.survey.report import remember
     from hpc_mp.doctor.survey.run import run

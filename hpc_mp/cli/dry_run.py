@@ -26,14 +26,9 @@ if TYPE_CHECKING:
 
 
 def dry_run_and_print(job: Path, overrides: Sequence[str], rank: int, memory: float | None, as_json: bool) -> None:
-    """Compute and print a dry run.
-
-    Args:
-        memory: GiB of a device, for the longest sample that fits; None: it is not searched for.
-
-    Raises:
-        HpcMpError: an invalid job or rank.
-    """
+    """Compute and print a dry run. ``memory``: GiB of a device, for the longest sample that fits; None: it is not searched for.
+    Raises HpcMpError for
+    an invalid job or rank."""
     need_train("hpc-mp train --dry-run")
     order, result = _at(job, overrides, rank)
     fit = None

@@ -20,10 +20,10 @@ from rich.table import Table
 from hpc_mp.base.errors import HpcMpError, RunFailed
 from hpc_mp.cluster.bad_nodes import ledger
 from hpc_mp.cluster.bandwidth import where
-from hpc_mp.lab import keeper, why_not
+from hpc_mp.lab import keeper
 from hpc_mp.lab.cluster import LabCluster, LabError
 from hpc_mp.lab.lab import Lab, installed_release, spread
-from hpc_mp.lab.view import HostView, host_views, written
+from hpc_mp.lab.view import ACCOUNTING, PACKAGES, HostView, host_views, missing, refused, written
 
 RATE = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?bit)")
 OFF = "off"
@@ -251,13 +251,13 @@ def _refuse(accounting: bool) -> None:
         raise HpcMpError("hpc-mp lab up", "needs namespaces of Linux, but this is another system",
                          "use a virtual machine with Debian or Ubuntu")
     need_root()
-    packages = why_not.missing(why_not.PACKAGES | (why_not.ACCOUNTING if accounting else {}))
+    packages = missing(PACKAGES | (ACCOUNTING if accounting else {}))
     if packages:
         raise HpcMpError(
             "hpc-mp lab up", f"lacks programs of Debian's and Ubuntu's packages {', '.join(packages)}",
             f"install them: `apt-get install --no-install-recommends {' '.join(packages)}`. Their daemons are not used; with "
             "systemd, run `systemctl mask munge slurmctld slurmd slurmdbd` first to keep them from starting")
-    refusal = why_not.refused()
+    refusal = refused()
     if refusal:
         raise HpcMpError(
             "hpc-mp lab up", f"needs namespaces, bridges and shaped cables, which this machine refuses ({refusal})",

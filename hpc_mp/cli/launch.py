@@ -20,7 +20,7 @@ from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.attempt import tail
 from hpc_mp.rundir.checkpoints import step_of
 from hpc_mp.rundir.outcome import Outcome
-from hpc_mp.rundir.sweep import best_of, read_member
+from hpc_mp.rundir.runs import best_of, read_member
 from hpc_mp.runs.logs import Logs
 from hpc_mp.runs.status import go_on
 

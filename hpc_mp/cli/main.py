@@ -4,7 +4,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 import click
@@ -105,18 +105,14 @@ def main() -> None:
     with lasting_output() as out:
         code, why = _run()
         sys.stdout.flush()
-        if why is not None and not out.written and "--json" in sys.argv[1:][:_rest(sys.argv[1:])]:
+        own = takewhile(lambda word: word != "--", sys.argv[1:])  # the words behind it belong to another command
+        if why is not None and not out.written and "--json" in own:
             click.echo(json.dumps(why))
             sys.stdout.flush()
         if out.incomplete is not None:
             click.echo(f"hpc-mp: standard output is incomplete ({out.incomplete})", err=True)
             code = code or 1
     sys.exit(code)
-
-
-def _rest(words: Sequence[str]) -> int:
-    """Return the index of the first word that belongs to another command."""
-    return words.index("--") if "--" in words else len(words)
 
 
 def _run() -> tuple[int, dict[str, Any] | None]:

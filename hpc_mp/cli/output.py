@@ -27,13 +27,9 @@ GONE = (errno.EPIPE, errno.EIO)  # the reader of the pipe has ended; the termina
 
 def finish(findings: Sequence[Finding], as_json: bool, *, more: Mapping[str, Any] | None = None, what: str = "",
            everything: bool = True) -> None:
-    """Print the findings of a linter or a check, and the count of each severity; exit 1 for an error.
-
-    Args:
-        more: further entries of the JSON document, such as the host.
-        what: the examined object, printed before the counts.
-        everything: True to print findings of severity ``ok`` too.
-    """
+    """Print the findings of a linter or a check, and the count of each severity; exit 1 for an error. ``more``: further entries
+    of the JSON document, such as the host. ``what``: the examined object, printed before the counts. ``everything``: True to
+    print findings of severity ``ok`` too."""
     if as_json:
         click.echo(json.dumps({**(more or {}), **findings_document(findings)}))
     else:
@@ -120,12 +116,8 @@ def to_monitor(findings: Sequence[Finding]) -> None:
 
 
 class Lasting(io.FileIO):
-    """An open descriptor that accepts any output.
-
-    Attributes:
-        lost: the first reason for dropped output; None without one.
-        written: the number of bytes passed to it.
-    """
+    """An open descriptor that accepts any output. ``lost``: the first reason for dropped output; None without one. ``written``:
+    the number of bytes passed to it."""
 
     lost: OSError | None = None
     written: int = 0

@@ -102,10 +102,8 @@ def command(tensor: int, pipeline: int, data: int, context: int, expert: int, or
 def picture(placement: Placement, max_nodes: int = 16, hosts: Sequence[str] = (),
             tree: SwitchTree | None = None) -> RenderableType:
     """Draw nodes as boxes, at most ``max_nodes``; ``5 d0p1t1`` = rank 5 at dp 0, pp 1, tp 1 (axes of degree 1 are left out).
-
     Colour shows the pipeline stage; bold alternates from one tensor group to the next. With ``hosts``, the host of every node,
-    boxes have their names; with ``tree`` too, consecutive nodes are under the name of their leaf switch.
-    """
+    boxes have their names; with ``tree`` too, consecutive nodes are under the name of their leaf switch."""
     degrees = placement.degrees
     sizes = {"dp": degrees.data, "pp": degrees.pipeline, "cp": degrees.context, "tp": degrees.tensor}
     axes = [axis for axis, size in sizes.items() if size > 1]

@@ -21,12 +21,9 @@ RECENT = 20  # the median time of these steps predicts the remaining time
 
 
 class TerminalListener(Listener):
-    """Listener that prints to standard output, and notes to standard error. On a terminal, a bar shows the phase before the
-    first step, then step, loss, tokens per second and the remaining time. Without a terminal, lines replace the bar.
-
-    Args:
-        aside: True to print to standard error, because standard output is for a document or a script.
-    """
+    """Listener that prints to standard output, and notes to standard error. On a terminal, a bar shows the phase before the first
+    step, then step, loss, tokens per second and the remaining time. Without a terminal, lines replace the bar. ``aside``: True to
+    print to standard error, because standard output is for a document or a script."""
 
     def __init__(self, *, aside: bool) -> None:
         self._aside = aside

@@ -14,7 +14,7 @@ from hpc_mp.job.load import load_sweep
 from hpc_mp.job.program import Program
 from hpc_mp.job.spec import Job
 from hpc_mp.launch.launch import ON, LaunchRequest, preview
-from hpc_mp.launch.program.sizes import size_of
+from hpc_mp.launch.program.plan import size_of
 from hpc_mp.launch.render import site_defaults
 
 

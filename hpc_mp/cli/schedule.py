@@ -34,8 +34,9 @@ def command(name: str, pipeline: int | None, microbatches: int | None, virtual_s
         click.echo(to_csv(schedule), nl=False)
     elif as_json:
         sizes = {"schedule": name, "pipeline": len(schedule.ranks), "microbatches": schedule.microbatches,
-                 "virtual_stages": schedule.stages // len(schedule.ranks)}
-        click.echo(json.dumps({**sizes, **_figures(schedule), **to_dict(schedule)}))
+                 "virtual_stages": schedule.stages // len(schedule.ranks), "bubble": simulate(schedule).bubble,
+                 "peak_in_flight": [peak_in_flight(actions) for actions in schedule.ranks]}
+        click.echo(json.dumps({**sizes, **to_dict(schedule)}))
     elif as_drawing:
         console.print(draw(schedule, console.width), soft_wrap=True)
         _print_summary(console, schedule)
@@ -54,10 +55,6 @@ def _schedule(name: str, pipeline: int | None, microbatches: int | None, virtual
         raise HpcMpError(" and ".join(key for key in ("--pp", "--microbatches") if options[key] is None),
                          "must be set to build a schedule", "pass a number, or a table with --schedule FILE.csv")
     return build(name, pipeline, microbatches, 1 if virtual_stages is None else virtual_stages)
-
-
-def _figures(schedule: Schedule) -> dict[str, object]:
-    return {"bubble": simulate(schedule).bubble, "peak_in_flight": [peak_in_flight(actions) for actions in schedule.ranks]}
 
 
 def _table(schedule: Schedule) -> Table:

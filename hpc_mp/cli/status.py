@@ -202,13 +202,8 @@ Poll = Callable[[], Sequence[RunStatus]]
 
 def follow(poll: Poll, text: Callable[[Sequence[RunStatus]], str], line: Callable[[RunStatus], str], *,
            quiet: bool) -> Sequence[RunStatus]:
-    """Show the results of ``poll`` until all runs have ended, and return the last ones.
-
-    Args:
-        text: formats all runs, for a terminal.
-        line: formats one run, for a log.
-        quiet: True for no output, because a document follows.
-    """
+    """Show the results of ``poll`` until all runs have ended, and return the last ones. ``text``: formats all runs, for a
+    terminal. ``line``: formats one run, for a log. ``quiet``: True for no output, because a document follows."""
     polls = _polls(poll)
     if quiet:
         *_, last = polls

@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
+from hpc_mp.base.assets import state_folder
 from hpc_mp.base.files import read_json, read_lines, write_json
-from hpc_mp.base.site_files import state_folder
 from hpc_mp.cluster.slurm.nodes import NodeState
 
 Certainty = Literal["suspected", "likely", "certain"]

@@ -14,9 +14,9 @@ from pathlib import Path
 from statistics import median, median_high
 from typing import Any
 
+from hpc_mp.base.assets import state_folder
 from hpc_mp.base.files import write_text
 from hpc_mp.base.grouping import grouped
-from hpc_mp.base.site_files import state_folder
 from hpc_mp.base.text import ago
 
 COUNTS_DAYS = 30  # days for which a measurement counts: cables are changed, and nodes and switches are repaired

@@ -37,12 +37,9 @@ def cause_of(run: RunDirectory, failure: RankFailure) -> Cause:
 
 def root_cause(failures: Sequence[RankFailure], standings: Iterable[Standing], places: Sequence[RankPlace],
                nodes: Sequence[str]) -> RankFailure | None:
-    """Return the failure that explains the others; None without any.
-
-    Args:
-        failures: failures of ranks whose end is known; ``standings``: positions of ranks that were stalled when last seen.
-        places: places of all ranks; ``nodes``: the name of every node of the placement.
-    """
+    """Return the failure that explains the others; None without any. ``failures``: failures of ranks whose end is known;
+    ``standings``: positions of ranks that were stalled when last seen. ``places``: places of all ranks; ``nodes``: the name of
+    every node of the placement."""
     first = min(failures, key=lambda failure: precedence(failure.kind, failure.time), default=None)
     if first is not None and KINDS[first.kind].level < ECHO:
         return first
@@ -78,11 +75,8 @@ def _awaited(end: Awaited, failures: dict[int, RankFailure], stood: dict[int, St
 
 
 def judged(run: RunDirectory, attempt: int, nodes: Sequence[str] | None = None) -> RankFailure | None:
-    """Return the failure that explains an attempt, from the records of its ranks; None without records.
-
-    Args:
-        nodes: the name of every node of the placement; None: the names that the ranks announced.
-    """
+    """Return the failure that explains an attempt, from the records of its ranks; None without records. ``nodes``: the name of
+    every node of the placement; None: the names that the ranks announced."""
     try:
         places: Sequence[RankPlace] = from_dict(read_json(run.of_attempt(attempt).placement)).ranks
     except (OSError, ValueError, TypeError, AttributeError, HpcMpError):  # the failure records exist anyway

@@ -93,11 +93,8 @@ def _end(lines: Sequence[str], code: int, error: PythonError | None, program: bo
 
 def _reported(lines: Sequence[str], report: launchers.LauncherReport, end: Symptom, error: PythonError | None,
               of_node: bool) -> Symptom:
-    """Return the reason of an end that a launcher reports: the end of a process that it blames, or the exception.
-
-    Args:
-        end: the end of the launcher by its own output, of ``error`` if there is one.
-    """
+    """Return the reason of an end that a launcher reports: the end of a process that it blames, or the exception. ``end``: the
+    end of the launcher by its own output, of ``error`` if there is one."""
     if error is not None and not error.of_child:
         after = len(lines) - error.behind > report.begin  # the failed process was not the last word
         crashed = any(blame.code < 0 for blame in report.blames)
@@ -147,11 +144,7 @@ def given_up(lines: Sequence[str], of_node: bool = False) -> Symptom | None:
 
 def awaited_in_vain(complaints: Mapping[int, str], ranks: Collection[int]) -> tuple[int, str] | None:
     """Return the rank of a program that all others gave up waiting for, and the evidence; None if it cannot be determined.
-
-    Args:
-        complaints: message of each rank that lost others or timed out waiting for them.
-        ranks: all ranks.
-    """
+    ``complaints``: message of each rank that lost others or timed out waiting for them. ``ranks``: all ranks."""
     others = {rank for rank in ranks if rank not in complaints}
     waited = [rank for rank in sorted(complaints) if TIMED_OUT.search(complaints[rank])]  # the others mostly lost these
     named = {int(match["rank"] or match["late"]) for rank in waited for match in [MISSED.search(complaints[rank])]

@@ -57,11 +57,8 @@ NAMED_RANK = re.compile(r"\bRank (\d+)\]")  # in messages of NCCL's watchdog
 
 @dataclass(frozen=True, slots=True)
 class LauncherBlame:
-    """A process that a launcher saw fail; ``code`` as from ``subprocess``.
-
-    Attributes:
-        rank: its number in the launcher's world, if reported; ``local``: its number on its node.
-    """
+    """A process that a launcher saw fail; ``code`` as from ``subprocess``. ``rank``: its number in the launcher's world, if
+    reported; ``local``: its number on its node."""
 
     code: int
     rank: int | None = None
@@ -74,12 +71,8 @@ class LauncherBlame:
 
 @dataclass(frozen=True, slots=True)
 class LauncherReport:
-    """A launcher's report.
-
-    Attributes:
-        begin: number of its first line.
-        blames: the process that failed first, and others that failed in the same second.
-    """
+    """A launcher's report. ``begin``: number of its first line. ``blames``: the process that failed first, and others that failed
+    in the same second."""
 
     begin: int
     blames: tuple[LauncherBlame, ...]
@@ -106,7 +99,9 @@ def report_of(lines: Sequence[str]) -> LauncherReport | None:
         return None
     number = text.count("\n", 0, earliest)
     begin = next((first + at for at in range(max(0, number - APART), number) if FIRST.search(lines[first + at])), first + number)
-    return LauncherReport(_head(lines, begin, first), blames if roots else _likeliest(blames))
+    # Launchers end the processes that have not failed by certain signals, and do not keep the order.
+    likeliest = min(blames, key=lambda blame: BY_OTHERS.get(blame.code, 0))
+    return LauncherReport(_head(lines, begin, first), blames if roots else (likeliest,))
 
 
 def _last_messages(text: str) -> list[re.Match[str]]:
@@ -117,11 +112,6 @@ def _last_messages(text: str) -> list[re.Match[str]]:
         if text.count("\n", matches[number - 1].end(), matches[number].start()) > APART:
             return matches[number:]
     return matches
-
-
-def _likeliest(blames: Sequence[LauncherBlame]) -> tuple[LauncherBlame]:
-    """Return the process that failed first: launchers end the others by certain signals, and do not keep the order."""
-    return (min(blames, key=lambda blame: BY_OTHERS.get(blame.code, 0)),)
 
 
 def _foreign(text: str) -> int:

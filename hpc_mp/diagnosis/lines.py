@@ -68,11 +68,8 @@ _EXIT = re.compile(r"Exited with exit code (\d+)")
 
 @dataclass(frozen=True, slots=True)
 class TaskEnd:
-    """Tasks (Slurm's numbers, not ranks) of one host with the same end. ``code``: negative for a signal, None for lack of
-    memory.
-
-    ``echo``: True if srun had already begun to end the step.
-    """
+    """Tasks (Slurm's numbers, not ranks) of one host with the same end. ``code``: negative for a signal, None for lack of memory.
+    ``echo``: True if srun had already begun to end the step."""
 
     host: str
     tasks: tuple[int, ...]
@@ -154,13 +151,8 @@ def first_code(lines: Iterable[str]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class TasksRefused:
-    """The reason why tasks of a node never began.
-
-    Attributes:
-        reason: message of slurmstepd, pyxis and enroot, or apptainer.
-        lacks: the missing command.
-        signal: the signal that ended pyxis' own work; None if no signal did.
-    """
+    """The reason why tasks of a node never began. ``reason``: message of slurmstepd, pyxis and enroot, or apptainer. ``lacks``:
+    the missing command. ``signal``: the signal that ended pyxis' own work; None if no signal did."""
 
     reason: str
     lacks: str | None = None

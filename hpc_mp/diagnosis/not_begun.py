@@ -13,6 +13,7 @@ from hpc_mp.rundir.failures import BY_SOMEBODY
 
 REFUSED = re.compile(r"^(?:\d+: )?hpc-mp: (\S+): (?!warning: )(.+)$")  # of slurm/node-start.sh
 REMEDY = "Set slurm.python, slurm.venv or slurm.conda to a Python with hpc-mp that all nodes see"
+NO_CONTAINERS = re.compile(r"(apptainer|singularity): (command )?not found")
 CONTAINERS_REMEDY = "Load the module that provides it (slurm.modules), or remove slurm.container"
 IMAGE_REMEDY = ("Set slurm.container to an image that all nodes can read or fetch, and slurm.container_mounts to directories "
                 "that exist on all nodes")
@@ -60,11 +61,9 @@ def _mend(why: TasksRefused) -> str:
 
 
 def _missing(evidence: Evidence) -> Iterator[Symptom]:
-    """Yield nodes without the ranks' Python, or without a package. If all nodes lack it, the nodes are not to blame.
-
-    Ends that srun had requested count too: it stops at the first, but a rank without Python ends the same way. The user's
-    program is excluded: it may lack a file on one rank only, and its own rank has reported if it could be started.
-    """
+    """Yield nodes without the ranks' Python, or without a package. If all nodes lack it, the nodes are not to blame. Ends that
+    srun had requested count too: it stops at the first, but a rank without Python ends the same way. The user's program is
+    excluded: it may lack a file on one rank only, and its own rank has reported if it could be started."""
     if evidence.program:
         return
     texts: dict[str, str] = {}
@@ -77,13 +76,9 @@ def _missing(evidence: Evidence) -> Iterator[Symptom]:
                 texts.setdefault(end.host, f"{f'task {task}' if rank is None else f'rank {rank}'} {text}")
     everywhere = set(texts) == set(evidence.hosts)
     for host, text in texts.items():
-        lacking = f"{host}, like all nodes, lacks what ranks need: {text}. {_bring(text)}"
+        remedy = CONTAINERS_REMEDY if NO_CONTAINERS.search(text) else REMEDY
+        lacking = f"{host}, like all nodes, lacks what ranks need: {text}. {remedy}"
         yield Symptom("user", lacking, host) if everywhere else Symptom("unfit", text, host)
-
-
-def _bring(text: str) -> str:
-    """Return the remedy if all nodes lack a program or a package."""
-    return CONTAINERS_REMEDY if re.search(r"(apptainer|singularity): (command )?not found", text) else REMEDY
 
 
 def _with_last_words(text: str, host: str, task: int, evidence: Evidence) -> str:

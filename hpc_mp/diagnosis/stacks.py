@@ -64,13 +64,8 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class RankStack:
-    """The position of one rank.
-
-    Attributes:
-        frames: frames of its main thread, the innermost first; empty if Python has not written them.
-        state: state of its process, as the kernel names it.
-        pid: process id on its node.
-    """
+    """The position of one rank. ``frames``: frames of its main thread, the innermost first; empty if Python has not written them.
+    ``state``: state of its process, as the kernel names it. ``pid``: process id on its node."""
 
     rank: int
     frames: tuple[Frame, ...]
@@ -168,11 +163,8 @@ def _of_rank(lines: Sequence[str]) -> list[RankStack]:
 
 
 def standing_apart(stacks: Sequence[RankStack], first: int | None) -> int | None:
-    """Return the rank that the others wait for; None if it cannot be determined.
-
-    Args:
-        first: the rank that fell silent before all others; None if unknown.
-    """
+    """Return the rank that the others wait for; None if it cannot be determined. ``first``: the rank that fell silent before all
+    others; None if unknown."""
     stacks = [stack for stack in stacks if stack.known]
     apart = [stack.rank for stack in stacks if not stack.waits]
     if not 0 < len(apart) < len(stacks):

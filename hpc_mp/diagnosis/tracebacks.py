@@ -99,11 +99,8 @@ class TracebackBlock:
 
 
 def last_error(lines: Sequence[str], code: int = 1) -> PythonError | None:
-    """Return the exception that ended the process that wrote these lines; None without one.
-
-    Args:
-        code: its exit code; Python's own for an exception is 1.
-    """
+    """Return the exception that ended the process that wrote these lines; None without one. ``code``: its exit code; Python's own
+    for an exception is 1."""
     tagged = list(map(OF_TAG.match, lines))
     lines = without_tags(lines)
     marks = [RANK.match(line) for line in lines]

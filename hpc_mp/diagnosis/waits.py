@@ -27,12 +27,8 @@ class Awaited:
 
 
 def awaited(standings: Iterable[Standing], ranks: Collection[int]) -> Awaited | None:
-    """Return the rank that most others ultimately wait for; None if no rank waits for another.
-
-    Args:
-        standings: the last record of each rank that has written one.
-        ranks: all participating ranks.
-    """
+    """Return the rank that most others ultimately wait for; None if no rank waits for another. ``standings``: the last record of
+    each rank that has written one. ``ranks``: all participating ranks."""
     latest = _living(_spoke({standing.rank: standing for standing in standings}))
     waits = {rank: _missed(latest[rank], latest) if rank in latest else () for rank in ranks}
     reached = {rank: _reached(rank, waits) for rank in ranks}

@@ -27,11 +27,7 @@ REASONS = (LINE, re.compile(r"watchdog thread terminated with exception: .+"),
 
 @dataclass(frozen=True, slots=True)
 class CollectiveTimeout:
-    """A collective that timed out.
-
-    Attributes:
-        waited: the ranks whose watchdogs reported.
-    """
+    """A collective that timed out. ``waited``: the ranks whose watchdogs reported."""
 
     waited: tuple[int, ...]
     apart: int | None
@@ -42,12 +38,8 @@ class CollectiveTimeout:
 
 
 def collective_timeout(lines: Mapping[int, Sequence[str]], ranks: int) -> CollectiveTimeout | None:
-    """Return the common finding of all ranks' watchdogs; None without a report.
-
-    Args:
-        lines: last lines of every rank's log.
-        ranks: number of ranks.
-    """
+    """Return the common finding of all ranks' watchdogs; None without a report. ``lines``: last lines of every rank's log.
+    ``ranks``: number of ranks."""
     matches = {rank: match for rank, log in sorted(lines.items())
                if (match := next(filter(None, map(LINE.search, log)), None)) is not None}
     if not matches:

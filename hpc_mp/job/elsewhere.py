@@ -44,13 +44,8 @@ def _by_name(names: Mapping[str, str]) -> dict[str, str]:
 
 
 def key_here(name: str, section: str, keys: Iterable[str], value: Any = None) -> tuple[str, str] | None:
-    """Return the rule and the remedy for a key of other trainers; None for a key that is unknown there too.
-
-    Args:
-        section: the table that contains the key; "" for none.
-        keys: the keys of that table.
-        value: the given value.
-    """
+    """Return the rule and the remedy for a key of other trainers; None for a key that is unknown there too. ``section``: the
+    table that contains the key; "" for none. ``keys``: the keys of that table. ``value``: the given value."""
     plain = name.lower().replace("-", "_").removeprefix("__")
     place = f"[{section}]" if section else "a job file"
     tables = elsewhere()

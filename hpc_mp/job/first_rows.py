@@ -72,16 +72,9 @@ class FirstRow:
 
 
 def first_rows(files: Sequence[Path], key: str = "data.files", form: Form = "auto") -> tuple[FirstRow, ...]:
-    """Return the first row of every file, in order.
-
-    Args:
-        key: the key of the job file that names the files.
-        form: ``data.format``.
-
-    Raises:
-        HpcMpError: a file does not match its suffix, is not UTF-8, or begins with a row that cannot be trained on; or no file
-            contains any text.
-    """
+    """Return the first row of every file, in order. ``key``: the key of the job file that names the files. ``form``:
+    ``data.format``. Raises HpcMpError if a file does not match its suffix, is not UTF-8, or begins with a row that cannot be
+    trained on; or no file contains any text."""
     with ThreadPoolExecutor(READERS) as pool:
         first = tuple(pool.map(lambda path: _first(path, key, form), files))
     if files and not any(row.parts for row in first) and all(row.size <= HEAD and row.plain for row in first):

@@ -50,20 +50,17 @@ def _suffix(path: Path) -> str:
     return (path.with_suffix("") if compression(path) else path).suffix.lower()
 
 
-def find_groups(patterns: Sequence[str], weights: Sequence[float], key: str = "data.files") -> tuple[tuple[Path, ...], ...]:
-    """Return the files of each pattern, for patterns with weights; else all files as one group.
-
-    Raises:
-        HpcMpError: as ``find_files``, or two patterns with weights match the same file.
-    """
+def find_groups(patterns: Sequence[str], weights: Sequence[float]) -> tuple[tuple[Path, ...], ...]:
+    """Return the files of each pattern, for patterns with weights; else all files as one group. Raises HpcMpError as
+    ``find_files``, or if two patterns with weights match the same file."""
     if not weights:
-        return (find_files(patterns, key),)
-    groups = tuple(find_files([pattern], key) for pattern in patterns)
+        return (find_files(patterns),)
+    groups = tuple(find_files([pattern]) for pattern in patterns)
     owners: dict[tuple[int, int], str] = {}
     for pattern, group in zip(patterns, groups, strict=True):
         for path in group:
-            if (other := owners.setdefault(_identity(str(path), key), pattern)) != pattern:
-                raise HpcMpError(f"{key}: {path}", f"has two weights: {other} and {pattern} both match it",
+            if (other := owners.setdefault(_identity(str(path), "data.files"), pattern)) != pattern:
+                raise HpcMpError(f"data.files: {path}", f"has two weights: {other} and {pattern} both match it",
                                  "write patterns that share no file")
     return groups
 
@@ -75,13 +72,9 @@ def find_files(patterns: Sequence[str], key: str = "data.files") -> tuple[Path, 
     written are taken literally, so a directory called ``runs [old]`` is not a pattern. Directories that a glob matches
     are skipped.
 
-    A directory that ``datasets`` saved (``save_to_disk``) stands for its Arrow files, in its own order.
-
-    Args:
-        key: the key of the job file that has the patterns.
-
-    Raises:
-        HpcMpError: a pattern matches no file, or names a directory, an unreadable file or an unsupported kind.
+    A directory that ``datasets`` saved (``save_to_disk``) stands for its Arrow files, in its own order. ``key``: the key of the
+    job file that has the patterns. Raises HpcMpError if a pattern matches no file, or names a directory, an unreadable file or an
+    unsupported kind.
     """
     files: dict[tuple[int, int], Path] = {}
     for name in sorted({name for pattern in patterns for name in _matches(pattern, key)}):

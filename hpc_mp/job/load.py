@@ -41,15 +41,9 @@ INSTEAD = {"train.epochs": "steps", "train.steps": "epochs", "model.pretrained":
 
 
 def load_any(path: Path, overrides: Sequence[str] = (), defaults: Mapping[str, Any] = MappingProxyType({})) -> AnySpec:
-    """Read a job file of a training or of a program.
-
-    Args:
-        overrides: ``"a.b=value"`` strings, the value TOML or else a plain string.
-        defaults: tables with the defaults of the site.
-
-    Raises:
-        HpcMpError: the file is invalid; the error has the value, the rule and the remedy.
-    """
+    """Read a job file of a training or of a program. ``overrides``: ``"a.b=value"`` strings, the value TOML or else a plain
+    string. ``defaults``: tables with the defaults of the site. Raises HpcMpError if the file is invalid; the error has the value,
+    the rule and the remedy."""
     return resolve_any(reduce(_override, overrides, under(defaults, _parse(path))), path.resolve().parent)
 
 
@@ -68,23 +62,17 @@ def _unchanged(path: Path, identity: tuple[int, int, int]) -> AnySpec:
     return load_any(path)
 
 
-def load_job(path: Path, overrides: Sequence[str] = (), defaults: Mapping[str, Any] = MappingProxyType({})) -> JobSpec:
+def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
     """Read the job file of a training. Raises HpcMpError as ``load_any``, and for the job file of a program."""
-    return _training(load_any(path, overrides, defaults), f"job file {path}")
+    return _training(load_any(path, overrides), f"job file {path}")
 
 
 def load_sweep(job: Path | AnySpec, overrides: Sequence[str] = (), defaults: Mapping[str, Any] = MappingProxyType({}),
                before_arithmetic: Callable[[AnySpec], None] = lambda _: None) -> tuple[AnySpec, ...]:
     """Return the job of each run of ``[sweep]``, in order: the file with that run's values. Without a sweep, the one job.
-
-    Args:
-        job: a job file; or a job made in Python, whose relative paths are relative to the current directory.
-        before_arithmetic: called with the job after each value has been validated by itself.
-
-    Raises:
-        HpcMpError: as ``load_any``, ``runs_of`` and ``before_arithmetic``, for each run; and for an override of a key that the
-            sweep sets.
-    """
+    ``job``: a job file; or a job made in Python, whose relative paths are relative to the current directory.
+    ``before_arithmetic``: called with the job after each value has been validated by itself. Raises HpcMpError as ``load_any``,
+    ``runs_of`` and ``before_arithmetic``, for each run; and for an override of a key that the sweep sets."""
     written = _parse(job) if isinstance(job, Path) else job.model_dump(mode="json", exclude_unset=True, exclude_none=True)
     base = job.resolve().parent if isinstance(job, Path) else Path.cwd()
     tree = reduce(_override, overrides, dict(under(defaults, written)))

@@ -37,12 +37,8 @@ def open_unpacked(path: Path) -> tuple[BinaryIO, BinaryIO]:
 
 
 def rows(path: Path, key: str = "data.files") -> Iterator[Row]:
-    """Yield the rows of a file that is no plain text: a line or object of JSON as bytes, a row of a table as a dict.
-
-    Raises:
-        HpcMpError: the file is damaged, or pyarrow cannot read it.
-        OSError: it cannot be read.
-    """
+    """Yield the rows of a file that is no plain text: a line or object of JSON as bytes, a row of a table as a dict. Raises
+    HpcMpError if the file is damaged, or pyarrow cannot read it, and OSError if it cannot be read."""
     with damage_named(path, key):
         yield from ROWS[kind(path)](path)
 

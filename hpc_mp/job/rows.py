@@ -47,15 +47,9 @@ COLUMNS = frozenset({"text", "prompt", "completion", "messages", "tools", "chat_
 
 
 def row_content(row: bytes | Mapping[str, Any], form: Form = "auto") -> Content:
-    """Return the texts of a row, or its chat. A prompt does not count in the loss, its completion does.
-
-    Args:
-        row: a line of JSON, or a row of a table.
-        form: ``data.format``; "auto": by the row's keys.
-
-    Raises:
-        UnusableRow: it is another kind of row, or not a row.
-    """
+    """Return the texts of a row, or its chat. A prompt does not count in the loss, its completion does. ``row``: a line of JSON,
+    or a row of a table. ``form``: ``data.format``; "auto": by the row's keys. Raises UnusableRow if it is another kind of row, or
+    not a row."""
     entries = _parsed(row) if isinstance(row, bytes) else row
     if not isinstance(entries, Mapping):
         raise UnusableRow("it is no object with keys" if form != "auto" else

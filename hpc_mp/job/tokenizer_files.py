@@ -16,14 +16,9 @@ BYTES = 256  # the alphabet of a tokenizer that is trained here, without the end
 
 
 def find_tokenizer(tokenizer: Path | None, pretrained: Path | None) -> Path | None:
-    """Return the directory whose tokenizer is used: ``tokenizer``, else the checkpoint's.
-
-    This is cheap enough for a login node. None means that a tokenizer is trained on the job's files, for a model with random
-    initial weights.
-
-    Raises:
-        HpcMpError: the directory ``tokenizer`` contains no tokenizer, or the checkpoint has none.
-    """
+    """Return the directory whose tokenizer is used: ``tokenizer``, else the checkpoint's. This is cheap enough for a login node.
+    None means that a tokenizer is trained on the job's files, for a model with random initial weights. Raises HpcMpError if the
+    directory ``tokenizer`` contains no tokenizer, or the checkpoint has none."""
     if tokenizer is not None and not files_there(tokenizer, VOCABULARY_FILES):
         raise HpcMpError(f"data.tokenizer = {tokenizer}", "is not a directory with a tokenizer",
                          "name a directory that holds tokenizer.json"
@@ -36,15 +31,9 @@ def find_tokenizer(tokenizer: Path | None, pretrained: Path | None) -> Path | No
 
 
 def check_tokenizer(directory: Path | None, vocabulary: int) -> None:
-    """Refuse an unusable tokenizer at launch; ``directory`` is the result of ``find_tokenizer``.
-
-    Args:
-        vocabulary: rows of the model's embedding.
-
-    Raises:
-        HpcMpError: the tokenizer cannot be read, is of an unsupported kind, or has ids beyond the vocabulary; or the vocabulary
-            is too small for a tokenizer that would be trained.
-    """
+    """Refuse an unusable tokenizer at launch; ``directory`` is the result of ``find_tokenizer``. ``vocabulary``: rows of the
+    model's embedding. Raises HpcMpError if the tokenizer cannot be read, is of an unsupported kind, or has ids beyond the
+    vocabulary; or the vocabulary is too small for a tokenizer that would be trained."""
     if directory is None:
         if vocabulary <= BYTES:
             raise HpcMpError(f"the model's vocabulary of {vocabulary}",

@@ -177,10 +177,8 @@ def _first(directory: Path) -> list[str]:
 
 
 def find_init(argv: Sequence[str]) -> int | None:
-    """Return the pid, in our namespace, of root's process with this command line that is PID 1 of its namespace, or None.
-
-    Only the name of the script is compared: another installation of hpc-mp may have started it.
-    """
+    """Return the pid, in our namespace, of root's process with this command line that is PID 1 of its namespace, or None. Only
+    the name of the script is compared: another installation of hpc-mp may have started it."""
     command = _words(argv)
     for process in Path("/proc").glob("[0-9]*"):
         try:

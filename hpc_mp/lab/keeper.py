@@ -34,15 +34,9 @@ def names() -> list[str]:
 
 
 def start(lab: Lab, say_progress: Callable[[str], None]) -> bool:
-    """Start a cluster that stays up after this process ends, and return when all its nodes are idle.
-
-    Nothing is left if it cannot start, or if this process is interrupted or killed before that.
-
-    Returns:
-        False if there is a cluster in that directory already.
-    Raises:
-        LabError: the cluster did not start; the message contains the daemons' logs.
-    """
+    """Start a cluster that stays up after this process ends, and return when all its nodes are idle; return False if there is a
+    cluster in that directory already. Nothing is left if it cannot start, or if this process is interrupted or killed before
+    that. Raises LabError with the daemons' logs if the cluster did not start."""
     lock = _claim(lab.directory)
     if lock is None:
         return False

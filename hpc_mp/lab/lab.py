@@ -52,10 +52,8 @@ class Lab(LabCluster):
         self.endings = ExitStack()
 
     def up(self, say: Callable[[str], None] = lambda _: None) -> None:
-        """Start everything and wait until all nodes are idle. Raises LabError with the daemons' logs as a note.
-
-        say: called with the current step.
-        """
+        """Start everything and wait until all nodes are idle. Raises LabError with the daemons' logs as a note. say: called with
+        the current step."""
         with ExitStack() as endings:
             unshare = ["unshare", *NAMESPACES, "--pid", "--fork", "--kill-child"]
             process = subprocess.Popen(

@@ -1,8 +1,10 @@
-"""View of a running cluster: its nodes as Slurm shows them, and their cables."""
+"""A lab from outside: its hosts, switches and cables, and why this machine cannot have one."""
 
 import json
 import os
+import shutil
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hpc_mp.lab import conf
@@ -62,3 +64,38 @@ def _cables(cluster: LabCluster) -> dict[str, Cable]:
     limits = {queue["dev"]: queue["options"]["rate"] * 8 for queue in json.loads(cluster.fabric("tc", "-json", "qdisc", "show"))
               if queue["kind"] == "tbf"}
     return {name: Cable("UP" in links[f"p-{name}"]["flags"], limits.get(f"p-{name}")) for name in cluster.nodes}
+
+
+PACKAGES = {
+    "slurmctld": "slurm-wlm",
+    "slurmd": "slurm-wlm",
+    "sbatch": "slurm-client",
+    "munged": "munge",
+    "ip": "iproute2",
+    "tc": "iproute2",
+    "nsenter": "util-linux",
+    "setpriv": "util-linux",
+}
+"""Command → Debian package that has it."""
+
+ACCOUNTING = {"slurmdbd": "slurmdbd", "mariadbd": "mariadb-server-core", "mariadb-install-db": "mariadb-server-core",
+              "mariadb": "mariadb-client-core"}  # fmt: skip
+"""The same for a cluster with accounting."""
+
+PROBE = """
+ip link add bridge0 type bridge &&
+ip link add cable0 type veth peer name cable1 &&
+tc qdisc add dev cable0 root tbf rate 1mbit burst 16kb latency 50ms
+"""
+
+
+def missing(commands: Mapping[str, str]) -> list[str]:
+    """Return the packages of the missing commands, without duplicates."""
+    return list(dict.fromkeys(package for command, package in commands.items() if shutil.which(command) is None))
+
+
+def refused() -> str | None:
+    """Return the kernel's or container's error on namespaces, bridges and shaped cables; None if they are permitted."""
+    unshare = ["unshare", "--mount", "--uts", "--ipc", "--net", "--pid", "--fork", "sh", "-c", PROBE]
+    probe = subprocess.run(unshare, capture_output=True, text=True)
+    return (probe.stderr.strip() or f"exit {probe.returncode}") if probe.returncode else None

@@ -30,13 +30,8 @@ WITHOUT_TRES = frozenset({"select/cons_res", "select/linear"})  # know --gres, n
 
 @dataclass(frozen=True, slots=True)
 class GpuRequest:
-    """The ranks' device, and the form in which it is requested from Slurm.
-
-    Attributes:
-        device: the device, with its memory if known.
-        form: the value of ``slurm.gpu_request``, with its reason.
-        type: the value of ``slurm.gpu_type``.
-    """
+    """The ranks' device, and the form in which it is requested from Slurm. ``device``: the device, with its memory if known.
+    ``form``: the value of ``slurm.gpu_request``, with its reason. ``type``: the value of ``slurm.gpu_type``."""
 
     device: Device
     form: ResolvedKey[str]
@@ -52,12 +47,9 @@ def slurm_gpus(spec: AnySpec, facts: ClusterFacts) -> GpuRequest:
     """Decide ``device``, ``gpu_request`` and ``gpu_type`` by the job's partition; keep the job's own values if it is unknown.
 
     A partition whose nodes list GPUs gives ``cuda`` and the request form that the site's Slurm supports, with the type if the
-    site names one. A partition without GPUs gives ``cpu`` and ``none``. Some sites with GPUs do not count them; the job must
-    then set ``device = "cuda"``.
-
-    Raises:
-        HpcMpError: the partition does not exist; it has only slices of GPUs, no GPUs of the requested type, too few per node, or
-            several types of which the job names none.
+    site names one. A partition without GPUs gives ``cpu`` and ``none``. Some sites with GPUs do not count them; the job must then
+    set ``device = "cuda"``. Raises HpcMpError if the partition does not exist, or has only slices of GPUs, no GPUs of the
+    requested type, too few per node, or several types of which the job names none.
     """
     partition = facts.partition
     if facts.silence is not None:
@@ -139,14 +131,9 @@ def _gpu_type(spec: AnySpec, partition: SlurmPartition) -> str | None:
 
 
 def avoid(spec: AnySpec, facts: ClusterFacts, bad: Mapping[str, BadNode]) -> ResolvedKey[str | None]:
-    """Return ``slurm.extra.exclude`` with the nodes that failed recently, if enough others exist; None keeps the job's own
-    value.
-
-    Nodes outside of the job's partition are ignored. Nodes that the user names are never excluded.
-
-    Args:
-        bad: findings that have not expired, by node.
-    """
+    """Return ``slurm.extra.exclude`` with the nodes that failed recently, if enough others exist; None keeps the job's own value.
+    Nodes outside of the job's partition are ignored. Nodes that the user names are never excluded. ``bad``: findings that have
+    not expired, by node."""
     usable = [node for kind in facts.partition.kinds for node in kind.nodes] if facts.partition else []
     states = {node: NodeState("down" if node in facts.out_of_service else "idle") for node in usable}
     excluded, requested = (list(expand(str(spec.slurm.extra.get(option, "")))) for option in ("exclude", "nodelist"))

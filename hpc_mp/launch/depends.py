@@ -24,12 +24,8 @@ HOLDS = {"afterok": ("completed",), "afterany": ("completed", "failed", "stopped
 
 @dataclass(frozen=True, slots=True)
 class Dependencies:
-    """The dependencies of a job.
-
-    Attributes:
-        option: value of ``--dependency``; None if there is nothing to wait for.
-        words: one line for each named dependency.
-    """
+    """The dependencies of a job. ``option``: value of ``--dependency``; None if there is nothing to wait for. ``words``: one line
+    for each named dependency."""
 
     option: str | None
     words: tuple[str, ...]
@@ -39,12 +35,9 @@ NONE = Dependencies(None, ())
 
 
 def dependencies(spec: AnySpec, ask: Runner = queue.patient) -> Dependencies:
-    """Resolve the runs and jobs of ``slurm.depends``, and determine which are still pending.
-
-    Raises:
-        HpcMpError: a run or job does not exist, or ended so that the dependency can never be satisfied; or several dependencies
-            include a run with ``slurm.chain``, which Slurm cannot express.
-    """
+    """Resolve the runs and jobs of ``slurm.depends``, and determine which are still pending. Raises HpcMpError if a run or job
+    does not exist, or ended so that the dependency can never be satisfied; or several dependencies include a run with
+    ``slurm.chain``, which Slurm cannot express."""
     resolved = [_dependency(word, ask) for word in spec.slurm.depends]
     terms = [term for term, _ in resolved if term is not None]
     if len(terms) > 1 and any("?" in term for term in terms):

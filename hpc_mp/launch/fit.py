@@ -49,14 +49,9 @@ class NodeNeed:
 
 
 def check_fit(spec: AnySpec, facts: ClusterFacts) -> None:
-    """Refuse a job that Slurm would never start.
-
-    If a job names several partitions, one that could run it is enough. GPUs count once it is known that ranks compute on them.
-
-    Raises:
-        HpcMpError: no partition of the job has the nodes, CPUs, GPUs, memory or time, or a sweep has more runs than Slurm takes
-            as one array.
-    """
+    """Refuse a job that Slurm would never start. If a job names several partitions, one that could run it is enough. GPUs count
+    once it is known that ranks compute on them. Raises HpcMpError if no partition of the job has the nodes, CPUs, GPUs, memory or
+    time, or a sweep has more runs than Slurm takes as one array."""
     if facts.most_elements is not None and (runs := len(runs_of(spec.sweep))) > facts.most_elements:
         raise HpcMpError("[sweep]", f"has {counted(runs, 'run')}, and this Slurm takes arrays of {facts.most_elements:,} jobs at "
                          "most (MaxArraySize)", "make several sweeps of it")

@@ -25,11 +25,10 @@ from hpc_mp.launch.listener import Listener, Teller
 from hpc_mp.launch.model_check import ModelChecker, check_model
 from hpc_mp.launch.plan import JobPlan, TrainingPlan, asked_once, compose, origin_of
 from hpc_mp.launch.program.plan import ProgramPlan, compose_program
-from hpc_mp.launch.program.summary import describe_program
 from hpc_mp.launch.render import JobScript, check_sweep, find_template, site_defaults
 from hpc_mp.launch.resume import Resumed, resuming
 from hpc_mp.launch.run_files import check_writable, next_run, next_runs, script
-from hpc_mp.launch.summary import describe, table
+from hpc_mp.launch.summary import describe, describe_program, table
 from hpc_mp.launch.training_text import TrainingText, check_text, counted_steps, estimated_steps, report_text, tokenizer_of
 from hpc_mp.report.conclude import conclude
 from hpc_mp.rundir import RunDirectory
@@ -179,13 +178,8 @@ def plan_job(request: LaunchRequest, count: Callable[[JobSpec], JobSpec] = estim
     """Return the plan of the job, or of every run of its sweep. Everything is checked except what only transformers knows of
     the model.
 
-    The job of a plan keeps its sweep if the back end starts all runs with one script.
-
-    Args:
-        count: replaces epochs by steps.
-
-    Raises:
-        HpcMpError: a value is wrong, files are missing, or the model, the machine or the cluster does not support the layout.
+    The job of a plan keeps its sweep if the back end starts all runs with one script. ``count``: replaces epochs by steps. Raises
+    HpcMpError if a value is wrong, files are missing, or the model, the machine or the cluster does not support the layout.
     """
     if request.on not in ON:
         raise HpcMpError(f"on = {request.on!r}", "is no back end", f"choose one of {', '.join(ON)}")

@@ -60,9 +60,9 @@ def check_model(config: dict[str, Any], vocabulary: int, origin: str | None = No
             if isinstance(config.get(key), int) and not 0 <= config[key] < vocabulary]
 
 
-def acceptance(config: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Path:
+def acceptance(config: Mapping[str, Any]) -> Path:
     """Return the file that exists once the installed transformers has accepted these values."""
-    cache = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     library = getattr(find_spec("transformers"), "origin", None)
     content = json.dumps([library, library and Path(library).stat().st_mtime_ns, config], sort_keys=True, default=repr)
     return cache / "hpc-mp" / "models" / hashlib.sha256(content.encode()).hexdigest()

@@ -34,7 +34,7 @@ from hpc_mp.rundir import RunDirectory, find_run
 from hpc_mp.rundir.checkpoints import complete_steps
 from hpc_mp.rundir.origin import adapter_fields, check_resumable, counters_of
 from hpc_mp.rundir.plan import RunPlan
-from hpc_mp.rundir.sweep import SweepMember
+from hpc_mp.rundir.runs import SweepMember
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from hpc_mp.rundir import RunDirectory, create_run, prepare_resume, write_json, 
 from hpc_mp.rundir.history import AttemptEnd, furthest_step, record
 from hpc_mp.rundir.plan import write_plan
 from hpc_mp.rundir.program import write_program
-from hpc_mp.rundir.sweep import write_member
+from hpc_mp.rundir.runs import write_member
 from hpc_mp.runs.lock import hold
 
 
@@ -82,16 +82,9 @@ class Begun(NamedTuple):
 
 @contextmanager
 def begin(plan: JobPlan, resumed: Resumed | None, rendered: JobScript | None = None) -> Iterator[Begun]:
-    """Create a run directory, or begin the next attempt of the resumed run, and write the files that ranks read.
-
-    The run is held until the block ends.
-
-    Args:
-        rendered: the script, if it was rendered before. It is rendered anew if another launch has taken the expected directory.
-
-    Raises:
-        HpcMpError: the job cannot be rendered, or a directory cannot be written.
-    """
+    """Create a run directory, or begin the next attempt of the resumed run, and write the files that ranks read. The run is held
+    until the block ends. ``rendered``: the script, if it was rendered before. It is rendered anew if another launch has taken the
+    expected directory. Raises HpcMpError if the job cannot be rendered, or a directory cannot be written."""
     text = script(plan, *next_runs([plan], resumed), earlier=rendered)  # refusals come before anything is created
     if resumed is not None:
         number = prepare_resume(resumed.run)

@@ -1,6 +1,7 @@
 """A plan in words, printed before the start: every choice with its reason, keys without effect, and, on request, defaults."""
 
 import os
+import shlex
 import textwrap
 from collections.abc import Mapping
 from math import prod
@@ -15,9 +16,11 @@ from hpc_mp.job.program import of_engine
 from hpc_mp.job.resolution import ResolvedKey
 from hpc_mp.job.values import toml_value
 from hpc_mp.launch.plan import JobPlan, TrainingPlan
+from hpc_mp.launch.program.plan import ProgramPlan
 from hpc_mp.launch.training_text import TrainingText, text_rows
 from hpc_mp.layout.models import ModelShape, family_of
 from hpc_mp.layout.models.adapter_weights import adapted_weights
+from hpc_mp.layout.placement import normalize_order, reach_of
 from hpc_mp.planner.activations import kept_inputs
 from hpc_mp.rundir import find_run
 from hpc_mp.rundir.history import saved_step
@@ -42,12 +45,8 @@ PLACES: dict[str, tuple[str, ...]] = {
 
 
 def describe(plan: TrainingPlan, title: str, text: TrainingText | None = None) -> str:
-    """Return where it runs and why, how the ranks are placed and why, and the memory of the model's state.
-
-    Args:
-        title: description of where the back end's ranks run.
-        text: the training text, if it was examined.
-    """
+    """Return where it runs and why, how the ranks are placed and why, and the memory of the model's state. ``title``: description
+    of where the back end's ranks run. ``text``: the training text, if it was examined."""
     spec, p, shape = plan.spec, plan.spec.parallel, plan.shape
     context = "" if p.context == 1 else f"context({p.context}, {p.context_method}) × "
     experts = "" if p.expert == 1 else f" with expert({p.expert})"  # not a factor: these ranks are among data × context
@@ -175,3 +174,42 @@ def _is_changed(spec: AnySpec, key: str) -> bool:
     section, name = key.split(".")
     values = getattr(spec, section, None)  # a program has no model and no data
     return values is not None and bool(getattr(values, name) != type(values).model_fields[name].get_default())
+
+
+STARTED = {
+    "rank": "",
+    "node": ", once for every node, where it starts its ranks itself",
+    "mpi": ", once for every rank, which meet through MPI",
+    "script": ", a job script, once on the first node, where it starts its ranks itself",
+}
+
+
+def describe_program(plan: ProgramPlan, title: str) -> str:
+    """Return where it runs and why, and the command of every rank. ``title``: description of where the back end's ranks run."""
+    program, limit = plan.spec.program, plan.spec.program.silent_limit
+    rows = {
+        "where": where_row(plan, title),
+        "device": f"{plan.device.kind} ({plan.device.why})",
+        "program": f"{shlex.join(program.command)}, in {program.directory}{STARTED[program.start]}",
+        **_axes(plan),
+        "hang": f"when no rank has printed a line for {limit} s (program.silent_limit)" if limit else
+                "never noticed (program.silent_limit = 0)",
+    }
+    rows |= reasons(nodes=plan.resolution.exclude, profile=plan.resolution.profile, mpi=plan.resolution.mpi)
+    return table(rows | remarks(plan))
+
+
+def _axes(plan: ProgramPlan) -> dict[str, str]:
+    axes, p, placement = plan.spec.program.axes, plan.spec.parallel, plan.placement
+    if axes is None:
+        return {}
+    d = placement.degrees
+    sizes = {"tp": ("tensor", d.tensor), "pp": ("pipeline", d.pipeline), "cp": ("context", d.context), "dp": ("data", d.data)}
+    reach = reach_of(placement)
+    spans = ", ".join(f"{sizes[name][0]} groups span {counted(reach[name].nodes, 'node')}" for name in sizes
+                      if sizes[name][1] > 1)
+    layout = " × ".join(f"{name}({size})" for name, size in sizes.values() if size > 1) or "data(1)"
+    location = ("on the nodes of parallel.rank_map" + ("" if p.order == "auto" else ", which goes before parallel.order")
+                if isinstance(p.rank_map, tuple) else "as it numbers its ranks" if p.order == "auto"
+                else f"laid out in the order {normalize_order(p.order, d.context)}")
+    return {"layout": layout, "order": f"{placement.order} ({axes}), {location}" + (f"; {spans}" if spans else "")}

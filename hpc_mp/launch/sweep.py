@@ -15,8 +15,7 @@ from hpc_mp.launch.plan import JobPlan, newest_run
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.history import complete, saved_step
 from hpc_mp.rundir.outcome import Outcome, together
-from hpc_mp.rundir.runs import is_run
-from hpc_mp.rundir.sweep import SweepMember, best_of, members
+from hpc_mp.rundir.runs import SweepMember, best_of, is_run, members
 from hpc_mp.runs.status import RunStatus
 
 MOST_SHOWN = 20  # maximum of runs that a summary lists
@@ -31,11 +30,9 @@ def places(spec: AnySpec) -> list[SweepMember | None]:
 
 
 def resumable(job: Path | AnySpec, spec: AnySpec, placed: Sequence[SweepMember | None]) -> list[RunDirectory | None]:
-    """Return, for each run of a launch with ``--resume``, the run to resume; None if it does not exist.
-
-    The job file of a run selects that run. Another job file selects the newest run of its name, or, for a sweep, the runs of
-    its newest sweep with the same values.
-    """
+    """Return, for each run of a launch with ``--resume``, the run to resume; None if it does not exist. The job file of a run
+    selects that run. Another job file selects the newest run of its name, or, for a sweep, the runs of its newest sweep with the
+    same values."""
     folder = job.resolve().parent if isinstance(job, Path) else None
     if folder is not None and folder.parent == (Path(spec.job.directory) / spec.job.name).resolve() and is_run(folder):
         return [RunDirectory(folder)]

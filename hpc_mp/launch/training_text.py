@@ -4,7 +4,6 @@ The rows of all files are checked without any library of the rank half. If that 
 ranks will do it, and existing tokens are counted.
 """
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from math import lcm
@@ -79,21 +78,16 @@ class TrainingText:
 
 
 def check_text(spec: JobSpec, vocabulary: int) -> tuple[tuple[FirstRow, ...], tuple[FirstRow, ...], Path | None]:
-    """Return the first rows of all files, of all held-out files, and the tokenizer's directory.
-
-    Args:
-        vocabulary: rows of the model's embedding.
-
-    Raises:
-        HpcMpError: a file is missing, not text or has rows without trainable text, the text is too short for one sample, or a
-            tokenizer is missing or does not fit.
-    """
+    """Return the first rows of all files, of all held-out files, and the tokenizer's directory. ``vocabulary``: rows of the
+    model's embedding. Raises HpcMpError if a file is missing, not text or has rows without trainable text, the text is too short
+    for one sample, or a tokenizer is missing or does not fit."""
     files, key = find_files(spec.data.files), "evaluate.files"
     held_out = find_files(spec.evaluate.files, key)
     tokenizer = tokenizer_of(spec)
     check_tokenizer(tokenizer, vocabulary)
     rows = first_rows(files, form=spec.data.format)
-    if spec.data.template is None and _holds_chats(rows, spec) and (tokenizer is None or not has_template(tokenizer)):
+    chats = spec.data.format in ("messages", "sharegpt", "alpaca") or any(row.chat for row in rows)
+    if spec.data.template is None and chats and (tokenizer is None or not has_template(tokenizer)):
         raise missing_template(tokenizer)
     find_groups(spec.data.files, spec.data.weights)
     limit, length = sum(row.size for row in rows) + len(rows), spec.data.sequence_length  # a byte each, and the ends of texts
@@ -103,10 +97,6 @@ def check_text(spec: JobSpec, vocabulary: int) -> tuple[tuple[FirstRow, ...], tu
                          "give fewer tokens, and one sample takes sequence_length + 1",
                          "use more text, or a shorter sequence_length")
     return rows, first_rows(held_out, key, spec.data.format), tokenizer
-
-
-def _holds_chats(rows: Sequence[FirstRow], spec: JobSpec) -> bool:
-    return spec.data.format in ("messages", "sharegpt", "alpaca") or any(row.chat for row in rows)
 
 
 def tokenizer_of(spec: JobSpec) -> Path | None:
@@ -121,7 +111,7 @@ def report_text(spec: JobSpec, vocabulary: int) -> TrainingText:
     size = sum(row.size for row in rows)
     if find_spec("tokenizers") is None:
         return TrainingText(rows, held_out, tokenizer, None, False, _amount(spec, size // TOKEN_BYTES, exact=False))
-    from hpc_mp.train.data.sampled import sample
+    from hpc_mp.train.data.shown import sample
     from hpc_mp.train.data.tokens import find_prepared, reading_of
 
     prepared = find_prepared(spec, vocabulary, Path(spec.job.directory) / ".cache")

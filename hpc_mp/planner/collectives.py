@@ -35,10 +35,8 @@ PLACED: tuple[Placed, Placed] = ("out_of_place", "in_place")
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Elements of one operation in a group.
-
-    ``param`` is the library's argument, the table's ``count``; ``total`` the whole array, whose bytes are the ``size``.
-    """
+    """Elements of one operation in a group. ``param`` is the library's argument, the table's ``count``; ``total`` the whole
+    array, whose bytes are the ``size``."""
 
     param: int
     total: int
@@ -133,13 +131,8 @@ def expected(collective: str, size: int, nodes: int, ranks_per_node: int, fabric
 
 def expect(collective: str, size: int, nodes: int, ranks_per_node: int, fabric: Fabric, beside: int = 1) -> Expectation:
     """Return the expectation over NCCL (or RCCL). Raises HpcMpError if the group spans several nodes, and the fabric has no
-    network between them.
-
-    Args:
-        size: bytes of the whole array.
-        nodes, ranks_per_node: size of the group.
-        beside: number of groups on each node that use its NICs at the same time, including this one.
-    """
+    network between them. ``size``: bytes of the whole array. ``nodes``, ``ranks_per_node``: size of the group. ``beside``: number
+    of groups on each node that use its NICs at the same time, including this one."""
     n = nodes * ranks_per_node
     if n <= max(fabric.domain, ranks_per_node):
         nodes, ranks_per_node = 1, n

@@ -43,12 +43,8 @@ def local_device(requested: Asked, ranks: int) -> Device:
 
 def choose(requested: Asked, ranks: int, gpus: Sequence[Gpu], cuda_built: bool, memory: int) -> Device:
     """Choose the device. ``auto`` is cuda if every rank gets its own GPU; ``cuda`` with fewer lets rank r share GPU r mod GPUs.
-    Raises HpcMpError if cuda is requested and no GPU exists, or torch cannot use it.
-
-    Args:
-        cuda_built: True if the installed torch can use GPUs.
-        memory: memory of this machine, in bytes.
-    """
+    Raises HpcMpError if cuda is requested and no GPU exists, or torch cannot use it. ``cuda_built``: True if the installed torch
+    can use GPUs. ``memory``: memory of this machine, in bytes."""
     lacking = ""
     if not gpus:
         lacking = "nvidia-smi finds no GPU"

@@ -85,12 +85,9 @@ def hosts_cost(placement: Placement, traffic: Traffic, tree: SwitchTree) -> Call
 
 def cheapest_hosts(placement: Placement, traffic: Traffic, hosts: Sequence[str], tree: SwitchTree,
                rates: TieredRates | None = None) -> tuple[str, ...]:
-    """Return the order of hosts for the nodes of a placement.
-
-    By switches, it is the order in which the least leaves the busiest leaf switch, and of equal ones an order with the hosts of a
-    leaf side by side. If some order makes a step wait less by the rates (``step_times``), it is the order with the least wait,
-    and of equal ones the best by switches.
-    """
+    """Return the order of hosts for the nodes of a placement. By switches, it is the order in which the least leaves the busiest
+    leaf switch, and of equal ones an order with the hosts of a leaf side by side. If some order makes a step wait less by the
+    rates (``step_times``), it is the order with the least wait, and of equal ones the best by switches."""
     leaving = hosts_cost(placement, traffic, tree)
 
     def switched(order: Sequence[str]) -> tuple[float, ...]:
@@ -115,10 +112,8 @@ def host_words(placement: Placement, traffic: Traffic, initial: Sequence[str], o
 
 def rate_words(placement: Placement, traffic: Traffic, initial: Sequence[str], ordered: Sequence[str], rates: TieredRates,
                when: str) -> str:
-    """Describe an order of hosts and its slow links by measured rates:
-
-    ``rank map: n1 n2 n4 n3 → 390 ms per step … at the rates measured 3 d ago, 810 ms in the order given; n2–n3 has …``.
-    """
+    """Describe an order of hosts and its slow links by measured rates: ``rank map: n1 n2 n4 n3 → 390 ms per step … at the rates
+    measured 3 d ago, 810 ms in the order given; n2–n3 has …``."""
     cost = step_times(placement, traffic, rates)
     (after, _), (before, _) = cost(ordered), cost(initial)
     sent = flows(placement, traffic)

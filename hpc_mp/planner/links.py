@@ -1,7 +1,7 @@
 """Traffic of a placement's ranks over the links between nodes and between switches."""
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import pairwise, permutations
 from typing import TypeVar
 
@@ -64,11 +64,6 @@ AXES: dict[str, tuple[str, Callable[[Group, Traffic], Edges]]] = {
 }
 
 
-def _groups(placement: Placement, kind: str) -> Iterable[Group]:
-    """Return the groups of a kind. State and gradients travel among the ranks of data × context."""
-    return placement.state_groups if kind == "dp" else placement.groups.get(kind, ())
-
-
 def node_loads(placement: Placement, traffic: Traffic) -> tuple[Traffic, ...]:
     """Return the bytes per axis that leave each node in one optimizer step."""
     loads = unit_loads(placement, traffic, nodes_of(placement))
@@ -114,6 +109,7 @@ def nodes_of(placement: Placement) -> list[int]:
 
 
 def _edges(placement: Placement, traffic: Traffic) -> Iterator[tuple[str, int, int]]:
-    """Yield every (axis, sender, receiver)."""
+    """Yield every (axis, sender, receiver). State and gradients travel among the ranks of data × context."""
     return ((axis, a, b) for axis, (kind, edges) in AXES.items()
-            for group in _groups(placement, kind) for a, b in edges(group, traffic))
+            for group in (placement.state_groups if kind == "dp" else placement.groups.get(kind, ()))
+            for a, b in edges(group, traffic))

@@ -16,9 +16,7 @@ DEFAULT_BANDWIDTH = 25e9
 @dataclass(frozen=True, slots=True)
 class OrderCost:
     """The cost of one order: its busiest node, the bytes per axis that leave it in a step, and the bytes and seconds waited.
-
-    ``waited`` is the busiest node's load: reductions run beside the backwards, so that stages use the links concurrently.
-    """
+    ``waited`` is the busiest node's load: reductions run beside the backwards, so that stages use the links concurrently."""
 
     order: str
     node: int
@@ -37,12 +35,8 @@ class RankOrder:
 
 
 def choose_rank_order(layout: Layout, traffic: Traffic, measured: LinkRates | None = None) -> RankOrder:
-    """Return the order of a layout; for "auto" the order in which a step waits least.
-
-    Args:
-        traffic: traffic of the job.
-        measured: the doctor's measurement of this cluster; the median rate counts, because the nodes are not known yet.
-    """
+    """Return the order of a layout; for "auto" the order in which a step waits least. ``traffic``: traffic of the job.
+    ``measured``: the doctor's measurement of this cluster; the median rate counts, because the nodes are not known yet."""
     if layout.order != "auto":
         return RankOrder(normalize_order(layout.order, layout.degrees.context), f"parallel.order = {layout.order}")
     usual = measured.usual if measured is not None and measured.recent() else None
@@ -60,11 +54,9 @@ def choose_rank_order(layout: Layout, traffic: Traffic, measured: LinkRates | No
 
 def cheapest_order(degrees: Degrees, traffic: Traffic, ranks_per_node: int, bandwidth: float = DEFAULT_BANDWIDTH,
                    rank_map: RankMap = "block") -> tuple[str, list[OrderCost]]:
-    """Return the order in which a step waits least for the links between nodes, and the cost of every order.
-
-    ``bandwidth`` is in bytes per second. Costs are in the order of ``ORDERS``, or with a context axis of ``ORDERS_WITH_CONTEXT``;
-    of equal ones the first wins: ties go to DPT, or DPCT. Latency and overlap with computation are not counted.
-    """
+    """Return the order in which a step waits least for the links between nodes, and the cost of every order. ``bandwidth`` is in
+    bytes per second. Costs are in the order of ``ORDERS``, or with a context axis of ``ORDERS_WITH_CONTEXT``; of equal ones the
+    first wins: ties go to DPT, or DPCT. Latency and overlap with computation are not counted."""
     costs = []
     for order in ORDERS if degrees.context == 1 else ORDERS_WITH_CONTEXT:
         placement = place(degrees, order, ranks_per_node, rank_map)

@@ -200,10 +200,8 @@ def _sharing_tensor_ranks(layout: Layout, shape: ModelShape, layer: int) -> int:
 
 def _data_axis(layout: Layout, family: Family, units: dict[str, FlatLayout], ranks: int, shards: int, first: bool,
                last: bool) -> tuple[float, float]:
-    """Return the bytes of ``dp`` and of ``replicas`` for a rank with a part of these units.
-
-    ``first``, ``last``: True if it has the first, the last stage. ``ranks``: number of ranks that train the same parameters.
-    """
+    """Return the bytes of ``dp`` and of ``replicas`` for a rank with a part of these units. ``first``, ``last``: True if it has
+    the first, the last stage. ``ranks``: number of ranks that train the same parameters."""
     master, computed = BYTES[layout.precision]
     zero, m = layout.zero, layout.microbatches
     part = sum(unit.part for unit in units.values())

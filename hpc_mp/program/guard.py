@@ -41,12 +41,9 @@ def first_code(directory: Path) -> int:
 
 def guard(program: ProgramCommand, run: RunDirectory, who: RankEnv, attempt: int, become: Callable[[], int],
           noted: Path) -> int:
-    """Run the program as a child to its end, and end in the same way: with its exit code, or by its signal.
-
-    Args:
-        become: turns a process into the program; returns an exit code if that fails.
-        noted: directory in which to record the guard's existence and its rank's end.
-    """
+    """Run the program as a child to its end, and end in the same way: with its exit code, or by its signal. ``become``: turns a
+    process into the program; returns an exit code if that fails. ``noted``: directory in which to record the guard's existence
+    and its rank's end."""
     noted.mkdir(mode=0o700, exist_ok=True)
     redirect(run.rank_log(who.rank))
     signal.pthread_sigmask(signal.SIG_BLOCK, PASSED)

@@ -49,10 +49,8 @@ FAMILIES = (
 
 
 def family(ask: Runner, otherwise: str, setting: str = "--on mpi", bring: str = BRING) -> Mpirun:
-    """Return the family of the mpirun on PATH, which ``setting`` requires.
-
-    Raises HpcMpError if no mpirun exists (remedy ``bring``), or if its family is unknown (remedy ``otherwise``).
-    """
+    """Return the family of the mpirun on PATH, which ``setting`` requires. Raises HpcMpError if no mpirun exists (remedy
+    ``bring``), or if its family is unknown (remedy ``otherwise``)."""
     try:
         output = ask(("mpirun", "--version"))
     except CommandFailed as error:
@@ -75,10 +73,8 @@ def without_task(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def by_agent(agent: str) -> dict[str, str]:
-    """Return variables that make any mpirun start its daemons by ``agent HOST COMMAND`` instead of ssh or srun.
-
-    Open MPI 4 reads ``OMPI_MCA_``, its release 5 ``PRTE_MCA_``, MPICH ``HYDRA_``, Intel MPI ``I_MPI_HYDRA_``.
-    """
+    """Return variables that make any mpirun start its daemons by ``agent HOST COMMAND`` instead of ssh or srun. Open MPI 4 reads
+    ``OMPI_MCA_``, its release 5 ``PRTE_MCA_``, MPICH ``HYDRA_``, Intel MPI ``I_MPI_HYDRA_``."""
     mca = {"ras": "^slurm"}  # the hosts are arguments; srun's variables describe one task for each node
     return {
         **{f"OMPI_MCA_{name}": value for name, value in {

@@ -167,11 +167,8 @@ class PassedOn:
 
 
 class NodeAccess:
-    """The access point where mpirun's agents request the start of its daemon on this node.
-
-    Attributes:
-        over: set once the daemon or mpirun has ended.
-    """
+    """The access point where mpirun's agents request the start of its daemon on this node. ``over``: set once the daemon or
+    mpirun has ended."""
 
     def __init__(self, record: AttemptRecord, environ: Mapping[str, str], received: list[int]) -> None:
         self._secret, self._environ, self._received = record.secret.encode(), environ, received

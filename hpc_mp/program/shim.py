@@ -50,11 +50,8 @@ _BASH = """\
 
 
 def write_shims(run: RunDirectory, environ: Mapping[str, str]) -> None:
-    """Write the programs, and the file that every bash reads first. Raises OSError.
-
-    Args:
-        environ: the script's variables; BASH_ENV in them may name another file.
-    """
+    """Write the programs, and the file that every bash reads first. Raises OSError. ``environ``: the script's variables; BASH_ENV
+    in them may name another file."""
     run.shims.mkdir(mode=0o700, exist_ok=True)
     (run.shims / MARK).touch()
     text = _SHIM.format(interpreter=_interpreter(sys.executable), mark=MARK)
@@ -116,10 +113,7 @@ def _witness(environ: Mapping[str, str]) -> Witness | None:
 
 def witnessed(command: Sequence[str], program: str, witness: Witness) -> list[str]:
     """Return the command with a witness before each program; unchanged if it starts no program, or a witness is impossible.
-
-    Args:
-        program: the path of the launcher.
-    """
+    ``program``: the path of the launcher."""
     launcher, arguments = LAUNCHERS[command[0]], command[1:]
     if launcher.verb and arguments[:1] != [launcher.verb]:
         return list(command)
@@ -136,9 +130,7 @@ def witnessed(command: Sequence[str], program: str, witness: Witness) -> list[st
 
 def number_of(command: Sequence[str], witness: Witness) -> int:
     """Record a launch, and return its number in the attempt, from 1; inside of another launch, return that launch's number.
-
-    Raises OSError.
-    """
+    Raises OSError."""
     if witness.launch:
         return witness.launch
     run = RunDirectory(Path(witness.run))

@@ -34,12 +34,8 @@ WORDS = 200  # characters of a command line
 
 @dataclass(frozen=True, slots=True)
 class RankProcess:
-    """A process of a rank.
-
-    Attributes:
-        environ: its initial environment.
-        state: the kernel's state of the process, with the kernel function in which it sleeps.
-    """
+    """A process of a rank. ``environ``: its initial environment. ``state``: the kernel's state of the process, with the kernel
+    function in which it sleeps."""
 
     pid: int
     parent: int
@@ -58,11 +54,8 @@ class RankProcess:
 
 
 def record_stacks(run: RunDirectory, attempt: int, until: float = 0.0) -> list[int]:
-    """Record the stacks of the ranks on this machine. Return the ranks.
-
-    Args:
-        until: unix seconds at which ranks without stacks from py-spy get SIGABRT.
-    """
+    """Record the stacks of the ranks on this machine. Return the ranks. ``until``: unix seconds at which ranks without stacks
+    from py-spy get SIGABRT."""
     ranks: dict[int, list[RankProcess]] = {}
     for process in processes(run, attempt):
         ranks.setdefault(process.rank, []).append(process)

@@ -43,13 +43,9 @@ THE_SCRIPT = "script"  # the family of the script itself
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """The identity of a watched process. It is passed in arguments, because `srun --export=NONE` clears variables.
-
-    Attributes:
-        launch: number of the launch; 0 for the script itself.
-        family: the launcher's family.
-        forwards: True if signals to the task reach only the witness.
-    """
+    """The identity of a watched process. It is passed in arguments, because `srun --export=NONE` clears variables. ``launch``:
+    number of the launch; 0 for the script itself. ``family``: the launcher's family. ``forwards``: True if signals to the task
+    reach only the witness."""
 
     run: str
     token: str

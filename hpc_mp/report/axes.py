@@ -30,10 +30,8 @@ class Tick:
 
 
 def rounds(low: float, high: float, limit: int, whole: bool = False) -> tuple[float, ...]:
-    """Return multiples of 1, 2 or 5 × 10ⁿ from ``low`` to ``high``, at most ``limit`` + 1; with ``whole`` only integers.
-
-    For a range too narrow to divide, return only ``low``.
-    """
+    """Return multiples of 1, 2 or 5 × 10ⁿ from ``low`` to ``high``, at most ``limit`` + 1; with ``whole`` only integers. For a
+    range too narrow to divide, return only ``low``."""
     if high - low <= max(1e-12 * max(abs(low), abs(high)), TINY):
         return (low,)
     raw = (high - low) / limit

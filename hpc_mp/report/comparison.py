@@ -22,7 +22,7 @@ from hpc_mp.report.summary import later_half, layout, lifetime, name, summarize
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.records import losses
 from hpc_mp.rundir.retention import best_evaluation
-from hpc_mp.rundir.sweep import best_of
+from hpc_mp.rundir.runs import best_of
 
 FLATTEST = 5  # the flattest run's curve has at least a fifth of the height
 THROUGHPUT = "Throughput"
@@ -32,13 +32,9 @@ Points = Sequence[tuple[int, float]]
 
 @dataclass(frozen=True, slots=True)
 class OverlayPanel:
-    """One figure: its heading, its quantity, and its axes.
-
-    Attributes:
-        points: points of a run, over its steps or over the unit named by ``along``.
-        low: True if the y axis begins at 0 instead of the lowest value.
-        dots: True if the points are few and marked individually.
-    """
+    """One figure: its heading, its quantity, and its axes. ``points``: points of a run, over its steps or over the unit named by
+    ``along``. ``low``: True if the y axis begins at 0 instead of the lowest value. ``dots``: True if the points are few and
+    marked individually."""
 
     title: str
     subtitle: str
@@ -151,11 +147,7 @@ class ComparedRow:
 
 
 def write_comparison(runs: Sequence[RunDirectory], page: Path | None = None) -> Path:
-    """Write ``comparison.html`` into the first run, or another ``page``.
-
-    Raises:
-        HpcMpError: the page cannot be written.
-    """
+    """Write ``comparison.html`` into the first run, or another ``page``. Raises HpcMpError if the page cannot be written."""
     return publish(page or runs[0].comparison, render_comparison([read_facts(run) for run in runs], time.time()))
 
 
@@ -263,14 +255,10 @@ def _memory(run: RunFacts) -> str:
     return memory_size(peak) if peak else ""  # a program does not report it
 
 
-def _tokens(run: RunFacts) -> str:
-    return f"{run.metrics[-1].tokens:,}" if run.metrics and run.metrics[-1].tokens else ""
-
-
 ENDS: tuple[tuple[str, Callable[[RunFacts], str]], ...] = (
     ("State", lambda run: summarize(run).state),
     ("Steps", _steps),
-    ("Tokens", _tokens),
+    ("Tokens", lambda run: f"{run.metrics[-1].tokens:,}" if run.metrics and run.metrics[-1].tokens else ""),
     (LOSS, _loss),
     ("Held-out loss, last", lambda run: loss_number(run.evaluations[-1].loss) if run.evaluations else ""),
     (BEST_LOSS, lambda run: f"{loss_number(best.loss)} after step {best.step:,}"

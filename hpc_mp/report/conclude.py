@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.line_file import append_lines
 from hpc_mp.job import load_resolved
-from hpc_mp.rundir import SECRET, TOKEN, LineFile, RunDirectory
+from hpc_mp.rundir import SECRET, TOKEN, RunDirectory
 from hpc_mp.rundir.outcome import Cause, Outcome, verdict, write_outcome
 
 LIMIT_S = 60.0  # the job's nodes wait for it
@@ -23,15 +24,12 @@ VARIABLES = ("run", "state", "job_id", "steps", "loss", "evaluation_loss", "best
 
 def conclude(outcome: Outcome, attempt: int, warn: Callable[[str], object] = lambda _: None) -> Outcome:
     """Write ``outcome.json``, and ``report.html`` if the run has trained. Return the outcome with the report's path. Run the
-    user's command (``notify.command``), once for each attempt.
+    user's command (``notify.command``), once for each attempt. ``attempt``: its number, from 1. ``warn``: called with the reason
+    if no report of a trained run could be drawn; the main log has the traceback.
 
-    The verdict is written before the report, which shows it: if the process is killed in between, at least the verdict exists.
-    A run whose directory was removed has failed, independent of its ranks' reports, and no file is written. A full disk, or a
+    The verdict is written before the report, which shows it: if the process is killed in between, at least the verdict exists. A
+    run whose directory was removed has failed, independent of its ranks' reports, and no file is written. A full disk, or a
     failure to draw the report, must not hide the end of a run.
-
-    Args:
-        attempt: number of the attempt, from 1.
-        warn: called with the reason if no report of a trained run could be drawn; the main log has the traceback.
     """
     run = RunDirectory(outcome.run)
     if run.removed:
@@ -58,7 +56,7 @@ def _notify(outcome: Outcome, run: RunDirectory, warn: Callable[[str], object]) 
     reason = notify(outcome, command) if command else None
     if reason is not None:
         warn(f"warning: {reason}")
-        _log(run, f"warning: {reason}")
+        append_lines(run.main_log, [f"warning: {reason}"])
 
 
 def _drawn(run: RunDirectory, warn: Callable[[str], object]) -> Path | None:
@@ -69,14 +67,8 @@ def _drawn(run: RunDirectory, warn: Callable[[str], object]) -> Path | None:
         return write_report(run)
     except Exception as error:  # drawing a half-written run may raise any error
         warn(f"warning: no report ({type(error).__name__}: {error}); see {run.main_log}")
-        _log(run, f"no report could be drawn:\n{traceback.format_exc().rstrip()}")
+        append_lines(run.main_log, [f"no report could be drawn:\n{traceback.format_exc().rstrip()}"])
         return None
-
-
-def _log(run: RunDirectory, text: str) -> None:
-    log = LineFile(run.main_log)
-    log.write(text)
-    log.close()
 
 
 def variables(outcome: Outcome) -> dict[str, str]:

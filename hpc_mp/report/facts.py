@@ -16,7 +16,7 @@ from hpc_mp.rundir.outcome import Cause, Outcome, read_verdict
 from hpc_mp.rundir.plan import RunPlan, read_plan
 from hpc_mp.rundir.records import Evaluation, RankStart, RankStatus, RankTrace, StepMetrics, read_record, understood_lines
 from hpc_mp.rundir.retention import BestCheckpoint, best_checkpoint
-from hpc_mp.rundir.sweep import SweepMember, read_member
+from hpc_mp.rundir.runs import SweepMember, read_member
 from hpc_mp.rundir.usage import Usage, usage
 
 

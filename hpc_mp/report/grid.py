@@ -52,12 +52,8 @@ class Grid:
 
 
 def grid(placement: Placement, starts: Mapping[int, RankStart], axes: tuple[str, ...] | None = None) -> Grid:
-    """Return the figure of a placement.
-
-    Args:
-        starts: rank → its newest start, for ranks that have announced one.
-        axes: axes to show; None: those with more than one coordinate.
-    """
+    """Return the figure of a placement. ``starts``: rank → its newest start, for ranks that have announced one. ``axes``: axes to
+    show; None: those with more than one coordinate."""
     axes = present_axes(placement) if axes is None else axes
     shades = tuple(shade(stage, placement.degrees.pipeline) for stage in range(placement.degrees.pipeline))
     group_of = {axis: {rank: (number, group) for number, group in enumerate(placement.groups[axis]) for rank in group}

@@ -2,7 +2,7 @@
 
 import base64
 import hashlib
-import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from hpc_mp import __version__
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.files import owners, write_text
 from hpc_mp.base.text import data_rate, moment, percent
 
 HERE = Path(__file__).resolve().parent
-PRIVATE = 0o600  # logs and job files are the user's own
 
 
 def filled(template: Path, now: float, **values: Any) -> str:
@@ -33,19 +33,12 @@ def filled(template: Path, now: float, **values: Any) -> str:
     )
 
 
-def publish(page: Path, text: str, mode: int = PRIVATE, option: str = "--output") -> Path:
-    """Write a page, replacing an existing one atomically. ``option``: the option that names another file.
-
-    Raises:
-        HpcMpError: the page cannot be written.
-    """
-    temporary = page.with_name(f".{page.name}.{os.getpid()}")
+def publish(page: Path, text: str, opener: Callable[[str, int], int] | None = owners, option: str = "--output") -> Path:
+    """Write a page, replacing an existing one atomically. ``opener``: as in ``write_text``; logs and job files are private.
+    ``option``: the option that names another file. Raises HpcMpError if the page cannot be written."""
     try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(temporary, page)
+        write_text(page, text, opener)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise HpcMpError(f"page {page}", f"cannot be written ({error.strerror})",
                          f"free space there, or pass another file with {option}") from None
     return page

@@ -78,11 +78,8 @@ class _Held:
 
 def memory(traces: Mapping[int, RankTrace], placement: Placement | None, spec: JobSpec | None = None,
            chunks: Sequence[ChunkCounts] = ()) -> MemoryChart | None:
-    """Return one bar per rank, or one per stage beyond 64 ranks; None if no rank has reported its memory.
-
-    Args:
-        chunks: chunk counts of every pipeline rank, from its schedule.
-    """
+    """Return one bar per rank, or one per stage beyond 64 ranks; None if no rank has reported its memory. ``chunks``: chunk
+    counts of every pipeline rank, from its schedule."""
     memories = {rank: trace.memory for rank, trace in sorted(traces.items()) if trace.memory is not None}
     if not memories:
         return None

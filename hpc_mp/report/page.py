@@ -17,11 +17,8 @@ HIDDEN = "(hidden)"
 
 
 def write_report(run: RunDirectory, page: Path | None = None) -> Path:
-    """Write ``report.html``, or another ``page``, from the content of the run directory.
-
-    Raises:
-        HpcMpError: the page cannot be written.
-    """
+    """Write ``report.html``, or another ``page``, from the content of the run directory. Raises HpcMpError if the page cannot be
+    written."""
     return publish(page or run.report, render(read_facts(run), time.time()))
 
 

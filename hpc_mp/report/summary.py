@@ -35,10 +35,8 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The state of the run. ``state``: completed, failed, stopped, running, or another state reported by the launcher.
-
-    ``cause`` is empty unless it failed; ``traceback`` is from the rank in the cause, if recorded.
-    """
+    """The state of the run. ``state``: completed, failed, stopped, running, or another state reported by the launcher. ``cause``
+    is empty unless it failed; ``traceback`` is from the rank in the cause, if recorded."""
 
     state: str
     doing: str

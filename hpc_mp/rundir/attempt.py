@@ -89,11 +89,8 @@ TAIL = 1 << 20  # bytes at the end of a log that are searched for its last lines
 
 
 def tail(path: Path, begin: int = 0) -> list[str]:
-    """Return the last lines of a log, the first of them perhaps partial; empty if the file does not exist.
-
-    Args:
-        begin: offset in bytes before which nothing is read.
-    """
+    """Return the last lines of a log, the first of them perhaps partial; empty if the file does not exist. ``begin``: offset in
+    bytes before which nothing is read."""
     try:
         with open(path, "rb") as file:
             file.seek(max(begin, file.seek(0, os.SEEK_END) - TAIL))

@@ -56,11 +56,8 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def problem(directory: Path, hashes: bool = True) -> str | None:
-    """Return the reason for which a checkpoint must not be loaded, with the file; None if it is complete and sound.
-
-    Args:
-        hashes: True to read and verify all tensors; False checks only the sizes of their files.
-    """
+    """Return the reason for which a checkpoint must not be loaded, with the file; None if it is complete and sound. ``hashes``:
+    True to read and verify all tensors; False checks only the sizes of their files."""
     try:
         manifest = read_manifest(directory)
     except FileNotFoundError:
@@ -110,12 +107,8 @@ def complete_steps(checkpoints: Path) -> list[Path]:
 
 def newest_complete(checkpoints: Path, hashes: bool = True,
                     but: Collection[Path] = ()) -> tuple[Path | None, list[tuple[Path, str]]]:
-    """Return the newest sound checkpoint, and the newer skipped ones with the reason.
-
-    Args:
-        hashes: as in ``problem``.
-        but: checkpoints known to be damaged.
-    """
+    """Return the newest sound checkpoint, and the newer skipped ones with the reason. ``hashes``: as in ``problem``. ``but``:
+    checkpoints known to be damaged."""
     skipped: list[tuple[Path, str]] = []
     for path in (path for path in reversed(complete_steps(checkpoints)) if path not in but):
         reason = problem(path, hashes)

@@ -19,11 +19,8 @@ from hpc_mp.rundir.standings import Standing, standing_of
 
 @dataclass(frozen=True, slots=True)
 class FailureKind:
-    """A kind of failure.
-
-    Attributes:
-        level: precedence: causes have lower levels than their consequences; at equal levels the earliest failure is the cause.
-    """
+    """A kind of failure. ``level``: precedence: causes have lower levels than their consequences; at equal levels the earliest
+    failure is the cause."""
 
     level: int
     text: str = ""
@@ -149,12 +146,9 @@ def precedence(kind: str, time: float) -> tuple[int, float]:
 
 
 def kind_of_end(code: int, program: bool = False) -> str:
-    """Return the kind of failure of a process that ended without a message. ``code``: as from ``subprocess``.
-
-    Args:
-        program: True for the user's program. A crash in native code then counts as the program's fault; in our engine it
-            indicates a fault of the machine.
-    """
+    """Return the kind of failure of a process that ended without a message. ``code``: as from ``subprocess``. ``program``: True
+    for the user's program. A crash in native code then counts as the program's fault; in our engine it indicates a fault of the
+    machine."""
     if program and code in BY_ITSELF:
         return "crash"
     return "exit" if code >= 0 or code in BY_A_LIMIT else "ended" if code in BY_SOMEBODY else "signal"
@@ -168,11 +162,8 @@ def write_failure(run: RunDirectory, failure: RankFailure) -> None:
 
 
 def write_end(run: RunDirectory, launch: int, failure: RankFailure, code: int) -> None:
-    """Write the failure of a task of a script's launch, unless a process of the task has done so. Raises OSError.
-
-    Args:
-        code: exit code as from ``subprocess``.
-    """
+    """Write the failure of a task of a script's launch, unless a process of the task has done so. Raises OSError. ``code``: exit
+    code as from ``subprocess``."""
     with suppress(FileExistsError), open(run.task_end(launch, failure.rank), "x", encoding="utf-8") as file:
         file.write(render_json(asdict(failure) | {"code": code}))
 
@@ -206,10 +197,8 @@ def read_failure(path: Path) -> RankFailure:
 
 
 def read_failures(run: RunDirectory, attempt: int | None = None) -> list[RankFailure]:
-    """Return the failures of all ranks whose end is known, by rank. ``attempt``: None for all attempts.
-
-    Broken records are left out. So is the end of a rank that has since started again in the same attempt.
-    """
+    """Return the failures of all ranks whose end is known, by rank. ``attempt``: None for all attempts. Broken records are left
+    out. So is the end of a rank that has since started again in the same attempt."""
     begun = {(line["attempt"], line["rank"]): line for line in announced(run)}
     failures = []
     for path in run.failure.found(*(() if attempt is None else (attempt,))):

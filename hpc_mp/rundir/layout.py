@@ -13,13 +13,9 @@ STEP = "step-"  # a checkpoint's directory is this prefix and the step, in eight
 
 @dataclass(frozen=True, slots=True)
 class RunFile:
-    """A file or folder of a run directory; ``run.metrics`` is its path in the run directory ``run``.
-
-    Attributes:
-        name: path relative to the run directory. A folder's name ends with "/".
-        writer, readers: the rooms, programs or people that write and read it.
-        holds: its content, in one sentence without a full stop.
-    """
+    """A file or folder of a run directory; ``run.metrics`` is its path in the run directory ``run``. ``name``: path relative to
+    the run directory. A folder's name ends with "/". ``writer``, ``readers``: the rooms, programs or people that write and read
+    it. ``holds``: its content, in one sentence without a full stop."""
 
     name: str
     writer: str
@@ -39,12 +35,8 @@ class RunFile:
 @dataclass(frozen=True, slots=True)
 class RunFiles:
     """A set of files, one per rank, host, job, step or attempt. ``run.rank_log(3)`` is the file of rank 3 in the run directory
-    ``run``.
-
-    Attributes:
-        name: path with a field of ``str.format`` for each value, ``log/rank-{rank:05d}.log``.
-        writer, readers, holds: as in ``RunFile``.
-    """
+    ``run``. ``name``: path with a field of ``str.format`` for each value, ``log/rank-{rank:05d}.log``. ``writer``, ``readers``,
+    ``holds``: as in ``RunFile``."""
 
     name: str
     writer: str

@@ -110,15 +110,9 @@ def first_difference(before: Origin, now: Mapping[str, Any]) -> OriginDifference
 
 
 def check_resumable(value: str, counters: Counters, now: Mapping[str, Any], steps: int) -> None:
-    """Check that a job with origin ``now``, which trains up to ``steps``, can continue from another run's checkpoint.
-
-    Args:
-        value: the job file's key that names the run, with its value.
-        now: the known parts of an origin.
-
-    Raises:
-        HpcMpError: it cannot continue.
-    """
+    """Check that a job with origin ``now``, which trains up to ``steps``, can continue from another run's checkpoint. ``value``:
+    the job file's key that names the run, with its value. ``now``: the known parts of an origin. Raises HpcMpError if it cannot
+    continue."""
     if difference := first_difference(counters.origin, now):
         raise HpcMpError(value, str(difference), TAKE_WEIGHTS)
     if counters.step >= steps:

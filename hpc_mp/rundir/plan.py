@@ -52,11 +52,8 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class StateBytes:
-    """Model state of one rank at the peak of a step (after the first backward), in bytes.
-
-    Attributes:
-        host, disk: state kept there instead of on the rank's device; not part of the total.
-    """
+    """Model state of one rank at the peak of a step (after the first backward), in bytes. ``host``, ``disk``: state kept there
+    instead of on the rank's device; not part of the total."""
 
     parameters: int
     gradients: int

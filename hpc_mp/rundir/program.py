@@ -59,11 +59,7 @@ def write_program(path: Path, spec: "ProgramSpec") -> None:
 
 def use_staged(path: Path, prefix: Path) -> None:
     """Make ranks look up the program on PATH, on which the copy of an environment comes first, if the command names it by its
-    path in that environment. Raises OSError.
-
-    Args:
-        prefix: directory of the environment.
-    """
+    path in that environment. Raises OSError. ``prefix``: directory of the environment."""
     program = read_program(path)
     name = Path(program.command[0])
     if name.is_absolute() and name.parent == prefix / "bin":
@@ -81,11 +77,8 @@ def read_program(path: Path) -> ProgramCommand:
 
 def own_variables(program: ProgramCommand, run: RunDirectory, placement: Placement, rank: int,
                   meeting: tuple[str, str]) -> dict[str, str]:
-    """Return the variables that identify a rank or the one command of a node; empty if MPI identifies it.
-
-    Args:
-        meeting: address and port of rank 0's host; no process listens there yet.
-    """
+    """Return the variables that identify a rank or the one command of a node; empty if MPI identifies it. ``meeting``: address
+    and port of rank 0's host; no process listens there yet."""
     if program.mpi:
         return {}
     if program.ranks_per_node is not None:
@@ -96,11 +89,7 @@ def own_variables(program: ProgramCommand, run: RunDirectory, placement: Placeme
 
 def rank_variables(placement: Placement, rank: int, address: str, port: str) -> dict[str, str]:
     """Return a rank's identity and the rendezvous address in torchrun's variables. NODE_RANK, which Lightning reads, equals
-    GROUP_RANK.
-
-    Args:
-        address, port: address and port of rank 0's host; no process listens there yet.
-    """
+    GROUP_RANK. ``address``, ``port``: address and port of rank 0's host; no process listens there yet."""
     place = placement.ranks[rank]
     node = str(place.node)
     return {

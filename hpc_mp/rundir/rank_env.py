@@ -26,12 +26,8 @@ SPARE_FILES = 64  # descriptors of a rank in addition to its connections: librar
 
 
 def check_open_files(connections: int, limit: int, where: str) -> None:
-    """Check that rank 0 may open enough files. Raises HpcMpError.
-
-    Args:
-        connections: number of its connections, including one to every rank for the rendezvous.
-        limit: the hard limit of the process; negative if unlimited.
-    """
+    """Check that rank 0 may open enough files. Raises HpcMpError. ``connections``: number of its connections, including one to
+    every rank for the rendezvous. ``limit``: the hard limit of the process; negative if unlimited."""
     needed = connections + SPARE_FILES
     if 0 <= limit < needed:
         raise HpcMpError(f"the limit of open files {where} (ulimit -Hn = {limit})",
@@ -80,15 +76,9 @@ def say_host(run: RunDirectory, who: RankEnv) -> None:
 
 
 def at_place(placement: Placement, hosts: Sequence[str], host: str, local_rank: int, source: str) -> RankEnv:
-    """Return the rank whose place is here, independent of the order in which the launcher started processes.
-
-    Args:
-        hosts: host of each node of the placement. Nodes of the same name are on one host, one after another.
-        local_rank: index of this process on the host, from 0.
-
-    Raises:
-        HpcMpError: no rank belongs here.
-    """
+    """Return the rank whose place is here, independent of the order in which the launcher started processes. ``hosts``: host of
+    each node of the placement. Nodes of the same name are on one host, one after another. ``local_rank``: index of this process
+    on the host, from 0. Raises HpcMpError if no rank belongs here."""
     places = sorted((place for place in placement.ranks if hosts[place.node] == host),
                   key=lambda place: (place.node, place.local_rank))
     if local_rank >= len(places):
@@ -100,11 +90,8 @@ def at_place(placement: Placement, hosts: Sequence[str], host: str, local_rank: 
 
 
 def check_place(placement: Placement, who: RankEnv, hosts: Sequence[str] | None) -> None:
-    """Check that a rank runs at its place. ``hosts``: host of each node; None if no launcher has named them.
-
-    Raises:
-        RuntimeError: the places differ; the message names both.
-    """
+    """Check that a rank runs at its place. ``hosts``: host of each node; None if no launcher has named them. Raises RuntimeError
+    if the places differ; the message names both."""
     place = placement.ranks[who.rank]
     host = who.node if hosts is None else hosts[place.node]
     if (host, place.local_rank) != (who.node, who.local_rank):

@@ -1,8 +1,12 @@
-"""Creation, numbering and lookup of runs; archiving of an attempt before the next one; the jobs queued behind a run's job."""
+"""Creation, numbering and lookup of runs, and the sweep of each; archiving of an attempt before the next one; queued jobs."""
 
 import os
 import shutil
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.files import read_json, write_json
@@ -14,11 +18,8 @@ PRIVATE = 0o700  # logs and samples are the user's own: no other user may read a
 
 
 def create_run(directory: Path, name: str) -> RunDirectory:
-    """Create the next free ``directory/name/NNNN`` (mode 700) with its sub-directories.
-
-    Raises:
-        HpcMpError: the directory cannot be written.
-    """
+    """Create the next free ``directory/name/NNNN`` (mode 700) with its sub-directories. Raises HpcMpError if the directory cannot
+    be written."""
     base = directory / name
     try:
         base.mkdir(parents=True, exist_ok=True)
@@ -40,11 +41,8 @@ def create_run(directory: Path, name: str) -> RunDirectory:
 
 
 def find_run(path: Path) -> RunDirectory:
-    """Return ``path`` itself if it is a run directory, else the newest run below ``DIRECTORY/NAME``.
-
-    Raises:
-        HpcMpError: no run exists there.
-    """
+    """Return ``path`` itself if it is a run directory, else the newest run below ``DIRECTORY/NAME``. Raises HpcMpError if no run
+    exists there."""
     path = path.resolve()
     if is_run(path):
         return RunDirectory(path)
@@ -59,13 +57,9 @@ def find_run(path: Path) -> RunDirectory:
 
 
 def prepare_resume(run: RunDirectory) -> int:
-    """Archive the previous attempt in ``attempts/K/``: copies of its inputs, and its logs. Return the new attempt's number.
-
-    A rank of that attempt that still runs, on a node that was cut off, continues to write to the archived logs.
-
-    Raises:
-        HpcMpError: the run directory cannot be written; it is left unchanged.
-    """
+    """Archive the previous attempt in ``attempts/K/``: copies of its inputs, and its logs. Return the new attempt's number. A
+    rank of that attempt that still runs, on a node that was cut off, continues to write to the archived logs. Raises HpcMpError
+    if the run directory cannot be written; it is left unchanged."""
     attempt = run.attempt()
     aside = RunDirectory(run.put_away(attempt))
     try:
@@ -112,3 +106,65 @@ def successors(run: RunDirectory, job_id: str | None = None) -> tuple[str, ...]:
     if job_id is None:
         return jobs
     return jobs[jobs.index(job_id) + 1:] if job_id in jobs else ()
+
+
+@dataclass(frozen=True, slots=True)
+class SweepMember:
+    """The place of a run in its sweep.
+
+    Attributes:
+        first: number of the sweep's first run (``0001``), which identifies the sweep among the runs in the same directory.
+        number: index of this run, from 0.
+        of: number of runs in the sweep.
+        values: values of this run that replace the job file's, by key.
+    """
+
+    first: str
+    number: int
+    of: int
+    values: Mapping[str, Any]
+
+
+def write_member(run: RunDirectory, member: SweepMember) -> None:
+    """Write the run's place in its sweep. Raises OSError."""
+    write_json(run.sweep, asdict(member))
+
+
+def read_member(run: RunDirectory) -> SweepMember | None:
+    """Read the run's place; None for a run outside of a sweep, or if the file is broken."""
+    try:
+        tree = read_json(run.sweep)
+        return SweepMember(str(tree["first"]), int(tree["number"]), int(tree["of"]), dict(tree["values"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def members(run: RunDirectory) -> dict[RunDirectory, SweepMember]:
+    """Return all runs of this run's sweep, in their order; empty outside of a sweep."""
+    mine = read_member(run)
+    if mine is None:
+        return {}
+    by_run: dict[RunDirectory, SweepMember] = {}
+    with suppress(OSError):  # a directory of another user
+        for path in numbered(run.path.parent):
+            member = read_member(RunDirectory(path)) if is_run(path) else None
+            if member is not None and member.first == mine.first:
+                by_run[RunDirectory(path)] = member
+    return dict(sorted(by_run.items(), key=lambda item: (item[1].number, item[0].path)))
+
+
+def end_sweep(run: RunDirectory) -> None:
+    """Prevent further runs of the sweep of ``run``. Raises OSError."""
+    if (mine := read_member(run)) is not None:
+        (run.path.parent / mine.first / RunDirectory.sweep_stop.name).touch()
+
+
+def best_of(losses: Iterable[tuple[float | None, float | None]]) -> tuple[int, str] | None:
+    """Return the index of the best run of a sweep, and the criterion: the least held-out loss if every run with a loss has one,
+    else the least last loss. None if fewer than two runs have a loss. ``losses``: last loss and least held-out loss of each
+    run."""
+    pairs = {index: pair for index, pair in enumerate(losses) if pair[0] is not None}
+    if len(pairs) < 2:
+        return None
+    by, which = ("held-out loss", 1) if all(pair[1] is not None for pair in pairs.values()) else ("loss", 0)
+    return min(pairs, key=lambda index: pairs[index][which] or 0.0), by

@@ -30,10 +30,8 @@ def staged(path: Path, root: Path | None) -> Path:
 
 
 def stage_directory(source: Path, root: Path) -> Path:
-    """Copy ``source`` to the node's local disk unless a copy exists. Return the copy, with links replaced by their targets.
-
-    Of concurrent processes, one copies and the others wait. If the copy fails, log a warning and return ``source``.
-    """
+    """Copy ``source`` to the node's local disk unless a copy exists. Return the copy, with links replaced by their targets. Of
+    concurrent processes, one copies and the others wait. If the copy fails, log a warning and return ``source``."""
     copy = _copy(source, root)
     try:
         copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_mp.base.files import read_lines
-from hpc_mp.base.line_file import LineFile
+from hpc_mp.base.line_file import append_lines
 from hpc_mp.base.text import counted, duration
 from hpc_mp.rundir.attempt import AttemptRecord, read_attempt
 from hpc_mp.rundir.history import AttemptEnd, known_history
@@ -45,12 +45,8 @@ class Usage:
 
 
 def usage(run: RunDirectory, until: float | None, waits: bool = False) -> Usage:
-    """Return the cost of a run.
-
-    Args:
-        until: unix seconds, for a run that continues; None: until its end, as far as the run directory shows it.
-        waits: True if its job is in the queue and has no process now.
-    """
+    """Return the cost of a run. ``until``: unix seconds, for a run that continues; None: until its end, as far as the run
+    directory shows it. ``waits``: True if its job is in the queue and has no process now."""
     number = run.attempt()
     starts = read_records(run.ranks, RankStart)
     ends = known_history(run)
@@ -107,10 +103,7 @@ def cut_steps(run: RunDirectory, step: int) -> None:
     """Move the metrics of the steps after ``step`` to the lost ones: training resumes there, and writes them again."""
     beyond = [record for line in read_lines(run.metrics)
               if (record := record_of(line, StepMetrics)) is not None and record.step > step]
-    file = LineFile(run.lost)
-    for record in beyond:
-        file.write(line_of(record))
-    file.close()
+    append_lines(run.lost, [line_of(record) for record in beyond])
 
 
 def _sizes(path: Path) -> Iterator[int]:

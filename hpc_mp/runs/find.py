@@ -11,8 +11,7 @@ from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.job.spec import Job
 from hpc_mp.job.values import JOB_ID
 from hpc_mp.rundir import RunDirectory, find_run
-from hpc_mp.rundir.runs import is_run, numbered, successors
-from hpc_mp.rundir.sweep import members
+from hpc_mp.rundir.runs import is_run, members, numbered, successors
 from hpc_mp.runs.keepers import job_of
 
 DEFAULT = str(Job.model_fields["directory"].default)  # job.directory

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.line_file import NewLines
+from hpc_mp.diagnosis.lines import LABEL
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.records import RankStart, read_records
 from hpc_mp.runs.keepers import keeper
 
-LABEL = re.compile(r" *(\d+): ")  # from srun --label: the task number
 SUPERVISOR = re.compile(r"hpc-mp: (\d\d:\d\d:\d\d .*)")  # in the job script's log; the main log has the same line
 # Output of srun --verbose other than the ends of tasks, for which the option is used.
 CHATTER = re.compile(r"srun: (defined options$|-{20} -{20}$|[\w()-]+ +: |end of defined options|jobid \d+: nodes|Implicitly |"
@@ -35,7 +35,7 @@ class LogSource:
                 continue
             label = LABEL.match(line) if self.task is not None else None
             if self.task is None or (label and int(label[1]) == self.task):
-                yield self.mark + line[label.end() if label else 0:]
+                yield self.mark + (label[2] if label else line)
 
     def _echoed(self) -> frozenset[str]:
         try:

@@ -37,13 +37,9 @@ Kind = Literal["checkpoint", "leftover", "cache", "run"]
 
 @dataclass(frozen=True, slots=True)
 class Removable:
-    """A file or directory that can be removed.
-
-    Attributes:
-        run: the run that owns it, whose lock is held meanwhile; None if several runs share it.
-        why: reason why it is not needed, or the cost of needing it after all.
-        referrers: runs that name it in their job files but no longer need it.
-    """
+    """A file or directory that can be removed. ``run``: the run that owns it, whose lock is held meanwhile; None if several runs
+    share it. ``why``: reason why it is not needed, or the cost of needing it after all. ``referrers``: runs that name it in their
+    job files but no longer need it."""
 
     kind: Kind
     path: Path
@@ -83,12 +79,8 @@ class Pruning:
 
 
 def prunable(runs: Sequence[RunDirectory], keep: int | None, whole: bool, ask: Runner = queue.patient) -> Pruning:
-    """Return the removable items of these runs and of the caches beside them. Nothing is changed.
-
-    Args:
-        keep: number of the newest sound checkpoints of each run to keep; None: the number in its job.
-        whole: True for whole runs.
-    """
+    """Return the removable items of these runs and of the caches beside them. Nothing is changed. ``keep``: number of the newest
+    sound checkpoints of each run to keep; None: the number in its job. ``whole``: True for whole runs."""
     siblings = {run.path: run for run in runs_below(dict.fromkeys(run.path.parent.parent for run in runs))}
     all_runs = list({**siblings, **{run.path: run for run in runs}}.values())
     alive = {run.path: reason for run, jobs in zip(all_runs, described(all_runs, ask), strict=True)

@@ -26,8 +26,7 @@ from hpc_mp.rundir.outcome import Outcome, verdict
 from hpc_mp.rundir.plan import RunPlan, read_plan
 from hpc_mp.rundir.records import AWAITING, Evaluation, StepMetrics, last_records, losses, read_records
 from hpc_mp.rundir.retention import BestCheckpoint, best_checkpoint
-from hpc_mp.rundir.runs import successors
-from hpc_mp.rundir.sweep import SweepMember, read_member
+from hpc_mp.rundir.runs import SweepMember, read_member, successors
 from hpc_mp.rundir.usage import Usage, usage
 from hpc_mp.runs.keepers import keeper
 from hpc_mp.runs.lock import held

@@ -31,10 +31,8 @@ from hpc_mp.supervisor.unended import LAUNCHING
 
 
 def go_on_after(code: int, path: Path, command: Sequence[str], signals: Signals) -> int:
-    """Do the remaining work of a supervisor that ended with ``code``, and return the exit code of the job.
-
-    Raises HpcMpError and OSError as ``attempt.start`` does.
-    """
+    """Do the remaining work of a supervisor that ended with ``code``, and return the exit code of the job. Raises HpcMpError and
+    OSError as ``attempt.start`` does."""
     run = RunDirectory(path)
     job, script = allocation(os.environ), script_log()
     record = _record(run, job)
@@ -90,11 +88,8 @@ def _record(run: RunDirectory, job: Allocation | None) -> AttemptRecord | None:
 
 
 def _all_is_done(attempt: AttemptContext, ran: bool) -> bool:
-    """Return True if training is complete, or if srun reported that all tasks of a program ended successfully.
-
-    Args:
-        ran: True if the tasks ran after the supervisor's death; else srun's messages may concern an earlier step.
-    """
+    """Return True if training is complete, or if srun reported that all tasks of a program ended successfully. ``ran``: True if
+    the tasks ran after the supervisor's death; else srun's messages may concern an earlier step."""
     spec, log = attempt.spec, attempt.run.srun_log
     if not isinstance(spec, ProgramSpec):
         return history.complete(attempt.run, spec)

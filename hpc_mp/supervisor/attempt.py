@@ -30,10 +30,8 @@ from hpc_mp.supervisor.srun import end_steps, follow, follow_step
 
 
 def start(path: Path, command: Sequence[str], signals: Signals) -> int:
-    """Start the ranks with ``command``, follow them to their end, and act on it.
-
-    Returns the exit code of the job. Raises HpcMpError and OSError for an unusable run directory or allocation.
-    """
+    """Start the ranks with ``command``, follow them to their end, and act on it. Returns the exit code of the job. Raises
+    HpcMpError and OSError for an unusable run directory or allocation."""
     run = RunDirectory(path)
     waiting = SupervisedRun(run, load_resolved(run.job), from_dict(read_json(run.placement)), allocation(os.environ), command)
     script = script_log()
@@ -77,11 +75,8 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
 
 
 def watch_of(attempt: AttemptContext, signals: Signals, begins: bool = False) -> ProgramWatch | ScriptWatch | None:
-    """Return the watch over the ranks of a program, or over a script, which also warns them; None for our own engine.
-
-    Args:
-        begins: True if the ranks are started now.
-    """
+    """Return the watch over the ranks of a program, or over a script, which also warns them; None for our own engine. ``begins``:
+    True if the ranks are started now."""
     if not isinstance(attempt.spec, ProgramSpec):
         return None
     watch = ScriptWatch(attempt, attempt.spec) if attempt.spec.by_script else ProgramWatch(attempt, attempt.spec, begins)

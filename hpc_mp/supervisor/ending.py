@@ -28,13 +28,11 @@ from hpc_mp.rundir.rank_env import node_name
 from hpc_mp.rundir.records import AWAITING
 from hpc_mp.rundir.runs import successors
 from hpc_mp.supervisor import node_setup
-from hpc_mp.supervisor.begun import say_ended, say_phase
-from hpc_mp.supervisor.context import AttemptContext, SupervisedRun
-from hpc_mp.supervisor.departure import QUEUED_AGAIN, departure, has_expired
+from hpc_mp.supervisor.context import AttemptContext, SupervisedRun, say_ended, say_phase
 from hpc_mp.supervisor.exclusions import end_watch, leave_out
 from hpc_mp.supervisor.gather import ScriptLog, gather, node_lost, said_in, user_cancelled
 from hpc_mp.supervisor.program import ProgramWatch, ending_of, signalled
-from hpc_mp.supervisor.restart_policy import STOPPED_BY_USER, Decision, decide
+from hpc_mp.supervisor.restart_policy import QUEUED_AGAIN, STOPPED_BY_USER, Decision, decide, departure, has_expired
 from hpc_mp.supervisor.script import ScriptWatch, record_failure
 from hpc_mp.supervisor.signals import EARLY, Signals
 
@@ -48,13 +46,9 @@ Ending = Literal["completed", "stopped"] | Cause
 def finish(attempt: AttemptContext, code: int, script: ScriptLog | None, signals: Signals,
            watch: ProgramWatch | ScriptWatch | None, *,
            lost: Cause | None = None, died: Cause | None = None) -> int:
-    """Clean up the nodes, judge the end of the ranks, and act on it. Return the exit code of the job.
-
-    Args:
-        code: srun's exit code.
-        lost: the end of srun, if it was killed.
-        died: the end of a supervisor, if nothing else explains the end of the ranks.
-    """
+    """Clean up the nodes, judge the end of the ranks, and act on it. Return the exit code of the job. ``code``: srun's exit code.
+    ``lost``: the end of srun, if it was killed. ``died``: the end of a supervisor, if nothing else explains the end of the
+    ranks."""
     run, retries = attempt.run, attempt.spec.slurm.retries
     if not attempt.is_current():
         return 1
@@ -115,10 +109,7 @@ def lacking(attempt: AttemptContext) -> str:
 
 def _first_code(run: RunDirectory, code: int, stop_requested: bool) -> int:
     """Return the code of the task that ended first; srun's own code, the greatest of the tasks' codes, is less specific.
-
-    Args:
-        stop_requested: True if the ranks were asked to stop; srun may then end with 0 before it has started them.
-    """
+    ``stop_requested``: True if the ranks were asked to stop; srun may then end with 0 before it has started them."""
     log = run.srun_log
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else ()
     if code == 0 and not stop_requested and gave_up(lines):
@@ -169,13 +160,9 @@ def interrupted(attempt: AttemptContext) -> bool:
 
 def act(attempt: AttemptContext, ending: Ending, decision: Decision, code: int, unreached: Sequence[str] | None = (),
         departed: str = "", expired: bool = False) -> int:
-    """Carry out the decision, and record the action.
-
-    Args:
-        unreached: nodes that srun could not reach at the end; None if unknown.
-        departed: reason why the job had to leave; empty if it could have stayed.
-        expired: True if Slurm ends the job for its time limit.
-    """
+    """Carry out the decision, and record the action. ``unreached``: nodes that srun could not reach at the end; None if unknown.
+    ``departed``: reason why the job had to leave; empty if it could have stayed. ``expired``: True if Slurm ends the job for its
+    time limit."""
     if not attempt.is_current():
         return 1
     run, record = attempt.run, attempt.record
@@ -204,12 +191,8 @@ def act(attempt: AttemptContext, ending: Ending, decision: Decision, code: int, 
 
 def _again(attempt: AttemptContext, decision: Decision, blamed: Sequence[BadNode], refused: str | None,
            expired: bool) -> tuple[str, str]:
-    """Requeue the job if that was decided. Return the action and a sentence about it.
-
-    Args:
-        refused: reason why it cannot be requeued, if known.
-        expired: True if Slurm ends the job for its time limit.
-    """
+    """Requeue the job if that was decided. Return the action and a sentence about it. ``refused``: reason why it cannot be
+    requeued, if known. ``expired``: True if Slurm ends the job for its time limit."""
     allocation, script, why = attempt.allocation, attempt.run.script, decision.why
     if decision.action == "done":
         return "done", why

@@ -68,12 +68,8 @@ def reconsider(run: RunDirectory, job_id: str, blamed: Sequence[BadNode] = (), s
 
 def leave_out(run: RunDirectory, spec: AnySpec, job_id: str, blamed: Sequence[BadNode]) -> tuple[Keeping, str | None]:
     """Exclude the nodes to blame from a requeued job, and queue a watch. Return also the reason if no watch could be queued.
-
-    Without a watch the job keeps a spare node, and starts even if one more node is lost.
-
-    Raises:
-        CommandFailed, OSError: as ``reconsider`` does.
-    """
+    Without a watch the job keeps a spare node, and starts even if one more node is lost. Raises CommandFailed or OSError as
+    ``reconsider`` does."""
     nodes = {finding.node for finding in (*read_exclusions(run.excluded), *blamed)}
     refused = watch_waiting(run, spec, nodes)
     keeping = reconsider(run, job_id, blamed, spare=int(refused is not None))
@@ -107,12 +103,8 @@ def end_watch(run: RunDirectory) -> None:
 
 
 def poll(run: RunDirectory, watch_job: str, ask: Runner = queue.patient) -> str:
-    """Update the exclusions of the run's job if it waits, and queue the next watch while exclusions remain. The watch calls it
-    as the job ``watch_job``. Return a sentence about it.
-
-    Raises:
-        CommandFailed, OSError: as ``reconsider`` does.
-    """
+    """Update the exclusions of the run's job if it waits, and queue the next watch while exclusions remain. The watch calls it as
+    the job ``watch_job``. Return a sentence about it. Raises CommandFailed or OSError as ``reconsider`` does."""
     if not run.watch_id.exists() or run.watch_id.read_text(encoding="utf-8").strip() != watch_job:
         return "another watch has taken over, or none is needed"
     first = run.job_id.read_text(encoding="utf-8").strip()

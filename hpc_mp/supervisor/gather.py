@@ -38,10 +38,10 @@ class ScriptLog:
     begin: int
 
 
-def script_log(descriptor: str = "/proc/self/fd/1") -> ScriptLog | None:
+def script_log() -> ScriptLog | None:
     """Return the file that this process writes to; None if it is not a file."""
     try:
-        path = Path(os.readlink(descriptor))
+        path = Path(os.readlink("/proc/self/fd/1"))
         return ScriptLog(path, path.stat().st_size) if path.is_file() else None
     except OSError:  # a pipe, or a container without /proc
         return None

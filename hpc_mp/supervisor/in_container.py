@@ -25,14 +25,8 @@ SAID_AGAIN = ("HPC_MP_LOCAL", "HPC_MP_STAGED", "OMP_NUM_THREADS", "TRITON_CACHE_
 
 
 def write_program_script(attempt: AttemptContext, spec: ProgramSpec, before: Mapping[str, str]) -> None:
-    """Write the script of this attempt, readable only by the run's owner.
-
-    Args:
-        before: the job script's environment, without the profile's changes.
-
-    Raises:
-        OSError: the run directory cannot be written.
-    """
+    """Write the script of this attempt, readable only by the run's owner. ``before``: the job script's environment, without the
+    profile's changes. Raises OSError if the run directory cannot be written."""
     environ = attempt.base_environ
     profiled = [name for name, value in environ.items() if before.get(name) != value]
     names = dict.fromkeys((*SAID_AGAIN, *profiled, *spec.environment.set))
@@ -43,12 +37,8 @@ def write_program_script(attempt: AttemptContext, spec: ProgramSpec, before: Map
 
 def program_script(program: ProgramCommand, run: RunDirectory, placement: Placement, record: AttemptRecord,
                    again: Mapping[str, str]) -> str:
-    """Return the text of ``program.sh``. Pure.
-
-    Args:
-        record: record of the attempt, with its hosts and rendezvous address.
-        again: variables that must keep their outside values, whatever the image sets.
-    """
+    """Return the text of ``program.sh``. Pure. ``record``: record of the attempt, with its hosts and rendezvous address.
+    ``again``: variables that must keep their outside values, whatever the image sets."""
     by_rank = [own_variables(program, run, placement, rank, (record.address, str(record.port)))
                for rank in range(len(placement.ranks))]
     alike = {name: value for name, value in by_rank[0].items() if all(variables[name] == value for variables in by_rank)}

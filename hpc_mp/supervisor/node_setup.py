@@ -37,10 +37,8 @@ def start(attempt: AttemptContext, signals: Signals) -> int:
 
 
 def end(attempt: AttemptContext, failed: bool) -> tuple[str, ...] | None:
-    """Keep evidence of a failure, and clean up; lost nodes are ignored.
-
-    Returns the nodes that srun could not reach; None if srun did not end in time and they are unknown.
-    """
+    """Keep evidence of a failure, and clean up; lost nodes are ignored. Returns the nodes that srun could not reach; None if srun
+    did not end in time and they are unknown."""
     new_lines = NewLines(attempt.run.srun_log)
     new_lines.read()  # of earlier steps
     ended = _step(attempt, "slurm/node-end.sh", ["failed" if failed else "done"], None, END_S)

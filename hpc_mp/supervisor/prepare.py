@@ -33,23 +33,16 @@ from hpc_mp.rundir.failures import read_failures, sentence
 from hpc_mp.rundir.history import AttemptEnd, furthest_step, history, record, returned
 from hpc_mp.rundir.plan import read_plan
 from hpc_mp.supervisor.context import AttemptContext, SupervisedRun
-from hpc_mp.supervisor.departure import departure, since_begin
 from hpc_mp.supervisor.gather import ScriptLog, before
-from hpc_mp.supervisor.switches import TopologySources, switches
+from hpc_mp.supervisor.restart_policy import departure, since_begin
+from hpc_mp.supervisor.switches import switches
 
 FIRST_PORT, PORTS = 10000, 20000  # below Linux' ephemeral ports, 32768 and up
 
 
 def begin(waiting: SupervisedRun, ask: Runner = ask, script: ScriptLog | None = None) -> AttemptContext:
-    """Make a new attempt the run's current one, and write the files that its ranks need.
-
-    Args:
-        script: the log of the job's script.
-
-    Raises:
-        HpcMpError: the allocation has too few hosts, or the run directory cannot be written.
-        OSError: the run directory cannot be written.
-    """
+    """Make a new attempt the run's current one, and write the files that its ranks need. ``script``: the log of the job's script.
+    Raises HpcMpError if the allocation has too few hosts, and HpcMpError or OSError if the run directory cannot be written."""
     run, spec, placement, job = waiting.run, waiting.spec, waiting.placement, waiting.allocation
     hosts, why = _hosts(waiting, ask)
     earlier = _earlier(run)
@@ -144,7 +137,7 @@ def _hosts(waiting: SupervisedRun, ask: Runner) -> tuple[tuple[str, ...], str]:
         return hosts, f"parallel.rank_map = {rank_map}"
     if plan is None:
         return hosts, f"rank map: in Slurm's order of hosts, because {run.plan.name} cannot be read"
-    tree, witness = switches(hosts, waiting.command, TopologySources(ask))
+    tree, witness = switches(hosts, waiting.command, ask)
     ordered, why = choose_host_order(placement, plan.traffic, hosts, tree, rates)
     return ordered, f"{why}; switches according to {witness}" if tree.above else why
 
@@ -155,15 +148,9 @@ PYXIS_NAMES = "--container-env="  # srun's option; without it the image's values
 def apply_profile(run: RunDirectory, spec: AnySpec, command: Sequence[str], environ: Mapping[str, str],
                   source: NodeSource | None = None) -> tuple[list[str], dict[str, str], str | None]:
     """Return the ranks' command and environment, and a sentence for the main log; both unchanged for a job without a profile.
-
-    Args:
-        command: srun and the command that it starts; pyxis gets the names in it.
-        environ: the job script's environment: values of a module, ``slurm.setup`` or ``environment.set`` in it override the
-            profile.
-
-    Raises:
-        HpcMpError: the profile does not exist.
-    """
+    ``command``: srun and the command that it starts; pyxis gets the names in it. ``environ``: the job script's environment:
+    values of a module, ``slurm.setup`` or ``environment.set`` in it override the profile. Raises HpcMpError if the profile does
+    not exist."""
     if spec.environment.profile is None:
         return list(command), dict(environ), None
     container = spec.slurm.container is not None

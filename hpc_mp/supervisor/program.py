@@ -25,12 +25,10 @@ from hpc_mp.rundir import AttemptRecord
 from hpc_mp.rundir.attempt import AttemptReader, tail
 from hpc_mp.rundir.failures import RankFailure, write_failure
 from hpc_mp.rundir.outcome import Cause
-from hpc_mp.supervisor.begun import say_begun
-from hpc_mp.supervisor.context import AttemptContext
-from hpc_mp.supervisor.departure import departure
-from hpc_mp.supervisor.hang_stacks import add_what_logs_say, explained, record_on_all_nodes, where
+from hpc_mp.supervisor.context import AttemptContext, say_begun
+from hpc_mp.supervisor.restart_policy import departure
 from hpc_mp.supervisor.signals import REPEAT_S, Signals
-from hpc_mp.supervisor.silence import NodeLogs, SilenceWatch, rank_files
+from hpc_mp.supervisor.silence import NodeLogs, SilenceWatch, add_what_logs_say, explained, rank_files, record_on_all_nodes, where
 from hpc_mp.supervisor.unended import MORE_S, FailedStep, UnendedTasks, patience
 
 EARLY_S, START_S = 60.0, 60.0  # Slurm may send it early by this (man sbatch); a shorter job does not get it

@@ -27,8 +27,7 @@ from hpc_mp.rundir import TOKEN, RunDirectory, read_json, write_json
 from hpc_mp.rundir.attempt import tail
 from hpc_mp.rundir.failures import RankFailure, read_ends, write_failure
 from hpc_mp.rundir.program import run_variables
-from hpc_mp.supervisor.begun import say_begun
-from hpc_mp.supervisor.context import AttemptContext
+from hpc_mp.supervisor.context import AttemptContext, say_begun
 from hpc_mp.supervisor.program import LAST_S
 from hpc_mp.supervisor.signals import REPEAT_S, RunningStep, Signals
 from hpc_mp.supervisor.silence import SilenceWatch, grown
@@ -43,11 +42,8 @@ SOON_S = 30.0  # between the failure of a launch and the end of a script that fa
 
 
 def environment(attempt: AttemptContext, spec: ProgramSpec, batch: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that sbatch gives a script, those of the job file, and those that describe the run.
-
-    Args:
-        batch: the variables that Slurm gave the job script.
-    """
+    """Return the variables that sbatch gives a script, those of the job file, and those that describe the run. ``batch``: the
+    variables that Slurm gave the job script."""
     run, record = attempt.run, attempt.record
     profile = {name: value for name, value in attempt.base_environ.items() if os.environ.get(name) != value}
     copies = {name: os.environ[name] for name in COPIES if name in os.environ} if spec.program.stage else {}
@@ -67,12 +63,8 @@ def batch_environ(run: RunDirectory) -> dict[str, str]:
 
 
 class ScriptWatch:
-    """The watch over a running script.
-
-    Attributes:
-        overdue: True if it ran to the end of the job despite a signal, and was killed.
-        unended: None, because no srun of ours reports the ends of tasks.
-    """
+    """The watch over a running script. ``overdue``: True if it ran to the end of the job despite a signal, and was killed.
+    ``unended``: None, because no srun of ours reports the ends of tasks."""
 
     unended = None
 
@@ -166,11 +158,8 @@ def script_code(run: RunDirectory) -> int | None:
 
 
 def record_failure(attempt: AttemptContext, code: int) -> None:
-    """Record the failure of a script: that of a task in its last launch if it is recent, else the script's own.
-
-    Args:
-        code: exit code of the script, as from ``subprocess``.
-    """
+    """Record the failure of a script: that of a task in its last launch if it is recent, else the script's own. ``code``: exit
+    code of the script, as from ``subprocess``."""
     run, record = attempt.run, attempt.record
     ends = read_ends(run)
     begun = {int(run.launch.values(path)[0]): float(read_json(path)["time"]) for path in run.launch.found()}

@@ -29,13 +29,8 @@ class RunningStep(Protocol):
 
 class Signals:
     """Handlers for the supervisor's signals. Slurm's SIGTERM to the whole job reaches the ranks by itself. If only this process
-    got a SIGTERM, forwarding it would make srun kill the ranks.
-
-    Attributes:
-        stop_requested: True if ranks must save and stop.
-        number: the latest signal; None before the first.
-        warn: function that warns the ranks, instead of SIGUSR2 through srun.
-    """
+    got a SIGTERM, forwarding it would make srun kill the ranks. ``stop_requested``: True if ranks must save and stop. ``number``:
+    the latest signal; None before the first. ``warn``: function that warns the ranks, instead of SIGUSR2 through srun."""
 
     def __init__(self) -> None:
         self.number: int | None = None

@@ -1,15 +1,23 @@
-"""Detection of hangs by silence, for programs whose steps are unknown: the time of each rank's last output."""
+"""Detection of hangs by silence, for programs with unknown steps, and the recording of stacks before hung ranks end."""
 
+import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from hpc_mp.base.line_file import NewLines
+from hpc_mp.cluster.slurm.allocation import one_task_environment
+from hpc_mp.cluster.slurm.steps import one_task_per_node
 from hpc_mp.diagnosis.evidence import Hang
 from hpc_mp.diagnosis.lines import LABEL, MPI_PLUGIN_SAYS
+from hpc_mp.diagnosis.stacks import aborted, numbers, read_stacks, sentence_of, standing_apart
 from hpc_mp.layout.placement import Placement
+from hpc_mp.program.stacks import record_stacks
 from hpc_mp.rundir import RunDirectory
+from hpc_mp.supervisor.context import AttemptContext
+from hpc_mp.supervisor.srun import follow
 
 APART_S = 3.0  # seconds by which the first silent rank must precede the others to be named
 
@@ -100,11 +108,8 @@ def _size(path: Path) -> int:
 
 
 class NodeLogs:
-    """The speakers if srun writes a log per node, with the task number before each line.
-
-    Attributes:
-        troubled: True if Slurm's MPI plug-in has complained in a log.
-    """
+    """The speakers if srun writes a log per node, with the task number before each line. ``troubled``: True if Slurm's MPI
+    plug-in has complained in a log."""
 
     def __init__(self, run: RunDirectory, placement: Placement, hosts: Sequence[str]) -> None:
         self._files = {host: NewLines(run.node_log(host)) for host in dict.fromkeys(hosts)}
@@ -120,3 +125,44 @@ class NodeLogs:
         tasks = {(host, int(label[1])) for host, line in lines if (label := LABEL.match(line)) and line not in slurms}
         printed = [self._ranks[host][task % len(self._ranks[host])] for host, task in tasks]  # in blocks of equal size
         return [*printed, *self._logged()]
+
+
+MODULE = "hpc_mp.program.stacks"
+MEET_S = 8.0  # until all nodes have been queried: ranks without a known stack then get SIGABRT, on all nodes at once
+AT_MOST_S = 20.0  # for the step: a lost node does not answer, and must not delay the verdict
+
+
+def record_on_all_nodes(attempt: AttemptContext) -> None:
+    """Start a step that records the stacks of all ranks, and ends the ranks that write them only as they die."""
+    words = [sys.executable, "-P", "-m", MODULE, str(attempt.run.path), str(attempt.record.attempt), str(time.time() + MEET_S)]
+    argv = one_task_per_node(attempt.command, attempt.spec.job.nodes, words)
+    if argv is None:  # mpirun's ranks: only those on this host are visible
+        record_stacks(attempt.run, attempt.record.attempt)
+    else:
+        follow(argv, one_task_environment(attempt.environ), attempt.run.srun_log, None, at_most=AT_MOST_S)
+
+
+def add_what_logs_say(run: RunDirectory, lines: Callable[[int], Sequence[str]]) -> None:
+    """Copy stacks that ranks wrote to their logs at SIGABRT to the stack files. ``lines``: returns the last lines of a rank's
+    log."""
+    for stack in read_stacks(run):
+        output = aborted(lines(stack.rank)) if not stack.frames else ()
+        if output:
+            head = f"rank {stack.rank}, pid {stack.pid}, {stack.state}: output at SIGABRT"
+            with open(run.rank_stack(stack.rank), "a", encoding="utf-8") as file:
+                file.write("\n".join((head, *output, "")))
+
+
+def explained(hang: Hang, run: RunDirectory) -> Hang:
+    """Return the hang with the findings from the stacks."""
+    stacks = read_stacks(run)
+    apart = standing_apart(stacks, hang.first)
+    rank = apart if apart is not None else hang.rank
+    return replace(hang, rank=rank, stands=sentence_of(stacks, rank))
+
+
+def where(run: RunDirectory) -> str:
+    """Return the location of the stacks, for the log."""
+    ranks = [stack.rank for stack in read_stacks(run)]
+    name = f"{run.rank_stack.pattern.partition('{')[0]}*"
+    return f"stacks of {numbers(ranks)}: {name}" if ranks else "no stacks of its ranks were recorded"

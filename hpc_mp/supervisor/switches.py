@@ -6,7 +6,6 @@ node still knows its own place, and passes it to the tasks that it starts.
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpc_mp.base.command import CommandFailed, Runner, ask
@@ -29,31 +28,13 @@ def in_a_step(argv: Sequence[str]) -> str:
     return ask(argv, STEP_S, one_task_environment(os.environ))
 
 
-@dataclass(frozen=True, slots=True)
-class TopologySources:
-    """The programs that are queried.
-
-    Attributes:
-        ask: runs scontrol.
-        run: runs a step.
-        folder: directory of Slurm's files, unless they are next to the file in ``SLURM_CONF``.
-    """
-
-    ask: Runner = ask
-    run: Runner = in_a_step
-    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    folder: Path = FOLDER
-
-
-def switches(hosts: Sequence[str], srun: Sequence[str], sources: TopologySources) -> tuple[SwitchTree, str]:
-    """Return the tree of switches above ``hosts``, and its source; an empty tree if no source knows it.
-
-    Args:
-        srun: the ranks' command, adapted to query the nodes; if empty, nodes are not queried.
-    """
-    environ, folder = sources.environ, sources.folder
+def switches(hosts: Sequence[str], srun: Sequence[str], ask: Runner = ask, run: Runner = in_a_step,
+             environ: Mapping[str, str] = os.environ, folder: Path = FOLDER) -> tuple[SwitchTree, str]:
+    """Return the tree of switches above ``hosts``, and its source; an empty tree if no source knows it. ``srun``: the ranks'
+    command, adapted to query the nodes; if empty, nodes are not queried. ``ask``: runs scontrol. ``run``: runs a step.
+    ``folder``: directory of Slurm's files, unless they are next to the file in ``SLURM_CONF``."""
     try:
-        return read_topology(show_topology(sources.ask)), SHOW_TOPOLOGY[0]
+        return read_topology(show_topology(ask)), SHOW_TOPOLOGY[0]
     except (CommandFailed, HpcMpError):  # refused on this node, or an unknown format
         pass
     beside = Path(environ["SLURM_CONF"]).parent if "SLURM_CONF" in environ else folder
@@ -61,7 +42,7 @@ def switches(hosts: Sequence[str], srun: Sequence[str], sources: TopologySources
         tree = _of_file(path)
         if _knows(tree, hosts):
             return tree, str(path)
-    tree = SwitchTree() if environ.get(PATTERN) == FLAT else _of_nodes(hosts, srun, sources.run)
+    tree = SwitchTree() if environ.get(PATTERN) == FLAT else _of_nodes(hosts, srun, run)
     return (tree, "the nodes") if _knows(tree, hosts) else (SwitchTree(), "nobody")
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tables import table
 
 from hpc_mp.adopt import AdoptedJob, Fate, adopt
-from hpc_mp.adopt.keys import job_text
+from hpc_mp.adopt.account import job_text
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.adopt import command
 from hpc_mp.job.load import load_any

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from machines.tree import broken
 from tables import table
 
-from hpc_mp.base import site_files
+from hpc_mp.base import assets
 from hpc_mp.base.assets import asset
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.catalogue import GpuModel, MachineType, catalogue
@@ -40,7 +40,7 @@ NEWBOX = {"/sys/class/dmi/id/sys_vendor": "Hobby Ltd\n", "/sys/class/dmi/id/prod
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A user's file; no other one of this machine counts."""
-    monkeypatch.setattr(site_files, "SYSTEM", tmp_path / "etc")
+    monkeypatch.setattr(assets, "SYSTEM", tmp_path / "etc")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.delenv(VARIABLE, raising=False)
     file = tmp_path / "config" / "hpc-mp" / "machines.toml"

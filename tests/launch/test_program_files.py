@@ -16,7 +16,7 @@ from hpc_mp.job import ProgramSpec, resolve_any
 from hpc_mp.launch.facts import ClusterFacts
 from hpc_mp.launch.program.files import check_files
 from hpc_mp.launch.program.launchers import check_command, launcher
-from hpc_mp.launch.program.sizes import size_of
+from hpc_mp.launch.program.plan import size_of
 
 
 def spec(here: Path, *command: str, start: str = "rank", nodes: int = 1, **slurm: object) -> ProgramSpec:

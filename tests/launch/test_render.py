@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from rendering import CPU, FORMS, GOLDEN, GPUS, PYTHON, RUN, directives, executable, facts, form, golden, job, text
 from tables import table
 
-from hpc_mp.base import site_files
+from hpc_mp.base import assets
 from hpc_mp.base.assets import asset
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.main import cli
@@ -254,7 +254,7 @@ def test_a_broken_template_is_refused(content: str) -> None:
 
 def test_the_nearest_template_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     environ = {"HOME": str(tmp_path / "home")}
-    monkeypatch.setattr(site_files, "SYSTEM", tmp_path / "etc")
+    monkeypatch.setattr(assets, "SYSTEM", tmp_path / "etc")
     assert find_template(tmp_path / "project", environ).path == asset("slurm/job.sbatch.j2")
     for nearer in ("etc", "home/.config", "config", "project"):
         executable(tmp_path / nearer / "hpc-mp/job.sbatch.j2", f"of {nearer}\n")
@@ -263,7 +263,7 @@ def test_the_nearest_template_is_taken(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_sites_values_stand_under_the_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(site_files, "SYSTEM", tmp_path / "etc")
+    monkeypatch.setattr(assets, "SYSTEM", tmp_path / "etc")
     assert site_defaults(tmp_path, {}) == {}
     executable(tmp_path / "etc/hpc-mp/site.toml", '[environment]\nprofile = "azure-ndv5"\n')
     assert site_defaults(tmp_path, {}) == {"environment": {"profile": "azure-ndv5"}}

@@ -20,8 +20,8 @@ from hpc_mp.base.assets import asset
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec
 from hpc_mp.launch.facts import ClusterFacts
-from hpc_mp.launch.quoting import directive, literal
 from hpc_mp.launch.render import ScriptTemplate, render
+from hpc_mp.launch.render.values import directive, literal
 
 # What a value must survive. `touch x` leaves a file behind wherever it is run.
 NASTY = ("a b", "$(touch x)", "`touch x`", "; touch x;", "&& touch x", "it's", 'a"b', "#1", "ünï→", "*", "$HOME", "%j",

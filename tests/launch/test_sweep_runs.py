@@ -25,7 +25,7 @@ from hpc_mp.launch.render import render
 from hpc_mp.launch.sweep import best_runs
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.outcome import verdict
-from hpc_mp.rundir.sweep import SweepMember, best_of, members, read_member, write_member
+from hpc_mp.rundir.runs import SweepMember, best_of, members, read_member, write_member
 from hpc_mp.runs.status import seen
 
 __all__ = ["job"]  # a fixture

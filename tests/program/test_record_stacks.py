@@ -21,7 +21,7 @@ from hpc_mp.program import stacks, stepd
 from hpc_mp.program.stacks import lives, rank_of, record_stacks
 from hpc_mp.rundir import TOKEN, AttemptRecord, RunDirectory, create_run, write_attempt
 from hpc_mp.rundir.failures import read_failures
-from hpc_mp.supervisor.hang_stacks import add_what_logs_say
+from hpc_mp.supervisor.silence import add_what_logs_say
 
 HANGS = "import sys, time\ndef next_batch():\n    print('begins', flush=True)\n    time.sleep(60)\nnext_batch()\n"
 

@@ -28,7 +28,7 @@ from hpc_mp.rundir.attempt import AttemptReader
 from hpc_mp.rundir.history import AttemptEnd
 from hpc_mp.rundir.history import record as write_end
 from hpc_mp.rundir.records import AWAITING, RankStart, RankStatus, StepMetrics, line_of, write_record
-from hpc_mp.rundir.sweep import SweepMember, write_member
+from hpc_mp.rundir.runs import SweepMember, write_member
 from hpc_mp.rundir.usage import cut_steps, usage
 from hpc_mp.runs import cancel
 from hpc_mp.runs.status import seen

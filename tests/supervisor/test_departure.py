@@ -24,11 +24,10 @@ from hpc_mp.rundir.history import AttemptEnd, history
 from hpc_mp.rundir.outcome import Cause
 from hpc_mp.supervisor import after
 from hpc_mp.supervisor.context import SupervisedRun
-from hpc_mp.supervisor.departure import PREEMPTED, QUEUED_AGAIN, REASONS, departure, has_expired
 from hpc_mp.supervisor.ending import _departed, _with_end
 from hpc_mp.supervisor.gather import ScriptLog, gather, user_cancelled
 from hpc_mp.supervisor.prepare import begin
-from hpc_mp.supervisor.restart_policy import IDLE_STOPS, decide
+from hpc_mp.supervisor.restart_policy import IDLE_STOPS, PREEMPTED, QUEUED_AGAIN, REASONS, decide, departure, has_expired
 from hpc_mp.supervisor.signals import Signals
 from hpc_mp.supervisor.srun import ASKING, StepEnd
 

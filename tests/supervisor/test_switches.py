@@ -21,7 +21,7 @@ from hpc_mp.rundir import RunDirectory, create_run
 from hpc_mp.rundir.plan import RunPlan, Traffic, write_plan
 from hpc_mp.supervisor.context import SupervisedRun
 from hpc_mp.supervisor.prepare import begin
-from hpc_mp.supervisor.switches import PATTERN, TopologySources, switches
+from hpc_mp.supervisor.switches import PATTERN, switches
 
 HOSTS = ("n1", "n2", "n3", "n4")
 SRUN = ("srun", "--export=ALL", "--nodes=4", "--relative=0", "--ntasks=8", "--label", "python")
@@ -50,7 +50,7 @@ def leaf(scontrol: str | None, slurm: Path, told: str | None = TOLD, srun: Seque
          **environ: str) -> tuple[str | None, str, int]:
     """The leaf switch of n3, who told, and how often the nodes were asked."""
     nodes = Says(told)
-    tree, witness = switches(HOSTS, srun, TopologySources(Says(scontrol), nodes, environ, slurm))
+    tree, witness = switches(HOSTS, srun, Says(scontrol), nodes, environ, slurm)
     return tree.leaf("n3"), witness, len(nodes.asked)
 
 
@@ -91,7 +91,7 @@ def test_nodes_are_not_asked_in_vain(tmp_path: Path) -> None:
     assert leaf(None, tmp_path, srun=()) == (None, "nobody", 0)
     assert leaf(None, tmp_path, srun=["mpirun", "python"]) == (None, "nobody", 0)
     nodes = Says(TOLD)
-    switches(("n1",), SRUN, TopologySources(Says(None), nodes, {}, tmp_path))
+    switches(("n1",), SRUN, Says(None), nodes, {}, tmp_path)
     assert nodes.asked == []
 
 
@@ -147,11 +147,11 @@ def test_a_start_follows_the_rates_that_its_run_was_given(tmp_path: Path, conf: 
 IN_A_JOB = """
 import os, sys
 from pathlib import Path
-from hpc_mp.supervisor.switches import TopologySources, switches
+from hpc_mp.supervisor.switches import switches
 nowhere = Path("/nonexistent")
 srun = "srun --export=ALL --nodes=4 --relative=0 --ntasks=8 --ntasks-per-node=2 --label true".split()
 for environ in os.environ, {"SLURM_CONF": "/nonexistent/slurm.conf"}:
-    tree, witness = switches(("n1", "n2", "n3", "n4"), srun, TopologySources(environ=environ, folder=nowhere))
+    tree, witness = switches(("n1", "n2", "n3", "n4"), srun, environ=environ, folder=nowhere)
     print(witness, *map(tree.leaf, ("n1", "n2", "n3", "n4")))
 """
 

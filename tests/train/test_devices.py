@@ -11,8 +11,7 @@ from ranks import run_ranks
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.rundir.rank_env import identity
-from hpc_mp.train.rank.cuda_environment import prepare
-from hpc_mp.train.rank.devices import CPU, NCCL, SHARED, Seat, agree_on_devices, device_choice, own_gpu
+from hpc_mp.train.rank.devices import CPU, NCCL, SHARED, Seat, agree_on_devices, device_choice, own_gpu, prepare
 from hpc_mp.train.rank.rendezvous import meet, rendezvous
 
 OWN = [Seat("n1", "GPU-a"), Seat("n1", "GPU-b"), Seat("n2", "GPU-c"), Seat("n2", "GPU-d")]

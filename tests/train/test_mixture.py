@@ -15,7 +15,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job.inputs import find_groups
 from hpc_mp.train.data import HeldOut, Samples, TokenSet
 from hpc_mp.train.data.documents import DocumentReading
-from hpc_mp.train.data.mixture import BLOCK, block_order, slots
+from hpc_mp.train.data.sampler import BLOCK, block_order, slots
 
 S = 4
 

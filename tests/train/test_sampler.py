@@ -12,7 +12,7 @@ from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.train.data import IGNORE, Samples, TokenSet, load_tokens, positions
-from hpc_mp.train.data.permutation import permuted
+from hpc_mp.train.data.sampler import permuted
 
 Order = Callable[[int, int, int], int]  # (place, size, epoch) → item
 

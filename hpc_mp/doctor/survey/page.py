@@ -8,12 +8,11 @@ from hpc_mp.doctor.survey.report import Report, drain_commands
 from hpc_mp.report.html import filled, publish
 
 TEMPLATE = Path(__file__).resolve().with_name("page.html.j2")
-FOR_ALL = 0o666  # less the umask: the page tells of the cluster, not of a user
 
 
 def write_page(path: Path, report: Report) -> None:
-    """Write the page atomically. Raises HpcMpError if it cannot be written."""
-    publish(path, render(report), FOR_ALL, "--html")
+    """Write the page atomically, for all users: it tells of the cluster. Raises HpcMpError if it cannot be written."""
+    publish(path, render(report), None, "--html")
 
 
 def render(report: Report) -> str:

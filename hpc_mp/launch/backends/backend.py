@@ -64,12 +64,8 @@ class RehearsedPlans:
 
 @dataclass(frozen=True, slots=True)
 class CallRequest:
-    """A Python callable for ``nodes * tasks_per_node`` tasks to run.
-
-    Attributes:
-        folder: directory of the pickles, the script and the logs; all nodes see it.
-        options: options of ``submitit.SlurmExecutor``.
-    """
+    """A Python callable for ``nodes * tasks_per_node`` tasks to run. ``folder``: directory of the pickles, the script and the
+    logs; all nodes see it. ``options``: options of ``submitit.SlurmExecutor``."""
 
     call: SubmittedCall
     folder: Path

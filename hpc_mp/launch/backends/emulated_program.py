@@ -13,7 +13,7 @@ from hpc_mp.diagnosis.watchdogs import collective_timeout
 from hpc_mp.launch.backends.backend import Launch
 from hpc_mp.launch.backends.interrupts import Interrupts
 from hpc_mp.launch.backends.watch import RanksEnd, conclude_ranks, judge, watch
-from hpc_mp.launch.emulator.emulator import EmulatedRank, Emulator, Patience
+from hpc_mp.launch.emulator.emulator import EmulatedRank, Emulator
 from hpc_mp.launch.emulator.slurm_env import EMULATED, inherited
 from hpc_mp.launch.program.plan import ProgramPlan
 from hpc_mp.launch.run_files import begin
@@ -25,10 +25,9 @@ from hpc_mp.rundir.failures import RankFailure, sentence, write_failure
 from hpc_mp.rundir.outcome import Cause, Outcome
 from hpc_mp.rundir.program import rank_variables
 from hpc_mp.rundir.rank_env import emulated_node
-from hpc_mp.supervisor.begun import say_begun, say_ended
-from hpc_mp.supervisor.hang_stacks import add_what_logs_say, explained, where
+from hpc_mp.supervisor.context import say_begun, say_ended
 from hpc_mp.supervisor.prepare import port
-from hpc_mp.supervisor.silence import SilenceWatch, rank_files
+from hpc_mp.supervisor.silence import SilenceWatch, add_what_logs_say, explained, rank_files, where
 
 MODULE = "hpc_mp.program.rank"
 GPUS = "CUDA_VISIBLE_DEVICES"
@@ -51,8 +50,8 @@ def start_program(launch: Launch, plan: ProgramPlan) -> Outcome:
         tasks = len(plan.placement.ranks)
         names = [emulated_node(node) for node in range(plan.placement.nodes)]
         say_begun(run, number, plan.placement.ranks, names, spec.job.device)
-        patience = Patience((0, *spec.program.stop_codes), True, f"SIG{spec.program.signal}")
-        emulator.start(_ranks(plan, run, shared), run.path, None, lock, f"{MODULE}:emulated", patience)
+        emulator.start(_ranks(plan, run, shared), run.path, None, lock, f"{MODULE}:emulated",
+                       orderly=(0, *spec.program.stop_codes), patient=True, stop=f"SIG{spec.program.signal}")
         silence = SilenceWatch(spec.program.silent_limit, tasks, rank_files(run, tasks),
                                on_hang=lambda: record_stacks(run, number))
         with listener.following(0):

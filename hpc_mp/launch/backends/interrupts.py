@@ -12,11 +12,9 @@ MEANINGS = ("saving at the next step, then stopping; once more (Ctrl-C or SIGTER
 
 
 class Interrupts:
-    """A readable object that collects the watched signals while entered; they have no other effect.
-
-    Python delivers signals only to the main thread: in another thread, this object receives none. A SIGHUP that was ignored
-    before stays ignored, since that is the purpose of nohup.
-    """
+    """A readable object that collects the watched signals while entered; they have no other effect. Python delivers signals only
+    to the main thread: in another thread, this object receives none. A SIGHUP that was ignored before stays ignored, since that
+    is the purpose of nohup."""
 
     def __init__(self) -> None:
         self._bell, self._ringer = socket.socketpair()
@@ -28,11 +26,8 @@ class Interrupts:
         return self._bell.fileno()
 
     def received(self) -> int:
-        """Return the number of interrupts since the last call; never waits.
-
-        A SIGHUP after another one does not count: kernel and shell each send it when a terminal closes, which is not meant as
-        "kill".
-        """
+        """Return the number of interrupts since the last call; never waits. A SIGHUP after another one does not count: kernel and
+        shell each send it when a terminal closes, which is not meant as "kill"."""
         before = self._count
         with suppress(BlockingIOError):
             for number in self._bell.recv(4096):

@@ -45,16 +45,9 @@ TARGET = Target("emulated on this machine", outside, _gpus, in_script=False)
 
 
 def start(launch: Launch, entry: str = ENTRY) -> Outcome:
-    """Start every rank, follow all to their end and return the outcome.
-
-    The last check is made in the process that imports the ranks' modules.
-
-    Args:
-        entry: the function that a rank calls, ``"module:function"``.
-
-    Raises:
-        HpcMpError: the check fails; the run directory cannot be written; not Linux; a library of the rank half is missing.
-    """
+    """Start every rank, follow all to their end and return the outcome. The last check is made in the process that imports the
+    ranks' modules. ``entry``: the function that a rank calls, ``"module:function"``. Raises HpcMpError if the check fails, the
+    run directory cannot be written, this is not Linux, or a library of the rank half is missing."""
     plan, listener = launch.plan, launch.listener
     if isinstance(plan, ProgramPlan):
         by_mpirun = plan.spec.program.start == "mpi"

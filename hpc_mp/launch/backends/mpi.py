@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from hpc_mp.base.command import Runner
 from hpc_mp.job import AnySpec
 from hpc_mp.launch.backends.backend import Launch
-from hpc_mp.launch.backends.supervised import follow
+from hpc_mp.launch.backends.step import follow
 from hpc_mp.launch.choices import GpuRequest, as_given
 from hpc_mp.launch.emulator.slurm_env import EMULATED, inherited, shared_environment
 from hpc_mp.launch.facts import ClusterFacts, outside

@@ -46,13 +46,9 @@ TARGET = Target("in a new Slurm job", ask_cluster, slurm_gpus, in_script=True, f
 
 
 def start(launch: Launch) -> Outcome:
-    """Submit the script, and ``slurm.chain`` more times behind it; for a sweep one script for all its runs.
-
-    With ``wait``, wait for the end; Ctrl-C then ends the waiting, not the job.
-
-    Raises:
-        HpcMpError: Slurm refuses the job, or the run directory cannot be written. Nothing is left of a new run then.
-    """
+    """Submit the script, and ``slurm.chain`` more times behind it; for a sweep one script for all its runs. With ``wait``, wait
+    for the end; Ctrl-C then ends the waiting, not the job. Raises HpcMpError if Slurm refuses the job, or the run directory
+    cannot be written. Nothing is left of a new run then."""
     launch.check(check_model)
     rehearsal = rehearse(launch.plans, next_runs(launch.plans, launch.resumed))
     launch.listener.say(rehearsal.message)

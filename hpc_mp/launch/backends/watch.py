@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 
+from hpc_mp.base.line_file import append_lines
 from hpc_mp.diagnosis.classify import classify
 from hpc_mp.diagnosis.ends import unsaid_end
 from hpc_mp.diagnosis.evidence import Evidence
@@ -17,7 +18,6 @@ from hpc_mp.launch.emulator.emulator import Emulator, Exit
 from hpc_mp.launch.listener import Listener
 from hpc_mp.layout.placement import Placement
 from hpc_mp.report.conclude import conclude
-from hpc_mp.rundir import LineFile
 from hpc_mp.rundir.attempt import AttemptReader
 from hpc_mp.rundir.failures import RankFailure, coordinates, read_failures, write_failure
 from hpc_mp.rundir.outcome import STOPPED, Cause, Outcome, State, figures
@@ -31,12 +31,8 @@ COMMANDS = ("stop", "kill")  # commands for the ranks at the first and the secon
 
 @dataclass(frozen=True, slots=True)
 class RanksEnd:
-    """The ends of all ranks.
-
-    Attributes:
-        interrupted: True if the user asked for the end.
-        broken: reason why the emulator itself failed; None if it did not.
-    """
+    """The ends of all ranks. ``interrupted``: True if the user asked for the end. ``broken``: reason why the emulator itself
+    failed; None if it did not."""
 
     exits: tuple[Exit, ...]
     interrupted: bool = False
@@ -73,11 +69,8 @@ def watch(emulator: Emulator, attempt: AttemptReader, interrupts: Interrupts, li
 def judge(ended: RanksEnd, attempt: AttemptReader, placement: Placement,
           joint_failures: Sequence[RankFailure] = (), program: Program | None = None) -> tuple[State, Cause | None]:
     """Return the state of an emulated attempt, and the cause of its failure. Ranks that ended without a record get one.
-
-    Args:
-        joint_failures: failures that the end of a single rank does not show.
-        program: the program that the ranks run, without coordinates unless it has axes; None for our own engine.
-    """
+    ``joint_failures``: failures that the end of a single rank does not show. ``program``: the program that the ranks run, without
+    coordinates unless it has axes; None for our own engine."""
     orderly = (0, STOPPED) if program is None else (0, *program.stop_codes)
     bad = [end for end in ended.exits if end.code not in orderly and not (end.ours and ended.interrupted)]
     if ended.broken is not None:
@@ -104,10 +97,8 @@ def conclude_ranks(attempt: AttemptReader, state: State, cause: Cause | None, li
     """Write the cause to the main log, after the lines ``before``, and return the outcome with its report."""
     run, number = attempt.run, attempt.number
     if cause is not None:
-        log = LineFile(run.main_log)
-        for message in (*before, f"attempt {number} failed: {cause.message}"):
-            log.write(f"{datetime.now():%H:%M:%S} {message}")
-        log.close()
+        append_lines(run.main_log, [f"{datetime.now():%H:%M:%S} {message}"
+                                    for message in (*before, f"attempt {number} failed: {cause.message}")])
     return conclude(Outcome(run.path, state, cause=cause, **figures(run, number)), number, listener.note)
 
 

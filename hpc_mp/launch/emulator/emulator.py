@@ -1,19 +1,19 @@
 """The launcher's side of emulated ranks: it starts the zygote, sends it the order, and receives the ends of the ranks."""
 
 import os
-import selectors
 import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.reduction import send_handle
 from pathlib import Path
 from typing import Any
 
 from hpc_mp.base.errors import HpcMpError, RunFailed
 from hpc_mp.base.exit_codes import ending
-from hpc_mp.launch.emulator.channel import EventChannel
 
 ENTRY = "hpc_mp.train.rank.main:main"
 ASSEMBLY = "hpc_mp.train.rank.assemble"  # imported by ranks when they have met, unless the zygote has imported it
@@ -31,33 +31,13 @@ class EmulatedRank:
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """The end of one rank.
-
-    Attributes:
-        code: exit code as from ``subprocess``: negative for a signal.
-        time: unix seconds.
-        ours: True if a signal from the emulator killed it.
-    """
+    """The end of one rank. ``code``: exit code as from ``subprocess``: negative for a signal. ``time``: unix seconds. ``ours``:
+    True if a signal from the emulator killed it."""
 
     rank: int
     code: int
     time: float
     ours: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """Rules for the ends of ranks: which are not failures, and what follows.
-
-    Attributes:
-        orderly: exit codes of ranks that are done, or stopped by a signal after saving.
-        patient: True if the others may then continue without a time limit.
-        stop: the signal that asks ranks to save and stop.
-    """
-
-    orderly: tuple[int, ...] = (os.EX_OK, os.EX_TEMPFAIL)
-    patient: bool = False
-    stop: str = "SIGTERM"
 
 
 class Emulator:
@@ -76,7 +56,7 @@ class Emulator:
     """
 
     def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
-        ours, theirs = socket.socketpair()
+        self._channel, theirs = Pipe()
         # The launcher's search path, without the current directory: a user's random.py there must not be imported.
         path = os.pathsep.join(filter(None, [environment.get("PYTHONPATH"), *sys.path]))
         with theirs:
@@ -84,9 +64,6 @@ class Emulator:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "hpc_mp.launch.emulator.zygote", *modules], stdin=theirs.fileno(), stdout=STDERR,
                 env={**environment, "PYTHONPATH": path}, start_new_session=True)
-        self._channel = EventChannel(ours)
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._channel, selectors.EVENT_READ)
         self._ranks = 0
         self.exits: list[Exit] = []
         self.running = True
@@ -94,24 +71,15 @@ class Emulator:
 
     def call(self, function: str, *arguments: Any) -> Any:
         """Call a function in the zygote, which has imported the modules, and return its result. Only before the ranks are
-        started.
-
-        Args:
-            function: ``"module:function"``; its arguments and its result must be JSON values.
-
-        Raises:
-            HpcMpError: the function's own.
-            RunFailed: the imports failed, or the function failed otherwise.
-        """
+        started. ``function``: ``"module:function"``; its arguments and its result must be plain values. Raises the function's own
+        HpcMpError, and RunFailed if the imports or the function failed otherwise."""
         with suppress(ConnectionError):  # the zygote's end is handled below
             self._channel.send({"call": function, "arguments": arguments})
         try:
-            while not (events := self._channel.receive()):
-                pass
-        except EOFError:
+            event = self._channel.recv()
+        except (EOFError, OSError):
             self.running = False
             raise RunFailed(f"the process that forks the ranks {ending(self._process.wait())}") from None
-        (event,) = events  # nothing else has been requested
         if event["event"] == "refused":
             raise HpcMpError(event["value"], event["rule"], event["remedy"])
         if event["event"] != "answer":
@@ -119,7 +87,7 @@ class Emulator:
         return event["value"]
 
     def start(self, ranks: Sequence[EmulatedRank], job_file: Path, listener: socket.socket | None, lock: int, entry: str = ENTRY,
-              patience: Patience | None = None) -> None:
+              orderly: Sequence[int] = (os.EX_OK, os.EX_TEMPFAIL), patient: bool = False, stop: str = "SIGTERM") -> None:
         """Fork the ranks as soon as the imports are done; if they failed, ``broken`` has the reason.
 
         Args:
@@ -128,25 +96,28 @@ class Emulator:
             listener: a listening socket for rank 0, which gets its descriptor in ``HPC_MP_LISTEN_FD``; None if rank 0 makes one.
             lock: the open lock file of the run, held as long as any rank lives.
             entry: ``"module:function"``, returning the exit code.
-            patience: rules for the user's program, which differ.
+            orderly: exit codes of ranks that are done, or stopped by a signal after saving; if ``patient``, the others may then
+                continue without a time limit.
+            stop: the signal that asks ranks to save and stop.
         """
         self._ranks = len(ranks)
         order = [{"log": str(rank.log), "environment": dict(rank.environment)} for rank in ranks]
-        with suppress(ConnectionError):
-            self._channel.send({"entry": entry, "job_file": str(job_file), "ranks": order, **asdict(patience or Patience())},
-                               [lock, *([listener.fileno()] if listener is not None else [])])
+        with suppress(OSError):  # the zygote's end is handled in ``receive``
+            self._channel.send({"entry": entry, "job_file": str(job_file), "ranks": order, "listens": listener is not None,
+                                "orderly": orderly, "patient": patient, "stop": stop})
+            for file in (lock, *([] if listener is None else [listener.fileno()])):
+                send_handle(self._channel, file, self._process.pid)
 
     def receive(self, seconds: float | None = 0.0) -> None:
         """Record the ranks that have ended. Wait for news for ``seconds``; None waits without a limit."""
         try:
-            while self.running and self._selector.select(seconds):
-                seconds = 0.0
-                for event in self._channel.receive():  # see hpc_mp.launch.emulator.zygote
-                    if event["event"] == "exit":
-                        self.exits.append(Exit(event["rank"], event["code"], event["time"], event["ours"]))
-                    else:
-                        self.broken = NOT_IMPORTED.format(why=event["why"])
-        except EOFError:
+            while self.running and self._channel.poll(seconds):
+                seconds, event = 0.0, self._channel.recv()  # see hpc_mp.launch.emulator.zygote
+                if event["event"] == "exit":
+                    self.exits.append(Exit(event["rank"], event["code"], event["time"], event["ours"]))
+                else:
+                    self.broken = NOT_IMPORTED.format(why=event["why"])
+        except (EOFError, OSError):
             self.running = False
             if len(self.exits) < self._ranks and self.broken is None:
                 self.broken = f"the process that forked the ranks {ending(self._process.wait())}"
@@ -169,7 +140,6 @@ class Emulator:
     def close(self) -> None:
         """End all that is left, including the forking process, which has the run's lock open. Does nothing if already closed."""
         self.running = False
-        self._selector.close()
         self._channel.close()  # ranks that still live are killed
         if not self._ranks:
             self._process.kill()  # it may still be importing, and has no rank yet

@@ -31,13 +31,9 @@ def inherited(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def shared_environment(spec: AnySpec, environ: Mapping[str, str], cores: int, ours: Mapping[str, str]) -> dict[str, str]:
-    """Return variables that are the same in every rank of a job outside of Slurm, and that libraries read on import.
-
-    Args:
-        environ: the launching process's own environment.
-        cores: number of cores of this machine for all ranks.
-        ours: variables of the back end; ``environment.set`` overrides them.
-    """
+    """Return variables that are the same in every rank of a job outside of Slurm, and that libraries read on import. ``environ``:
+    the launching process's own environment. ``cores``: number of cores of this machine for all ranks. ``ours``: variables of the
+    back end; ``environment.set`` overrides them."""
     return {
         "OMP_NUM_THREADS": str(max(1, cores // spec.ranks)),
         **inherited(environ),
@@ -51,13 +47,9 @@ def shared_environment(spec: AnySpec, environ: Mapping[str, str], cores: int, ou
 
 
 def srun_environments(places: Sequence[TaskPlace], job_id: str, step: Mapping[str, str]) -> list[dict[str, str]]:
-    """Return the variables that srun would set for each task, by task.
-
-    Args:
-        places: places of all tasks; every node has the same number.
-        job_id: substitute for Slurm's job id.
-        step: additional variables of all tasks; they override those of the step, but not those of a task.
-    """
+    """Return the variables that srun would set for each task, by task. ``places``: places of all tasks; every node has the same
+    number. ``job_id``: substitute for Slurm's job id. ``step``: additional variables of all tasks; they override those of the
+    step, but not those of a task."""
     nodes = 1 + max(place.node for place in places)
     per_node = len(places) // nodes
     names = compress(map(emulated_node, range(nodes)))

@@ -3,7 +3,7 @@
 Importing torch and transformers takes seconds, a fork milliseconds. Before the forks only imports happen here: threads of
 OpenMP, rayon and CUDA do not survive a fork.
 
-Run as ``python -m hpc_mp.launch.emulator.zygote MODULE …`` with one end of an ``EventChannel`` as standard input. It sends
+Run as ``python -m hpc_mp.launch.emulator.zygote MODULE …`` with one end of a ``Pipe`` as standard input. It sends
 
     {"event": "broken", "why"}                            a module could not be imported
     {"event": "answer", "value"}                          the result of a requested call
@@ -13,7 +13,7 @@ Run as ``python -m hpc_mp.launch.emulator.zygote MODULE …`` with one end of an
 
 First, it may receive requests to call functions, ``{"call", "arguments"}``, so that the launcher need not import the ranks'
 modules. It then receives ``{"entry", "job_file", "ranks": [{"log", "environment"}, …], "orderly", "patient", "stop"}`` (see
-``emulator.Patience``), with the lock on the run and rank 0's listening socket, if any. Later it receives
+``Emulator.start``), and behind it the lock on the run and, if it ``listens``, rank 0's listening socket. Later it receives
 ``{"command": "stop"}`` (that signal to every rank), ``{"command": "abort"}`` (SIGABRT) or ``{"command": "kill"}``. If the
 channel closes, the launcher is dead and every rank is killed; if this process dies, the kernel kills them.
 """
@@ -33,13 +33,14 @@ import warnings
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle
 from pathlib import Path
 from typing import Any
 
 from hpc_mp.base.child import die_with, redirect
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.exit_codes import ending
-from hpc_mp.launch.emulator.channel import EventChannel
 
 GRACE_S = 2.0  # after an abnormal exit, for the others to end by themselves: their exits are echoes
 LAG_S = 60.0  # after an orderly exit, until the others count as hanging, as with srun's --wait=60
@@ -47,7 +48,7 @@ ENDING = (signal.SIGTERM, signal.SIGKILL)  # signals for the others then, a seco
 
 
 def main(modules: Sequence[str]) -> int:
-    channel = EventChannel(socket.socket(fileno=0))
+    channel = Connection(0)
     gc.disable()  # objects made by imports stay: collecting garbage among them takes a fifth of their time
     try:
         for module in modules:
@@ -60,25 +61,22 @@ def main(modules: Sequence[str]) -> int:
     # The only threads are those of an idle OpenBLAS pool, which is recreated in a child.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     try:
-        messages: list[dict[str, Any]] = []
-        while not messages:
-            messages = channel.receive()
-            while messages and "call" in messages[0]:
-                answer(channel, messages.pop(0))
-    except (EOFError, BrokenPipeError):
+        while "call" in (order := channel.recv()):
+            answer(channel, order)
+        _ = recv_handle(channel)  # the lock: it stays open here and in every rank as long as one lives
+        listener = recv_handle(channel) if order["listens"] else None
+    except (EOFError, OSError):
         return 0  # the launcher refused the job, or gave up
     gc.freeze()  # else a collection in a rank would touch, and so copy, all shared memory: 90 MB per rank
     gc.enable()
-    order, *commands = messages
-    listener = next(iter(channel.files[1:]), None)
     ranks = Ranks(channel, [fork_rank(rank, order, listener) for rank in range(len(order["ranks"]))], order)
     if listener is not None:
-        os.close(listener)  # rank 0 has it; the lock stays open here and in every rank as long as one lives
-    ranks.watch(commands)
+        os.close(listener)  # rank 0 has it
+    ranks.watch()
     return 0
 
 
-def answer(channel: EventChannel, question: dict[str, Any]) -> None:
+def answer(channel: Connection, question: dict[str, Any]) -> None:
     """Call a function in a separate process, so that it leaves no state in the process that forks the ranks."""
     zygote = os.getpid()
     pid = os.fork()
@@ -141,7 +139,7 @@ def fork_rank(rank: int, order: dict[str, Any], listener: int | None) -> int:
 class Ranks:
     """The living ranks: this reports their ends, forwards commands, and ends the others after an abnormal exit."""
 
-    def __init__(self, channel: EventChannel, pids: Sequence[int], order: dict[str, Any]) -> None:
+    def __init__(self, channel: Connection, pids: Sequence[int], order: dict[str, Any]) -> None:
         self.channel, self.orderly = channel, order["orderly"]
         self.lag = math.inf if order["patient"] else LAG_S
         self.commands = {"stop": signal.Signals[order["stop"]], "abort": signal.SIGABRT, "kill": signal.SIGKILL}
@@ -152,12 +150,11 @@ class Ranks:
         self.selector = selectors.DefaultSelector()
         self.bell, self.ringer = socket.socketpair()
 
-    def watch(self, commands: Sequence[dict[str, Any]] = ()) -> None:
+    def watch(self) -> None:
         """Return when no rank lives any more."""
         self.ringer.setblocking(False)
         signal.set_wakeup_fd(self.ringer.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)  # only to wake the selector
-        self._obey(commands)
         self._reap()  # ranks that ended before the bell was installed
         self.selector.register(self.bell, selectors.EVENT_READ, self._answer)
         self.selector.register(self.channel, selectors.EVENT_READ, self._listen)
@@ -185,14 +182,10 @@ class Ranks:
 
     def _listen(self) -> None:
         try:
-            self._obey(self.channel.receive())
-        except EOFError:
+            self._signal(self.commands[self.channel.recv()["command"]])
+        except (EOFError, OSError):
             self.selector.unregister(self.channel)
             self._signal(signal.SIGKILL)
-
-    def _obey(self, commands: Sequence[dict[str, Any]]) -> None:
-        for message in commands:
-            self._signal(self.commands[message["command"]])
 
     def _signal(self, number: int) -> None:
         self.sent.add(number)

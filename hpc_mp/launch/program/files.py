@@ -14,13 +14,9 @@ from hpc_mp.job import ProgramSpec
 def check_files(spec: ProgramSpec, in_script: bool) -> None:
     """Refuse a command whose own files, named relative to its directory, are missing. All nodes see that directory as we do.
 
-    An absolute path may be in a container, or only on the nodes; it cannot be checked here.
-
-    Args:
-        in_script: True if a job script with ``slurm.setup`` runs before the ranks.
-
-    Raises:
-        HpcMpError: a program is missing or not executable, a script is missing, or an environment to stage is unknown.
+    An absolute path may be in a container, or only on the nodes; it cannot be checked here. ``in_script``: True if a job script
+    with ``slurm.setup`` runs before the ranks. Raises HpcMpError if a program is missing or not executable, a script is missing,
+    or an environment to stage is unknown.
     """
     command, directory = spec.program.command, Path(spec.program.directory)
     for source in spec.program.stage:

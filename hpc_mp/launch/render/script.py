@@ -13,9 +13,9 @@ from hpc_mp.cluster.slurm.releases import differences
 from hpc_mp.job import AnySpec, ProgramSpec
 from hpc_mp.job.values import seconds_of
 from hpc_mp.launch.facts import ClusterFacts
-from hpc_mp.launch.quoting import Verbatim, directive, literal, shell
-from hpc_mp.launch.render import checks, container, values
+from hpc_mp.launch.render import checks, values
 from hpc_mp.launch.render.site import ScriptTemplate, shipped
+from hpc_mp.launch.render.values import Verbatim, directive, literal, shell
 from hpc_mp.rundir import RunDirectory
 
 ENTRIES = ("hpc_mp.program", RunDirectory.program_script.name)  # entry of a program's ranks; in a container the second
@@ -26,12 +26,8 @@ _REASON = re.compile(r"\s*\{# ((?:(?!#\}).)*) #\}$")
 
 @dataclass(frozen=True, slots=True)
 class JobScript:
-    """A rendered script, the reasons of its lines, and the path of its template.
-
-    Attributes:
-        explanations: (line, reason) in order, without empty lines.
-        runs: the run directories that it names.
-    """
+    """A rendered script, the reasons of its lines, and the path of its template. ``explanations``: (line, reason) in order,
+    without empty lines. ``runs``: the run directories that it names."""
 
     text: str
     explanations: tuple[tuple[str, str], ...]
@@ -83,8 +79,8 @@ def render(spec: AnySpec, runs: Path | Sequence[Path], facts: ClusterFacts | Non
         "warned": seconds is None or seconds - spec.grace >= values.EARLY_S + values.START_S,
         "here": differences(facts.version),
         "step_options": {name: value for name, value in options_of(spec, "step").items() if value is not False},
-        "runtime": container.runtime(spec, facts),
-        "mounts": container.mounts(spec),
+        "runtime": values.runtime(spec, facts),
+        "mounts": values.mounts(spec),
         "container_env": facts.srun_options is None or "container-env" in facts.srun_options,
     })
     if isinstance(spec, ProgramSpec) and ENTRIES[spec.slurm.container is not None] not in script.text:

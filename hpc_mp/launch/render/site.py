@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpc_mp.base.assets import asset
+from hpc_mp.base.assets import FOLDER, asset, config_folders
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.base.site_files import FOLDER, config_folders
 
 TEMPLATE, DEFAULTS = "job.sbatch.j2", "site.toml"
 SECTIONS = ("slurm", "environment")  # of the job file: those that a site may set

@@ -55,13 +55,8 @@ def stage_environment(spec: AnySpec, listener: Listener, *runs: RunDirectory) ->
 
 def pack(python: Interpreter, cache: Path, show: PackedBytes) -> StagedEnvironment:
     """Return the archive of the environment of ``python``, made unless it exists; ``ARCHIVE.bytes`` has its unpacked size.
-
-    Args:
-        cache: directory for archives, on a file system that all nodes share; older ones of the same prefix are removed.
-
-    Raises:
-        HpcMpError: the environment cannot be packed, or the cache cannot be written.
-    """
+    ``cache``: directory for archives, on a file system that all nodes share; older ones of the same prefix are removed. Raises
+    HpcMpError if the environment cannot be packed, or the cache cannot be written."""
     content = members(python)
     size = sum(member.size for member in content)
     name = f"environment-{_key(str(python.prefix))}-{fingerprint(python, content)}"

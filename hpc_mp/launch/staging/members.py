@@ -29,12 +29,8 @@ MOST_CHECKOUT = 1 << 30  # bytes: a larger checkout contains data, not only code
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One file of the archive: the bytes of ``source``, or ``text`` instead, or a link.
-
-    Attributes:
-        changed: mtime of ``source`` in nanoseconds.
-        link: target of a symbolic link.
-    """
+    """One file of the archive: the bytes of ``source``, or ``text`` instead, or a link. ``changed``: mtime of ``source`` in
+    nanoseconds. ``link``: target of a symbolic link."""
 
     name: str
     size: int

@@ -61,12 +61,8 @@ def submit(
 
 
 class SubmittedJob:
-    """A submitted callable.
-
-    Attributes:
-        id: id of Slurm's job; on emulated nodes a substitute number.
-        words: the site's messages at submission; mostly empty.
-    """
+    """A submitted callable. ``id``: id of Slurm's job; on emulated nodes a substitute number. ``words``: the site's messages at
+    submission; mostly empty."""
 
     def __init__(self, running: SubmittedTasks, folder: Path, tasks: int) -> None:
         self._running, self.folder, self.tasks = running, folder, tasks
@@ -75,10 +71,8 @@ class SubmittedJob:
 
     @property
     def state(self) -> str:
-        """The state in Slurm's words: ``PENDING``, ``RUNNING``, ``COMPLETED``, ``FAILED``, ``CANCELLED`` …
-
-        For a Slurm job it is at most half a minute old. Files that tasks wrote about their end take precedence.
-        """
+        """The state in Slurm's words: ``PENDING``, ``RUNNING``, ``COMPLETED``, ``FAILED``, ``CANCELLED`` … For a Slurm job it is
+        at most half a minute old. Files that tasks wrote about their end take precedence."""
         reported = self._running.state()
         if reported in FINAL:
             return reported
@@ -92,12 +86,9 @@ class SubmittedJob:
         return [self.folder / f"{self.id}_{task}_log.out" for task in range(self.tasks)]
 
     def results(self, timeout: float | None = None) -> list[Any]:
-        """Wait for the results of the call and return them, by task.
-
-        Raises:
-            RunFailed: a task failed. The message names the first one, its host and the Python error with its traceback.
-            TimeoutError: the results are missing after ``timeout`` seconds; the job continues.
-        """
+        """Wait for the results of the call and return them, by task. Raises RunFailed if a task failed, with the first one, its
+        host and the Python error with its traceback, and TimeoutError if results are missing after ``timeout`` seconds; the job
+        continues."""
         deadline = None if timeout is None else time.monotonic() + timeout
         ended: float | None = None
         while not all(self._result(task).exists() for task in range(self.tasks)):

@@ -34,12 +34,8 @@ SRUN = ["--kill-on-bad-exit=1", "--wait=60", "--export=ALL"]  # ALL: else a site
 
 
 class SlurmTasks(SubmittedTasks):
-    """A Slurm job. submitit renders and pickles; we submit, query and cancel, since it cannot without accounting.
-
-    Raises:
-        HpcMpError: a name in ``options`` is not one of submitit's.
-        RunFailed: sbatch refuses.
-    """
+    """A Slurm job. submitit renders and pickles; we submit, query and cancel, since it cannot without accounting. Raises
+    HpcMpError if a name in ``options`` is not one of submitit's, and RunFailed if sbatch refuses."""
 
     def __init__(self, request: CallRequest) -> None:
         executor, folder = _executor(request), request.folder

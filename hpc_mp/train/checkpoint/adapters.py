@@ -14,12 +14,8 @@ from hpc_mp.train.parallel.fill import Source
 
 
 class Merged:
-    """A source of a model's weights with their adapters merged into them: W + scale × B A.
-
-    Args:
-        own: values of W.
-        dtype: in which they are added.
-    """
+    """A source of a model's weights with their adapters merged into them: W + scale × B A. ``own``: values of W. ``dtype``: in
+    which they are added."""
 
     def __init__(self, family: Family, shape: ModelShape, own: Source, reader: ShardReader, dtype: torch.dtype) -> None:
         assert shape.adapters is not None

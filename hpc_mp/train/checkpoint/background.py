@@ -19,11 +19,8 @@ ALIGNMENT = 64  # bytes, of each part in the copy
 
 
 class Snapshot:
-    """Host memory for a copy of a rank's parts of a checkpoint.
-
-    Args:
-        parts: parts of the same sizes as those that will be copied.
-    """
+    """Host memory for a copy of a rank's parts of a checkpoint. ``parts``: parts of the same sizes as those that will be
+    copied."""
 
     def __init__(self, parts: Sequence[LocalPart]) -> None:
         pinned = any(part.values.is_cuda for part in parts)
@@ -42,11 +39,8 @@ class Snapshot:
 
 
 class BackgroundWriter:
-    """The thread that writes a rank's parts of one checkpoint.
-
-    Attributes:
-        writing: the checkpoint that is not published yet; None if there is none.
-    """
+    """The thread that writes a rank's parts of one checkpoint. ``writing``: the checkpoint that is not published yet; None if
+    there is none."""
 
     def __init__(self, parts: Sequence[LocalPart]) -> None:
         self.writing: Writing | None = None

@@ -31,12 +31,8 @@ PROBE = 1 << 16  # bytes that a rank writes to test that it can write
 
 
 class SaveFailed(Exception):
-    """A checkpoint could not be written. Earlier checkpoints are unharmed.
-
-    Attributes:
-        ranks: the ranks that failed.
-        refused: True if every failure was an error of the operating system; otherwise the program has a fault.
-    """
+    """A checkpoint could not be written. Earlier checkpoints are unharmed. ``ranks``: the ranks that failed. ``refused``: True if
+    every failure was an error of the operating system; otherwise the program has a fault."""
 
     def __init__(self, message: str, ranks: tuple[int, ...], refused: bool = False) -> None:
         super().__init__(message)
@@ -60,14 +56,9 @@ class State:
 
 
 def save(run: RunDirectory, counters: Counters, held: Iterable[Held], groups: Groups, keep: int, fence: Fence) -> Path:
-    """Write one checkpoint of a run. All ranks call this at the same step.
-
-    Then all checkpoints are deleted except the newest ``keep`` and the best one by evaluation.
-
-    Raises:
-        SaveFailed: as ``Writing``.
-        FencedOut: on rank 0, if the run has been started again; nothing is published.
-    """
+    """Write one checkpoint of a run, and delete all except the newest ``keep`` and the best one by evaluation. All ranks call
+    this at the same step. Raises SaveFailed as ``Writing``, and FencedOut on rank 0 if the run has been started again; then
+    nothing is published."""
     writing = writing_of(run, counters, groups, fence)
     writing.write_all(held)
     return _pruned(writing.final, run, keep)
@@ -196,13 +187,8 @@ def lists_stage(groups: Groups) -> bool:
 
 
 def load(checkpoint: Path, held: Iterable[Held], host: Tree) -> None:
-    """Fill this rank's state from a checkpoint of any layout. All ranks call this.
-
-    One replica reads each rectangle and broadcasts it to the others.
-
-    Raises:
-        Damaged: on every rank, if any rank has found a file that is not what was saved.
-    """
+    """Fill this rank's state from a checkpoint of any layout. All ranks call this. One replica reads each rectangle and
+    broadcasts it to the others. Raises Damaged on every rank if any rank has found a file that is not what was saved."""
     states = list(_states(held))
 
     def read() -> None:
@@ -228,10 +214,8 @@ def _share_out(state: State, replicas: Axis) -> None:
 
 def _states(held: Iterable[Held]) -> Iterator[State]:
     """Yield all of this rank's state. Each rectangle has one owner among its replicas; owners are chosen to balance the writes.
-
     The experts' state comes last. Its replicas are other ranks, and two ranks that meet in two groups must enter them in the same
-    order. A tied weight is saved only by the embedding's stage; the head's copy is loaded from there.
-    """
+    order. A tied weight is saved only by the embedding's stage; the head's copy is loaded from there."""
     filled: dict[bool, list[int]] = {}
     for item in sorted(held, key=lambda held: (held.of_experts, -held.values.numel())):
         loads = filled.setdefault(item.of_experts, [0] * item.replicas.size)

@@ -254,11 +254,8 @@ def _save_generation_config(spec: JobSpec, config: PreTrainedConfig, directory: 
 
 
 def check_output(output: Path, force: bool) -> None:
-    """Check that a model directory may be written to ``output``; with ``force`` it may replace a model directory.
-
-    Raises:
-        HpcMpError: something is there that must not be replaced.
-    """
+    """Check that a model directory may be written to ``output``; with ``force`` it may replace a model directory. Raises
+    HpcMpError if something is there that must not be replaced."""
     value = f"--output {output}"
     try:
         entries = list(output.iterdir())
@@ -279,11 +276,7 @@ def check_output(output: Path, force: bool) -> None:
 @contextmanager
 def publishing(output: Path, value: str = "--output") -> Iterator[Path]:
     """Yield a temporary directory beside ``output`` that replaces it if the block succeeds; otherwise it is deleted. ``value``
-    names the directory in messages.
-
-    Raises:
-        HpcMpError: it cannot be written (full disk, exceeded quota, no permission …).
-    """
+    names the directory in messages. Raises HpcMpError if it cannot be written (full disk, exceeded quota, no permission …)."""
     temporary = output.with_name(f".{output.name}.{uuid.uuid4().hex}")
     old = temporary.with_name(f"{temporary.name}.old")
     try:

@@ -33,11 +33,8 @@ class Damaged(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LocalPart:
-    """A part of a whole tensor that this rank holds: the tensor's name and shape, and the part's place in it.
-
-    Attributes:
-        release: called with the parts of ``values`` that have been written or filled.
-    """
+    """A part of a whole tensor that this rank holds: the tensor's name and shape, and the part's place in it. ``release``: called
+    with the parts of ``values`` that have been written or filled."""
 
     name: str
     shape: tuple[int, ...]
@@ -53,10 +50,8 @@ class LocalPart:
 
 
 def write_shard(path: Path, parts: Sequence[LocalPart]) -> checkpoint_index.CheckpointIndex:
-    """Write the parts to one file and make it durable. Raises OSError.
-
-    Return the file and its tensors. No file is written if there are no parts.
-    """
+    """Write the parts to one file and make it durable. Raises OSError. Return the file and its tensors. No file is written if
+    there are no parts."""
     parts = [part for part in parts if part.values.numel()]
     if not parts:
         return checkpoint_index.CheckpointIndex({}, {})
@@ -82,24 +77,16 @@ def shard_bytes(parts: Iterable[LocalPart]) -> int:
 
 
 class ShardReader:
-    """A reader of tensor rectangles from a checkpoint's files. Each block is hashed when it is first read.
-
-    Args:
-        directory: the checkpoint.
-        index: the index of the tensors that will be read.
-    """
+    """A reader of tensor rectangles from a checkpoint's files. Each block is hashed when it is first read. ``directory``: the
+    checkpoint. ``index``: the index of the tensors that will be read."""
 
     def __init__(self, directory: Path, index: checkpoint_index.CheckpointIndex) -> None:
         self.directory, self._index = directory, index
         self._file, self._number, self._block = "", -1, b""  # the last block read
 
     def read(self, parts: Iterable[LocalPart]) -> None:
-        """Fill rectangles of tensors, cast to their dtypes. Parts are read in file order, so that no block is read twice.
-
-        Raises:
-            Damaged: a block is not what was saved, or the parts do not cover a rectangle.
-            OSError: a file cannot be read.
-        """
+        """Fill rectangles of tensors, cast to their dtypes. Parts are read in file order, so that no block is read twice. Raises
+        Damaged if a block is not what was saved, or the parts do not cover a rectangle, and OSError if a file cannot be read."""
         targets = [part for part in parts if part.values.numel()]
         sources = [(stored.file, stored.begin, number, stored) for number, part in enumerate(targets)
                  for stored in self._index.tensors[part.name].parts if _common(part.box, stored) is not None]

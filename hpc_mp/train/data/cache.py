@@ -2,14 +2,16 @@
 
 import errno
 import hashlib
+import os
 import shutil
+import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.rundir import sync
+from hpc_mp.rundir import read_json, sync, write_json
 from hpc_mp.rundir.checkpoints import sha256
 
 SUMS = "SHA256SUMS"  # of every other file, in the format of `sha256sum`; its presence marks a complete directory
@@ -24,13 +26,8 @@ def entry(directory: Path, build: Callable[[Path], None], hashed: Callable[[Path
     """Return ``directory`` with the files that ``build(temporary directory)`` writes. It is built only if no intact one exists.
 
     Processes may build the same entry at once: the first to finish publishes it, and the others use its result. A damaged entry
-    is replaced. There is no lock, because many parallel file systems have none: publishing is one rename.
-
-    Args:
-        hashed: returns the SHA-256 of an existing file.
-
-    Raises:
-        HpcMpError: the cache cannot be written. Errors of ``build`` are passed on.
+    is replaced. There is no lock, because many parallel file systems have none: publishing is one rename. ``hashed``: returns the
+    SHA-256 of an existing file. Raises HpcMpError if the cache cannot be written. Errors of ``build`` are passed on.
     """
     if _intact(directory, hashed):
         return directory
@@ -82,3 +79,48 @@ def _publish(temporary: Path, directory: Path) -> None:
         else:
             sync(directory.parent)
             return
+
+
+FILE = "hashes.json"  # in the cache: absolute path -> [bytes, nanoseconds of the last change, inode, SHA-256]
+SETTLED_NS = 2_000_000_000  # a file that was just written may be written again within one clock tick, unnoticed
+
+
+class HashMemory:
+    """SHA-256 of files, remembered as long as size, inode and modification time are unchanged. ``cache``: the directory that
+    keeps the hashes, beside what is made from the files. If it cannot be written, nothing is remembered."""
+
+    def __init__(self, cache: Path) -> None:
+        self._file = cache / FILE
+        self._known: dict[str, list[int | str]] = {}
+        with suppress(OSError, ValueError):
+            tree = read_json(self._file)
+            self._known = tree if isinstance(tree, dict) else {}
+        self._new = False
+
+    def __call__(self, path: Path) -> str:
+        """Return the SHA-256 of a file in hexadecimal. Raises OSError."""
+        if stored := self.remembered(path):
+            return stored
+        status = os.stat(path)
+        digest = sha256(path)
+        if time.time_ns() - status.st_mtime_ns > SETTLED_NS:
+            self._known[os.path.abspath(path)], self._new = [*_mark(status), digest], True
+        return digest
+
+    def remembered(self, path: Path) -> str | None:
+        """Return the hash without reading the file; None if the file would have to be read. Raises OSError."""
+        entry = self._known.get(os.path.abspath(path))
+        return str(entry[-1]) if isinstance(entry, list) and entry[:-1] == _mark(os.stat(path)) else None
+
+    def keep(self) -> None:
+        """Write new hashes to the cache."""
+        if self._new:
+            with suppress(OSError):
+                self._file.parent.mkdir(parents=True, exist_ok=True)
+                write_json(self._file, {name: mark for name, mark in self._known.items() if os.path.exists(name)})
+            self._new = False
+
+
+def _mark(status: os.stat_result) -> list[int]:
+    """Return the properties that change with a file's content."""
+    return [status.st_size, status.st_mtime_ns, status.st_ino]

@@ -42,7 +42,7 @@ class ChatTemplate:
 
     def render(self, chat: Chat) -> RenderedChat:
         """Return the text of a chat. Raises UnusableRow if the template refuses it, or none of its characters counts."""
-        source = self._source(chat)
+        source = str(self.tokenizer.get_chat_template(tools=_list(chat.tools)))
         if MARK.search(source) is None:
             text = self._text(source, chat)
             spans = spans_by_difference(lambda messages, prompt: self._text(
@@ -54,9 +54,6 @@ class ChatTemplate:
         if not spans:
             raise UnusableRow("the chat template writes none of the assistant's turns: nothing would count in the loss", REMEDY)
         return RenderedChat(text, spans)
-
-    def _source(self, chat: Chat) -> str:
-        return str(self.tokenizer.get_chat_template(tools=_list(chat.tools)))
 
     def _text(self, source: str, chat: Chat, prompt: bool = False) -> str:
         return self._rendered(source, chat, add_generation_prompt=prompt)[0][0]
@@ -79,11 +76,8 @@ class ChatTemplate:
 
 @cache
 def load_template(directory: Path, template: Path | None = None) -> ChatTemplate:
-    """Return the chat template in a tokenizer's directory, as transformers reads it, or ``template`` in its place.
-
-    Raises:
-        HpcMpError: there is none, or transformers cannot load the tokenizer.
-    """
+    """Return the chat template in a tokenizer's directory, as transformers reads it, or ``template`` in its place. Raises
+    HpcMpError if there is none, or transformers cannot load the tokenizer."""
     from transformers import AutoTokenizer
 
     try:
@@ -99,11 +93,8 @@ def load_template(directory: Path, template: Path | None = None) -> ChatTemplate
 
 
 def spans_by_difference(render: Render, chat: Chat) -> tuple[Span, ...]:
-    """Return the spans of the turns that count, in the text of the whole chat.
-
-    Args:
-        render: writes messages as text, with the prompt for an answer behind them if its second argument is True.
-    """
+    """Return the spans of the turns that count, in the text of the whole chat. ``render``: writes messages as text, with the
+    prompt for an answer behind them if its second argument is True."""
     whole = render(chat.messages, False)
     answers = [place for place, counts in enumerate(chat.counts) if counts]
     before = chat.messages[:answers[-1]]

@@ -1,10 +1,13 @@
-"""Files to documents, as a stream of pieces, so that no file has to fit into memory."""
+"""Files to documents, as a stream of pieces, so that no file has to fit into memory.
+
+All rows of a job are checked before the first one is tokenized: those that cannot be used are named together, and at once.
+"""
 
 import codecs
 import hashlib
 import io
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -75,13 +78,8 @@ def pieces(files: Iterable[Path], files_key: str = "data.files", reading: Docume
     """Yield the documents of ``files`` in order.
 
     A text file is one document in UTF-8; undecodable bytes are replaced and counted. A row of another file is one document. A
-    prompt does not count in the loss, and of a chat only the assistant's turns do.
-
-    Args:
-        files_key: the key of the job file that names the files.
-
-    Raises:
-        HpcMpError: a file cannot be read, a text file is binary, or a row is malformed (with file and row).
+    prompt does not count in the loss, and of a chat only the assistant's turns do. ``files_key``: the key of the job file that
+    names the files. Raises HpcMpError if a file cannot be read, a text file is binary, or a row is malformed (with file and row).
     """
     for path in files:
         try:
@@ -184,3 +182,43 @@ def _boundary(raw: bytes) -> int:
         return space
     starts = (at for at in range(len(raw) - 1, len(raw) - 5, -1) if raw[at] & 0xC0 != 0x80)
     return next(starts, len(raw))
+
+
+MOST = 1000  # unusable rows after which the search ends: then the format is wrong, not a row
+NAMED = 40  # places that the message lists
+POLL = 4096  # rows between two calls of ``poll``
+
+
+def check_rows(files: Sequence[Path], files_key: str, reading: DocumentReading,
+               poll: Callable[[], object] = lambda: None) -> None:
+    """Read every row and write each chat by its template. ``files_key``: the key of the job file that names the files. ``poll``:
+    called repeatedly; an exception from it ends the check. Raises HpcMpError if a file cannot be read, or rows cannot be used.
+    The first is explained and the others are named; ``several`` explains each."""
+    errors: list[HpcMpError] = []
+    places: list[str] = []
+    for path in files:
+        if kind(path) == "text" or len(errors) >= MOST:
+            continue
+        try:
+            for number, row, _ in rows(path, files_key):
+                if number % POLL == 0:
+                    poll()
+                if isinstance(row, bytes) and row.isspace():
+                    continue
+                try:
+                    written(row_content(row, reading.form), reading)
+                except UnusableRow as error:
+                    errors.append(bad_row(path, number, error, files_key))
+                    places.append(f"{path.name} {number}")
+                    if len(errors) >= MOST:
+                        break
+        except OSError as error:
+            raise unreadable(path, error, files_key) from None
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        others = ", ".join(places[1:NAMED]) + (" …" if len(places) > NAMED else "")
+        total = f"at least {MOST}" if len(errors) >= MOST else str(len(errors))
+        end = "" if errors[0].remedy.endswith((".", "?", "!")) else "."
+        raise HpcMpError(errors[0].value, errors[0].rule, f"{errors[0].remedy}{end} {total} rows cannot be used; the others are "
+                         f"{others}", tuple(errors))

@@ -24,13 +24,8 @@ log = logging.getLogger(__name__)
 def prepare_held_out(spec: JobSpec, vocabulary: int, cache: Path, progress: Callable[[int, int], None],
                      training: TokenSet) -> TokenSet | None:
     """Return the tokens of ``evaluate.files``, or of ``evaluate.share`` of the training's files, made with the training's
-    tokenizer; None for a job that does not evaluate.
-
-    A warning names each file that is also trained on. Everything else is as in ``prepare``.
-
-    Raises:
-        HpcMpError: for the reasons of ``prepare`` and ``HeldOut``.
-    """
+    tokenizer; None for a job that does not evaluate. A warning names each file that is also trained on. Everything else is as in
+    ``prepare``. Raises HpcMpError for the reasons of ``prepare`` and ``HeldOut``."""
     if not spec.evaluate.active:
         return None
     share = spec.evaluate.share > 0
@@ -48,14 +43,8 @@ class HeldOut:
     """A token set as rows of one length: the inputs of row i are the tokens [i × S, i × S + S]; labels are shifted by one.
 
     The last row may have fewer tokens. Its missing part and all later rows have labels that do not count. Attention looks back
-    only, so no other token sees them.
-
-    Args:
-        sequence_length: S, tokens.
-        documents: ``data.documents``, see ``rows``.
-
-    Raises:
-        HpcMpError: no token counts as a label.
+    only, so no other token sees them. ``sequence_length``: S, tokens. ``documents``: ``data.documents``, see ``rows``. Raises
+    HpcMpError if no token counts as a label.
     """
 
     def __init__(self, token_set: TokenSet, sequence_length: int, documents: str = "joined") -> None:
@@ -82,11 +71,9 @@ class HeldOut:
 
 
 def passes(rows: int, *, microbatch: int, microbatches: int, data_degree: int, data_rank: int) -> Sequence[list[range]]:
-    """Return the rows that one replica evaluates: for each pass through the pipeline, one range per microbatch.
-
-    Every row of 0 … rows - 1 is in exactly one range of one replica. All replicas have the same number of passes, because they
-    compute together. The last pass extends beyond ``rows``.
-    """
+    """Return the rows that one replica evaluates: for each pass through the pipeline, one range per microbatch. Every row of 0 …
+    rows - 1 is in exactly one range of one replica. All replicas have the same number of passes, because they compute together.
+    The last pass extends beyond ``rows``."""
     together = microbatch * microbatches * data_degree
     return [positions(first, global_batch=together, data_degree=data_degree, data_rank=data_rank, microbatches=microbatches)
             for first in range(0, rows, together)]

@@ -26,11 +26,7 @@ IGNORE = -100  # a label that does not count in the loss, as torch's cross_entro
 
 
 class TokenRows:
-    """Rows of a token set.
-
-    Args:
-        documents: ``data.documents``.
-    """
+    """Rows of a token set. ``documents``: ``data.documents``."""
 
     def __init__(self, token_set: TokenSet, documents: str) -> None:
         self._tokens, self._loss = token_set.tokens(), token_set.loss()

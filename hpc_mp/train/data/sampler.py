@@ -2,9 +2,17 @@
 
 Positions count sequences from the start of the training, over all replicas and epochs. A sample depends only on its position, so
 a run that continues with another layout sees each sample exactly once.
+
+In a mixture (``data.weights``) positions are counted in blocks. In each block every part has its slots, in an order that is drawn
+anew for each block, so that a short stretch of a run has nearly the shares of the whole. A part that ends is passed again, and
+each pass has its own order.
 """
 
+import hashlib
+import struct
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import accumulate
 
 import numpy as np
@@ -12,20 +20,14 @@ from numpy.typing import NDArray
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job.epochs import samples_of
-from hpc_mp.train.data.mixture import BLOCK, block_order, slots
-from hpc_mp.train.data.permutation import permuted
 from hpc_mp.train.data.rows import TokenRows
 from hpc_mp.train.data.tokens import TokenSet
 
 
 def positions(first: int, *, global_batch: int, data_degree: int, data_rank: int, microbatches: int) -> list[range]:
-    """Return the global positions that one replica trains in an optimizer step, one range per microbatch.
-
-    Args:
-        first: the position of the step's first sample.
-        global_batch: sequences per optimizer step over all replicas; a multiple of data_degree × microbatches.
-        data_degree, data_rank: number of replicas, and the number of this one, from 0.
-    """
+    """Return the global positions that one replica trains in an optimizer step, one range per microbatch. ``first``: the position
+    of the step's first sample. ``global_batch``: sequences per optimizer step over all replicas; a multiple of data_degree ×
+    microbatches. ``data_degree``, ``data_rank``: number of replicas, and the number of this one, from 0."""
     size = global_batch // (data_degree * microbatches)
     own = first + data_rank * microbatches * size
     return [range(own + m * size, own + (m + 1) * size) for m in range(microbatches)]
@@ -36,13 +38,8 @@ class Samples:
 
     Sequence i is the tokens [i × S, i × S + S]: S inputs, and the same shifted by one as labels. Sequences run over the ends of
     documents, see ``rows``. Tokens after the last whole sequence are not used. In a mixture each part has sequences of its own.
-
-    Args:
-        sequence_length: S, tokens.
-        seed, documents, weights: ``train.seed``, ``data.documents`` and ``data.weights``.
-
-    Raises:
-        HpcMpError: the text, or a part of a mixture, is shorter than one sequence.
+    ``sequence_length``: S, tokens. ``seed``, ``documents``, ``weights``: ``train.seed``, ``data.documents`` and ``data.weights``.
+    Raises HpcMpError if the text, or a part of a mixture, is shorter than one sequence.
     """
 
     def __init__(self, token_set: TokenSet, sequence_length: int, seed: int, documents: str = "joined",
@@ -71,10 +68,8 @@ class Samples:
         return self._rows.masked
 
     def at(self, position: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return inputs and labels at a global position (0, 1, … without end), each of shape (S,), int64.
-
-        Labels are already shifted, and ``IGNORE`` for a token that does not count in the loss.
-        """
+        """Return inputs and labels at a global position (0, 1, … without end), each of shape (S,), int64. Labels are already
+        shifted, and ``IGNORE`` for a token that does not count in the loss."""
         return self._rows.at(self.first_token(position), self.sequence_length)
 
     def first_token(self, position: int) -> int:
@@ -107,3 +102,65 @@ class Samples:
     def documents(self, positions: Iterable[int]) -> NDArray[np.int64] | None:
         """Return the places in each sequence at which documents begin, see ``TokenRows.documents``; None if they are joined."""
         return self._rows.documents([self.first_token(position) for position in positions], self.sequence_length)
+
+
+BLOCK = 1000  # positions; shares are exact to a thousandth
+
+
+def slots(weights: Sequence[float]) -> tuple[int, ...]:
+    """Return the slots of each part in a block, in proportion to its weight, rounded by the method of the largest remainder.
+    Raises HpcMpError if a part would have none."""
+    exact = [BLOCK * weight / sum(weights) for weight in weights]
+    whole = [int(share) for share in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda part: (whole[part] - exact[part], part))
+    for part in by_remainder[:BLOCK - sum(whole)]:
+        whole[part] += 1
+    if 0 in whole:
+        raise HpcMpError(f"data.weights[{whole.index(0)}] = {weights[whole.index(0)]:g}",
+                         f"is less than a thousandth of all weights, {sum(weights):g}", "raise it, or leave those files out")
+    return tuple(whole)
+
+
+@lru_cache(maxsize=4)
+def block_order(sizes: tuple[int, ...], seed: int, block: int) -> tuple[tuple[int, int], ...]:
+    """Return, for each position of a block, its part and how many samples of this part come before it in the block. ``sizes``:
+    the result of ``slots``."""
+    ends, numbers = [*accumulate(sizes)], [0] * len(sizes)
+    order = []
+    for place in range(BLOCK):
+        part = bisect_right(ends, permuted(place, BLOCK, seed=seed, epoch=-1 - block))
+        order.append((part, numbers[part]))
+        numbers[part] += 1
+    return tuple(order)
+
+
+ROUNDS = 8
+WORD = (1 << 64) - 1
+
+
+def permuted(place: int, size: int, *, seed: int, epoch: int) -> int:
+    """Return the item at ``place`` (0 … size - 1) of a permutation: for fixed (size, seed, epoch) a bijection of range(size).
+    ``seed`` and ``epoch`` are any integers; each pair gives its own order.
+
+    The permutation is a balanced Feistel network (Luby and Rackoff 1988) on the next even number of bits, walked along its cycle
+    until the value is below ``size`` (Black and Rogaway 2002). This takes at most 4 steps on average. It is pure integer
+    arithmetic and gives the same result on every machine.
+    """
+    half = max(1, ((size - 1).bit_length() + 1) // 2)
+    mask = (1 << half) - 1
+    keys = struct.unpack(f"<{ROUNDS}Q", hashlib.blake2b(f"{seed} {epoch}".encode(), digest_size=8 * ROUNDS).digest())
+    item = place
+    while True:
+        left, right = item >> half, item & mask
+        for key in keys:
+            left, right = right, left ^ (_mix(right ^ key) & mask)
+        item = left << half | right
+        if item < size:
+            return item
+
+
+def _mix(word: int) -> int:
+    """Spread 64 bits over 64 bits: the finalizer of SplitMix64 (Steele, Lea and Flood 2014, constants by Stafford)."""
+    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 & WORD
+    word = (word ^ word >> 27) * 0x94D049BB133111EB & WORD
+    return word ^ word >> 31

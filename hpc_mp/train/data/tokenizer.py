@@ -70,11 +70,8 @@ def resolve(files: Sequence[Path], contents: Sequence[str], *, directory: Path |
 
 
 def load(directory: Path) -> Tokenizer:
-    """Read a directory with ``tokenizer.json``, or with GPT-2's ``vocab.json`` and ``merges.txt``.
-
-    Raises:
-        HpcMpError: the tokenizer cannot be read, or is of an unsupported kind.
-    """
+    """Read a directory with ``tokenizer.json``, or with GPT-2's ``vocab.json`` and ``merges.txt``. Raises HpcMpError if the
+    tokenizer cannot be read, or is of an unsupported kind."""
     file = directory / "tokenizer.json"
     config = ({} if file.exists() else GPT2) | _config(directory)
     try:

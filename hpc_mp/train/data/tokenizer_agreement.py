@@ -43,7 +43,8 @@ def agreeing_settings(directory: Path, config: Mapping[str, Any], files: Sequenc
     from transformers import AutoTokenizer
 
     tokenizer = load(directory)
-    texts = (PROBE, *_beginnings(files, form), *_around_added(tokenizer))
+    added = tokenizer.encoder.get_added_tokens_decoder().values()  # they may absorb the blanks beside them
+    texts = (PROBE, *_beginnings(files, form), *(f"a {token.content} b" for token in added))
     ids = [tokenizer.encoder.encode(text, add_special_tokens=False).ids for text in texts]
     differences: list[str] = []
     with TemporaryDirectory() as temporary:
@@ -79,11 +80,6 @@ def _differences(tokenizer: Tokenizer, theirs: Any, ids: Ids, other_ids: Ids) ->
     for name in ("eos", *tokenizer.special):
         if (token_id := tokenizer.special.get(name)) != (other_id := getattr(theirs, f"{name}_token_id")):
             yield f"{name}_token_id is {token_id} here, {other_id} there"
-
-
-def _around_added(tokenizer: Tokenizer) -> Iterator[str]:
-    """Yield texts with the added tokens, which may absorb the blanks beside them."""
-    return (f"a {token.content} b" for token in tokenizer.encoder.get_added_tokens_decoder().values())
 
 
 def _beginnings(files: Sequence[Path], form: Form) -> Iterator[str]:

@@ -18,10 +18,8 @@ from hpc_mp.job.inputs import Kind, find_groups, kind
 from hpc_mp.job.layout import read_config
 from hpc_mp.rundir.checkpoints import sha256
 from hpc_mp.train.data.bpe import trained_name
-from hpc_mp.train.data.cache import entry, key
-from hpc_mp.train.data.documents import AS_THEY_ARE, DocumentReading, pieces, unreadable
-from hpc_mp.train.data.hash_memory import HashMemory
-from hpc_mp.train.data.row_check import check_rows
+from hpc_mp.train.data.cache import HashMemory, entry, key
+from hpc_mp.train.data.documents import AS_THEY_ARE, DocumentReading, check_rows, pieces, unreadable
 from hpc_mp.train.data.tokenizer import Tokenizer, kept_name, resolve
 from hpc_mp.train.data.windows import encode
 
@@ -37,12 +35,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TokenSet:
-    """A directory of tokens.
-
-    ``tokens.bin`` contains the ids, little-endian, one after another. ``loss.bin`` contains a byte per token, 1 if it counts as a
-    label; it exists only if some token does not count. ``documents.bin`` contains the number of each document's first token, as
-    64 bits, for documents that have tokens. ``meta.json`` describes their sources.
-    """
+    """A directory of tokens. ``tokens.bin`` contains the ids, little-endian, one after another. ``loss.bin`` contains a byte per
+    token, 1 if it counts as a label; it exists only if some token does not count. ``documents.bin`` contains the number of each
+    document's first token, as 64 bits, for documents that have tokens. ``meta.json`` describes their sources."""
 
     directory: Path
     count: int
@@ -158,13 +153,8 @@ def reading_of(spec: JobSpec, *, held_out: bool = False) -> DocumentReading:
 
 
 def find_prepared(spec: JobSpec, vocabulary: int, cache: Path) -> TokenSet | None:
-    """Return the earlier result of ``prepare_job`` for this text; None if it does not exist.
-
-    Return None also if the search would have to read much of the text.
-
-    Raises:
-        HpcMpError: a file or the tokenizer does not exist.
-    """
+    """Return the earlier result of ``prepare_job`` for this text; None if it does not exist. Return None also if the search would
+    have to read much of the text. Raises HpcMpError if a file or the tokenizer does not exist."""
     grouped = find_groups(spec.data.files, spec.data.weights)
     hashed, files = HashMemory(cache), [path for group in grouped for path in group]
     new = [path for path in files if hashed.remembered(path) is None]
@@ -186,11 +176,8 @@ def _name(tokenizer: str, contents: Sequence[str], reading: DocumentReading, gro
 
 
 def load_tokens(directory: Path) -> TokenSet:
-    """Open a token set made by ``prepare``. Only sizes are checked, which is cheap enough for every rank.
-
-    Raises:
-        HpcMpError: the token set does not exist or is incomplete.
-    """
+    """Open a token set made by ``prepare``. Only sizes are checked, which is cheap enough for every rank. Raises HpcMpError if
+    the token set does not exist or is incomplete."""
     meta = _meta(directory)
     token_set = TokenSet(directory, meta["count"], meta["dtype"], directory.parent / meta["tokenizer"],
                          meta["tokenizer_sha256"], meta["counted"] < meta["count"], tuple(meta.get("parts", [meta["count"]])))

@@ -33,12 +33,8 @@ Token = tuple[int, int, int]  # first character in its text, the character after
 
 @dataclass(frozen=True, slots=True)
 class TextWindow:
-    """A piece with its surrounding characters.
-
-    Attributes:
-        begin: position in its text of the window's first character; ``own``: of the piece's first character.
-        goes_on: True if its text continues another text of the same document.
-    """
+    """A piece with its surrounding characters. ``begin``: position in its text of the window's first character; ``own``: of the
+    piece's first character. ``goes_on``: True if its text continues another text of the same document."""
 
     piece: TextPiece
     text: str

@@ -76,13 +76,8 @@ class DryStep:
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """The result of a dry run of one rank.
-
-    Attributes:
-        layers: layers of every stage of the pipeline; ``stages``: the stages of this rank.
-        groups: (axis, ranks) of every group that this rank is in.
-        seconds: duration of the dry run.
-    """
+    """The result of a dry run of one rank. ``layers``: layers of every stage of the pipeline; ``stages``: the stages of this
+    rank. ``groups``: (axis, ranks) of every group that this rank is in. ``seconds``: duration of the dry run."""
 
     place: RankPlace
     world: int

@@ -35,13 +35,9 @@ def needed(result: DryRun) -> int:
 
 
 def longest(at: Callable[[int], DryRun], first: int, unit: int, memory: int) -> Fit:
-    """Search for the longest sample that fits: double or halve the length, then bisect.
-
-    Args:
-        at: tokens of a sample -> the dry run of a rank. Raises HpcMpError if the job does not allow this length.
-        first: length to begin with.
-        unit: whose multiples are tried.
-    """
+    """Search for the longest sample that fits: double or halve the length, then bisect. ``at``: tokens of a sample -> the dry run
+    of a rank. Raises HpcMpError if the job does not allow this length. ``first``: length to begin with. ``unit``: whose multiples
+    are tried."""
     sizes: dict[int, int] = {0: 0}  # tokens -> bytes, of samples that fit
     beyond: dict[int, int] = {}  # and of those that do not
     limits: dict[int, str] = {}

@@ -77,11 +77,7 @@ class Saving:
 
 
 def open_sockets(groups: Groups, placement: Placement, rank: int, timeout: float) -> OpenSockets:
-    """Return the connections of a rank.
-
-    Args:
-        timeout: the heartbeat's timeout; 0 means no heartbeat.
-    """
+    """Return the connections of a rank. ``timeout``: the heartbeat's timeout; 0 means no heartbeat."""
     world, nodes = len(placement.ranks), placement.nodes
     sizes = [axis.size for axis in (groups.tensor, groups.context, groups.shard, groups.replicate, *groups.ties.values(),
                                     groups.kv, groups.expert, groups.experts.shard, groups.experts.replicate) if axis.size > 1]

@@ -150,7 +150,8 @@ class Recorder(TorchDispatchMode):
     def _count(self, name: str, args: Sequence[Any]) -> None:
         sized = name == "c10d::alltoall_base_" and len(args[4]) > 0
         kind = MESSAGES[f"{name} with sizes" if sized else name]
-        group = dist.ProcessGroup.unbox(next(arg for arg in args if isinstance(arg, torch.ScriptObject) and _is_group(arg)))
+        objects = (arg for arg in args if isinstance(arg, torch.ScriptObject))
+        group = dist.ProcessGroup.unbox(next(arg for arg in objects if "ProcessGroup" in str(arg._type())))
         what = args[kind.argument]
         for tensor in [what] if isinstance(what, Tensor) else what:
             size, elements = tensor.nbytes, tensor.numel()
@@ -172,7 +173,3 @@ class Recorder(TorchDispatchMode):
 
     def _freed(self, key: int, _: object = None) -> None:
         self.live -= self._alive.pop(key)[0]
-
-
-def _is_group(argument: torch.ScriptObject) -> bool:
-    return "ProcessGroup" in str(argument._type())

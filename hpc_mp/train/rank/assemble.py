@@ -55,11 +55,8 @@ def check_precision(precision: str, device: torch.device) -> None:
 
 
 def check_compiler(device: torch.device) -> None:
-    """Check that torch.compile finds a compiler: C for Triton's launchers on a GPU, else C++ for its kernels.
-
-    Raises:
-        HpcMpError: this node has none.
-    """
+    """Check that torch.compile finds a compiler: C for Triton's launchers on a GPU, else C++ for its kernels. Raises HpcMpError
+    if this node has none."""
     variable, programs = ("CC", ("gcc", "clang", "cc")) if device.type == "cuda" else ("CXX", ("g++", "clang++"))
     if not any(map(which, filter(None, (os.environ.get(variable), *programs)))):
         raise HpcMpError("train.compile = true", f"needs one of {', '.join(programs)} on PATH, and {platform.node()} has none",
@@ -92,14 +89,8 @@ def home_of(layout: Layout) -> HomeMaker:
 
 def restore(spec: JobSpec, shape: ModelShape, context: RankContext, engine: Engine, groups: Groups, tokens: TokenSet) -> Counters:
     """Restore state from the run's newest complete checkpoint, else from ``checkpoint.resume``, else set first values.
-
-    Checkpoints hold what is trained: beside adapters, the model's own weights always begin with their first values.
-
-    Return the counters.
-
-    Raises:
-        HpcMpError: nothing to resume from, or a checkpoint with another origin.
-    """
+    Checkpoints hold what is trained: beside adapters, the model's own weights always begin with their first values. Return the
+    counters. Raises HpcMpError for nothing to resume from, or a checkpoint with another origin."""
     family = family_of(shape)
     configuration = hugging_face_config(read_config(spec), family, spec.train.dropout).to_dict()
     now = Origin(model_fields(configuration, family.dropouts) | adapter_fields(shape.adapters), spec.train.optimizer,

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.line_file import append_lines
 from hpc_mp.job import JobSpec, dump_job, load_job
 from hpc_mp.job.layout import check_job, degrees_of, layout_of, read_shape
 from hpc_mp.job.resolution import ResolvedKey, cut, resolved
 from hpc_mp.job.spec import UNCOUNTED
 from hpc_mp.layout.models import ModelShape
 from hpc_mp.layout.placement import Placement, from_dict, place, to_dict
-from hpc_mp.rundir import AttemptRecord, LineFile, RunDirectory, create_run, read_json, write_json
+from hpc_mp.rundir import AttemptRecord, RunDirectory, create_run, read_json, write_json
 from hpc_mp.rundir.rank_env import RankEnv, at_place, identity, node_name, say_host
 from hpc_mp.rundir.records import RankStart, RankStatus, line_of, write_record
 from hpc_mp.train.rank import mpi
@@ -28,12 +29,8 @@ from hpc_mp.train.rank.waits import Waits
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """A rank's knowledge before it has met the other ranks.
-
-    Attributes:
-        run, placement: as written by a launcher; None for ranks started by hand.
-        record: the launcher's record of this attempt, if the launcher counts attempts.
-    """
+    """A rank's knowledge before it has met the other ranks. ``run``, ``placement``: as written by a launcher; None for ranks
+    started by hand. ``record``: the launcher's record of this attempt, if the launcher counts attempts."""
 
     who: RankEnv
     where: Rendezvous
@@ -51,12 +48,8 @@ class Bootstrap:
 
 
 def start(job_file: Path, environ: Mapping[str, str] = os.environ) -> Bootstrap:
-    """Find this rank's identity and the rendezvous.
-
-    Raises:
-        HpcMpError: this rank has no place here, or a variable of its launcher is missing.
-        FencedOut: the run has been started again since.
-    """
+    """Find this rank's identity and the rendezvous. Raises HpcMpError if this rank has no place here, or a variable of its
+    launcher is missing, and FencedOut if the run has been started again since."""
     beside = RunDirectory(job_file.resolve().parent)
     run = beside if beside.placement.exists() else None
     placement = from_dict(read_json(run.placement)) if run else None
@@ -143,10 +136,7 @@ def rank_start(context: RankContext, device: str) -> RankStart:
 
 def announce(run: RunDirectory, everyone: Sequence[RankStart]) -> None:
     """Write all ranks' lines to ``ranks.jsonl``, on rank 0: shared file systems may tear lines that many ranks append at once."""
-    file = LineFile(run.ranks, limit=len(everyone))
-    for start_ in everyone:
-        file.write(line_of(start_))
-    file.close()
+    append_lines(run.ranks, [line_of(start_) for start_ in everyone])
 
 
 def status(context: RankContext, phase: str, detail: str = "", done: int = 0, total: int = 0) -> None:

@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Sequence
+import tomllib
+from collections.abc import MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass
 from datetime import timedelta
@@ -11,9 +12,9 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from hpc_mp.base.assets import asset
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.rundir.rank_env import RankEnv
-from hpc_mp.train.rank.cuda_environment import prepare
 from hpc_mp.train.rank.proof import SignedKeys
 
 CPU = "cpu"  # a choice beside the back ends of ranks on GPUs
@@ -49,14 +50,8 @@ def seat_of(who: RankEnv, gpu: torch.device | None) -> Seat:
 
 def device_choice(requested: str, seats: Sequence[Seat], shares: bool) -> str:
     """Return ``CPU`` or the back end of all ranks: NCCL if their GPUs are distinct, however many of them each rank sees.
-
-    Args:
-        requested: ``job.device``. ``auto`` takes GPUs if every rank sees one.
-        shares: True if ranks may share a GPU, as emulated nodes do.
-
-    Raises:
-        HpcMpError: cuda is requested and a rank sees no GPU, or ranks that may not do so share one.
-    """
+    ``requested``: ``job.device``. ``auto`` takes GPUs if every rank sees one. ``shares``: True if ranks may share a GPU, as
+    emulated nodes do. Raises HpcMpError if cuda is requested and a rank sees no GPU, or ranks that may not do so share one."""
     blind = list(dict.fromkeys(seat.node for seat in seats if not seat.gpu))
     if requested == CPU or (requested == "auto" and blind):
         return CPU
@@ -77,11 +72,8 @@ def device_choice(requested: str, seats: Sequence[Seat], shares: bool) -> str:
 
 
 def agree_on_devices(requested: str, who: RankEnv, keys: SignedKeys) -> tuple[torch.device, str]:
-    """Return the device of this rank and the back end of all ranks' messages. All ranks that have met call this.
-
-    Raises:
-        HpcMpError: as ``device_choice``, on all ranks.
-    """
+    """Return the device of this rank and the back end of all ranks' messages. All ranks that have met call this. Raises
+    HpcMpError as ``device_choice``, on all ranks."""
     gpu = own_gpu(requested, who)
     keys.set(f"seat of rank {who.rank}", json.dumps(astuple(seat_of(who, gpu))))
     if who.rank == 0:
@@ -121,14 +113,8 @@ def device_memory(device: torch.device, ranks_per_node: int) -> int:
 
 
 def check_devices(devices: Sequence[tuple[str, str]]) -> None:
-    """Check that all ranks compute on devices of the same model, and on whole devices.
-
-    Args:
-        devices: node and device name of every rank.
-
-    Raises:
-        HpcMpError: with the nodes of each model.
-    """
+    """Check that all ranks compute on devices of the same model, and on whole devices. ``devices``: node and device name of every
+    rank. Raises HpcMpError with the nodes of each model."""
     nodes: dict[str, dict[str, None]] = {}
     for node, name in devices:
         nodes.setdefault(name, {})[node] = None
@@ -139,3 +125,15 @@ def check_devices(devices: Sequence[tuple[str, str]]) -> None:
     if len(nodes) > 1:
         raise HpcMpError(f"devices: {listed}", "are of different models: every step would wait for the slowest",
                          "ask for one model: set slurm.gpu_type, or slurm.constraint")
+
+
+PROFILE = "env/profiles/engine-cuda.toml"
+OLDER_NAMES = {"PYTORCH_ALLOC_CONF": "PYTORCH_CUDA_ALLOC_CONF"}  # under which torch reads them too
+
+
+def prepare(environ: MutableMapping[str, str]) -> list[str]:
+    """Set the variables that nobody has set, and return their names. CUDA and torch read them when a GPU is first used."""
+    values = {row["name"]: row["value"] for row in tomllib.loads(asset(PROFILE).read_text(encoding="utf-8"))["variable"]}
+    missing = {name: value for name, value in values.items() if environ.keys().isdisjoint((name, OLDER_NAMES.get(name, name)))}
+    environ.update(missing)
+    return list(missing)

@@ -52,14 +52,8 @@ class Evaluator:
     evaluations: list[Evaluation]
 
     def after(self, step: int, stop: str | None) -> str | None:
-        """Evaluate, if an evaluation is due after this step (from 1). All ranks call this.
-
-        Args:
-            stop: the reason why the run must stop.
-
-        Returns:
-            The reason why an evaluation that is due was not made; None if none is missing.
-        """
+        """Evaluate, if an evaluation is due after this step (from 1). All ranks call this. Return the reason why an evaluation
+        that is due was not made; None if none is missing. ``stop``: the reason why the run must stop."""
         newest = self.evaluations[-1].step if self.evaluations else 0
         if step <= newest or not evaluation_is_due(self.spec, step):
             return None

@@ -15,9 +15,10 @@ import torch
 import torch.distributed as dist
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.line_file import append_lines
 from hpc_mp.diagnosis.texts import kind_of
 from hpc_mp.layout.placement import Placement, RankPlace
-from hpc_mp.rundir import AttemptRecord, LineFile, RunDirectory
+from hpc_mp.rundir import AttemptRecord, RunDirectory
 from hpc_mp.rundir.failures import RankFailure, coordinates, read_failures, write_failure
 from hpc_mp.rundir.rank_env import RankEnv
 from hpc_mp.train.parallel.groups import Tree
@@ -32,13 +33,8 @@ LAST_WORDS_S = 5.0  # time limit to write them: a file system behind a lost link
 
 @dataclass(frozen=True)
 class RankContext:
-    """A rank's context in a run.
-
-    Attributes:
-        attempt: number of this start of the run, from 1.
-        record: the launcher's record of this attempt; None if the launcher does not distinguish attempts.
-        host: all ranks; None until they are connected.
-    """
+    """A rank's context in a run. ``attempt``: number of this start of the run, from 1. ``record``: the launcher's record of this
+    attempt; None if the launcher does not distinguish attempts. ``host``: all ranks; None until they are connected."""
 
     who: RankEnv
     run: RunDirectory
@@ -63,13 +59,9 @@ class RankContext:
 
 
 class NodeLost(Exception):
-    """A node gives no sign of life, or its process ended without taking leave.
-
-    Args:
-        nodes: the nodes to blame.
-        silent: True if their heartbeats stopped; otherwise connections broke while their hosts' kernels still answered.
-        ambiguous: True if the reporting node may be the lost one.
-    """
+    """A node gives no sign of life, or its process ended without taking leave. ``nodes``: the nodes to blame. ``silent``: True if
+    their heartbeats stopped; otherwise connections broke while their hosts' kernels still answered. ``ambiguous``: True if the
+    reporting node may be the lost one."""
 
     def __init__(self, message: str, nodes: tuple[str, ...], silent: bool, ambiguous: bool = False) -> None:
         super().__init__(message)
@@ -139,10 +131,8 @@ def record_failure(context: RankContext, error: BaseException) -> str:
     except OSError as full:
         log.own.write(f"the failure could not be recorded: {full}")
     if kind != "peer" and _first(run, context.attempt):
-        main = LineFile(run.main_log)
-        main.write(f"{time.strftime('%H:%M:%S')} rank {who.rank} on {who.node} (dp {place.dp}, pp {place.pp}, tp {place.tp}) "
-                   f"failed: {message}")
-        main.close()
+        append_lines(run.main_log, [f"{time.strftime('%H:%M:%S')} rank {who.rank} on {who.node} (dp {place.dp}, pp {place.pp}, "
+                                    f"tp {place.tp}) failed: {message}"])
     log.flush()
     return kind
 

@@ -74,15 +74,9 @@ class TokenFence(Fence):
 
 
 def fence(run: RunDirectory | None, environ: Mapping[str, str] = os.environ) -> tuple[Fence, AttemptRecord | None]:
-    """Return this rank's fence and the attempt record of its launcher; None without such a launcher.
-
-    Args:
-        run: the run directory that contains the job file; None if no launcher has made one.
-
-    Raises:
-        FencedOut: another attempt is the current one.
-        HpcMpError: the launcher's record cannot be read here.
-    """
+    """Return this rank's fence and the attempt record of its launcher; None without such a launcher. ``run``: the run directory
+    that contains the job file; None if no launcher has made one. Raises FencedOut if another attempt is the current one, and
+    HpcMpError if the launcher's record cannot be read here."""
     token = environ.get(TOKEN)
     if run is None or token is None:
         return Fence(), None

@@ -29,13 +29,8 @@ def recorded() -> dict[str, Any]:
 
 
 def under_way(record: Mapping[str, Any], members: Members, rank: int) -> Wait | None:
-    """Return the oldest message that is not complete; None if all are.
-
-    Args:
-        record: the result of ``recorded``.
-        members: groups whose messages count.
-        rank: this rank's number in the world.
-    """
+    """Return the oldest message that is not complete; None if all are. ``record``: the result of ``recorded``. ``members``:
+    groups whose messages count. ``rank``: this rank's number in the world."""
     for entry in sorted(record.get("entries", ()), key=lambda entry: entry["record_id"]):
         group = entry["process_group"][0]
         if entry["retired"] or entry["state"] == "completed" or group not in members:

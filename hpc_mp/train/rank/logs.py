@@ -94,12 +94,8 @@ def capture_transformers() -> None:
 
 
 class StepWords:
-    """Log lines about steps: the first, the last, and some between them.
-
-    Args:
-        first, last: steps, from 1.
-        seconds: between two lines.
-    """
+    """Log lines about steps: the first, the last, and some between them. ``first``, ``last``: steps, from 1. ``seconds``: between
+    two lines."""
 
     def __init__(self, log: Log, first: int, last: int, seconds: float = STEP_LINE_S) -> None:
         self._log, self._ends, self._last, self._seconds = log, (first, last), last, seconds
@@ -124,11 +120,9 @@ class StepWords:
 
 
 def cap(log: Path, longest: int = LONGEST, remainder: int = KEPT) -> None:
-    """If ``log`` is too long, put its last whole lines aside as ``LOG.1`` and empty it.
-
-    It is emptied in place, because its writer holds it open (for appending). Lines written in between are lost, as with
-    logrotate's copytruncate. Errors of the file system are ignored.
-    """
+    """If ``log`` is too long, put its last whole lines aside as ``LOG.1`` and empty it. It is emptied in place, because its
+    writer holds it open (for appending). Lines written in between are lost, as with logrotate's copytruncate. Errors of the file
+    system are ignored."""
     with suppress(OSError):
         size = log.stat().st_size
         if size <= longest:

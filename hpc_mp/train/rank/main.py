@@ -1,6 +1,7 @@
 """Entry point of a rank: meet the other ranks, build this rank's stage, train, and report how it ended."""
 
 import faulthandler
+import importlib
 import os
 import sys
 import time
@@ -15,10 +16,12 @@ import torch
 import torch.distributed as dist
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.extras import need_train
+from hpc_mp.base.garbage import uncollected
 from hpc_mp.job import JobSpec
 from hpc_mp.job.layout import layout_of
 from hpc_mp.job.spec import time_to_meet
-from hpc_mp.layout.models import ModelShape, family_of, kv_copies
+from hpc_mp.layout.models import Family, ModelShape, family_of, kv_copies
 from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.rundir import LineFile, cut_metrics
 from hpc_mp.rundir.rank_env import check_place
@@ -34,8 +37,7 @@ from hpc_mp.train.rank.failures import LAST_FILES, NodeLost, PeerGone, RankConte
 from hpc_mp.train.rank.fencing import FencedOut, check_kept
 from hpc_mp.train.rank.heartbeat import heartbeat
 from hpc_mp.train.rank.heartbeat_server import GRACE_S
-from hpc_mp.train.rank.logs import cap
-from hpc_mp.train.rank.model_code import import_model_code
+from hpc_mp.train.rank.logs import cap, capture_transformers
 from hpc_mp.train.rank.proof import SignedKeys
 from hpc_mp.train.rank.rendezvous import FILES_TIMEOUT, connect, meet
 from hpc_mp.train.rank.saver import Saver
@@ -56,11 +58,8 @@ LINGER_S = 2 * GRACE_S  # time that a rank stays alive after it lost another, so
 
 
 def main(job_file: Path, stop: StopFlag | None = None) -> int:
-    """Train one rank. Return its exit code (0 done, 1 failed, 2 wrong input, 75 stopped after saving).
-
-    Args:
-        stop: made by the caller so that no stop request is lost while this module is imported.
-    """
+    """Train one rank. Return its exit code (0 done, 1 failed, 2 wrong input, 75 stopped after saving). ``stop``: made by the
+    caller so that no stop request is lost while this module is imported."""
     stop = stop or StopFlag()
     sys.setswitchinterval(SWITCH_S)
     faulthandler.enable()  # a segmentation fault leaves a stack trace in the rank's log
@@ -143,11 +142,8 @@ def leave(host: Tree, backend: str) -> None:
 
 
 def _introduce(context: RankContext, device: str) -> dict[int, str]:
-    """Exchange node and device with all ranks. Return the name of every node of the placement.
-
-    Raises:
-        HpcMpError: the ranks' devices do not match.
-    """
+    """Exchange node and device with all ranks. Return the name of every node of the placement. Raises HpcMpError if the ranks'
+    devices do not match."""
     starts = [RankStart(**fields) for fields in facts.on_first(asdict(bootstrap.rank_start(context, device)), context.everyone)]
     places: set[tuple[int, str, str]] = set()
     if starts:
@@ -161,12 +157,8 @@ def _introduce(context: RankContext, device: str) -> dict[int, str]:
 
 def _train(spec: JobSpec, shape: ModelShape, context: RankContext, nodes: Mapping[int, str], device: torch.device, backend: str,
            store: SignedKeys, stop: StopFlag, watchdog: Watchdog, opened: ExitStack) -> TrainingEnd:
-    """Run all of the training, from the meeting with the other ranks to the end.
-
-    Args:
-        nodes: the name of every node of the placement.
-        opened: closes at the end of the rank what stays open until then.
-    """
+    """Run all of the training, from the meeting with the other ranks to the end. ``nodes``: the name of every node of the
+    placement. ``opened``: closes at the end of the rank what stays open until then."""
     pace, record = Pace(), context.record
     conditions = StopConditions(stop, pace, context.run.stop, record.end if record else None, record.grace if record else 0.0)
     checks: list[Callable[[], None]] = [
@@ -255,3 +247,15 @@ def _lost(context: RankContext, error: NodeLost) -> None:
     if not error.facts["silent"] and cause_known(context.run, context.attempt):
         die(context, PeerGone(str(error)))
     die(context, error)
+
+
+def import_model_code(family: Family) -> None:
+    """Import what ``assemble`` builds this family's models of. That takes as long as the import of torch, so ranks meet before.
+    Raises HpcMpError if a library of the rank half is missing."""
+    need_train("a rank")
+    with uncollected():
+        import hpc_mp.train.rank.assemble  # noqa: F401
+
+        for module in family.modules:
+            importlib.import_module(module)
+    capture_transformers()

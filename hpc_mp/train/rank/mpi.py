@@ -19,10 +19,7 @@ INSTALL = 'install it: pip install "hpc-mp[mpi]"'
 @contextmanager
 def world() -> Iterator[Any]:
     """Yield MPI.COMM_WORLD, which is valid only inside the block. A rank that fails inside does not wait for the others there.
-
-    Raises:
-        HpcMpError: mpi4py, or an MPI that it can load, is not installed.
-    """
+    Raises HpcMpError if mpi4py, or an MPI that it can load, is not installed."""
     try:
         import mpi4py
 

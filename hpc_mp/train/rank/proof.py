@@ -27,10 +27,8 @@ def proven(secret: str, claim: str, *parts: str) -> bool:
 
 
 class SignedKeys:
-    """This start's own keys of a store. Each value carries its proof; a value without one is rejected.
-
-    The keys of torch's process groups are beside them, under names that the secret hides; torch reads those itself.
-    """
+    """This start's own keys of a store. Each value carries its proof; a value without one is rejected. The keys of torch's
+    process groups are beside them, under names that the secret hides; torch reads those itself."""
 
     def __init__(self, store: dist.Store, secret: str) -> None:
         self._store, self._secret = store, secret

@@ -43,12 +43,9 @@ class Rendezvous:
 
 
 def rendezvous(record: AttemptRecord | None, environ: Mapping[str, str] = os.environ) -> Rendezvous:
-    """Return the rendezvous of this start.
-
-    It is in the launcher's record, if the launcher knew the hosts, else in MASTER_ADDR, MASTER_PORT and HPC_MP_LISTEN_FD. Ranks
-    that are started by hand on several nodes have a secret if HPC_MP_SECRET gives all of them the same one. Otherwise they derive
-    it from what their scheduler reports of the start, which others may guess.
-    """
+    """Return the rendezvous of this start. It is in the launcher's record, if the launcher knew the hosts, else in MASTER_ADDR,
+    MASTER_PORT and HPC_MP_LISTEN_FD. Ranks that are started by hand on several nodes have a secret if HPC_MP_SECRET gives all of
+    them the same one. Otherwise they derive it from what their scheduler reports of the start, which others may guess."""
     if record is not None and record.address:
         return Rendezvous(record.address, record.port, record.secret)
     starts = (environ.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"))
@@ -85,11 +82,8 @@ def meet(who: RankEnv, where: Rendezvous, timeout: timedelta = START_TIMEOUT) ->
 
 
 def connect(who: RankEnv, store: dist.Store, backend: str, default: str | None = None) -> Tree:
-    """Make the default process group of ranks that have met. Return all ranks.
-
-    Args:
-        backend: of the ranks' messages.
-        default: of the default group; None: one that connects no ranks over gloo, see ``gloo``.
+    """Make the default process group of ranks that have met, and return all ranks. ``backend``: of the ranks' messages.
+    ``default``: of the default group; None: one that connects no ranks over gloo, see ``gloo``.
 
     In this group, ranks also wait for each other's files (``FILES_TIMEOUT``). A rank that hangs while it computes is noticed by
     its own watchdog, and by its neighbours in the groups of the mesh.

@@ -78,13 +78,9 @@ class Pace:
 
 @dataclass(frozen=True)
 class StopConditions:
-    """The reasons to stop that rank 0 polls for because no signal announces them.
-
-    Attributes:
-        trigger: the file that stops the run.
-        end: unix time in seconds at which the scheduler ends the job; None without a limit.
-        grace: seconds before ``end`` in which to save and stop; more are taken if steps and a save take longer.
-    """
+    """The reasons to stop that rank 0 polls for because no signal announces them. ``trigger``: the file that stops the run.
+    ``end``: unix time in seconds at which the scheduler ends the job; None without a limit. ``grace``: seconds before ``end`` in
+    which to save and stop; more are taken if steps and a save take longer."""
 
     flag: StopFlag
     pace: Pace

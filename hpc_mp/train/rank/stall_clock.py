@@ -7,13 +7,8 @@ class StallAwareClock:
     """A clock of the seconds that this process was awake.
 
     A pause (SIGSTOP, gang scheduling, a suspended machine, a long call that holds Python's lock) counts as two ticks at most, so
-    that a paused process does not blame others for their silence.
-
-    Args:
-        tick: longest time in seconds between two readings of the clock.
-
-    Attributes:
-        paused: True if the process was paused before the last reading.
+    that a paused process does not blame others for their silence. ``tick``: longest time in seconds between two readings of the
+    clock. ``paused``: True if the process was paused before the last reading.
     """
 
     def __init__(self, tick: float) -> None:

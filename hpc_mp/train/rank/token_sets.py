@@ -20,16 +20,9 @@ PROGRESS_S = 0.5  # between two progress reports of tokenization
 
 def tokens_of(spec: JobSpec, shape: ModelShape, context: RankContext, store: SignedKeys,
               stop_reason: Callable[[], str | None]) -> tuple[TokenSet, TokenSet | None]:
-    """Return the training tokens, and the held-out tokens if the job evaluates.
-
-    Rank 0 tokenizes the text or finds it in the cache; the other ranks wait. All ranks read the same files.
-
-    Args:
-        stop_reason: called repeatedly by rank 0; returns the reason to stop, or None to continue.
-
-    Raises:
-        Stopped: on all ranks, if rank 0 had to stop.
-    """
+    """Return the training tokens, and the held-out tokens if the job evaluates. Rank 0 tokenizes the text or finds it in the
+    cache; the other ranks wait. All ranks read the same files. ``stop_reason``: called repeatedly by rank 0; returns the reason
+    to stop, or None to continue. Raises Stopped on all ranks if rank 0 had to stop."""
     key = "token set"
     if context.who.rank == 0:
         try:

@@ -36,11 +36,7 @@ class Tracker(Protocol):
 
 
 class TensorBoard(Tracker):
-    """Event files in the run directory. Numbers of steps that are trained again are replaced.
-
-    Args:
-        begin: number of steps done.
-    """
+    """Event files in the run directory. Numbers of steps that are trained again are replaced. ``begin``: number of steps done."""
 
     def __init__(self, spec: JobSpec, run: RunDirectory, begin: int) -> None:
         writer = import_module("torch.utils.tensorboard").SummaryWriter
@@ -112,14 +108,8 @@ def described(spec: JobSpec) -> dict[str, Any]:
 
 @contextmanager
 def tracked(spec: JobSpec, context: RankContext, begin: int) -> Iterator[Track]:
-    """Open the trackers on rank 0, and yield what writes numbers to them.
-
-    Args:
-        begin: number of steps done.
-
-    Raises:
-        HpcMpError: a library is missing, or refuses to begin.
-    """
+    """Open the trackers on rank 0, and yield what writes numbers to them. ``begin``: number of steps done. Raises HpcMpError if a
+    library is missing, or refuses to begin."""
     need_trackers(spec.track.to)
     trackers = {name: _opened(name, spec, context.run, begin) for name in spec.track.to} if context.who.rank == 0 else {}
 

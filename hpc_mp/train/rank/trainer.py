@@ -131,11 +131,8 @@ class Trainer:
     enough: Callable[[], bool] = lambda: False
 
     def train(self, begin: Counters, traced: Callable[[int, StepResult], None]) -> TrainingEnd:
-        """Train up to ``train.steps``, or to the first step after which the run must stop.
-
-        Raises:
-            SaveFailed, Unwritable, PeerGone, FencedOut: as ``Saver.save``.
-        """
+        """Train up to ``train.steps``, or to the first step after which the run must stop. Raises SaveFailed, Unwritable,
+        PeerGone, FencedOut as ``Saver.save``."""
         settings, every = self.spec.train, self.spec.checkpoint.every
         metrics = MetricLines(LineFile(self.run.metrics) if dist.get_rank() == 0 else None, self._metrics, self.track,
                               StepWords(self.log, begin.step + 1, settings.steps))
@@ -246,12 +243,8 @@ class SampleSource(Protocol):
 
 
 def share(spec: JobSpec, source: SampleSource, mine: Sequence[range], step: int, labels: int, engine: Engine) -> Microbatches:
-    """Return a replica's samples of a step for the stages of a rank. Ids and labels are read only for the end stages.
-
-    Args:
-        mine: the positions of each microbatch.
-        labels: the number of labels that count.
-    """
+    """Return a replica's samples of a step for the stages of a rank. Ids and labels are read only for the end stages. ``mine``:
+    the positions of each microbatch. ``labels``: the number of labels that count."""
     ends, batches = {"ids": 0, "labels": spec.stages - 1}, {}
     for microbatch, samples in enumerate(mine):
         documents = source.documents(samples)

@@ -43,11 +43,7 @@ VALUES = 0.02  # standard deviation of the parameters
 
 @dataclass(frozen=True, slots=True)
 class OneOfEachKind(TransformersModel):
-    """A model without its layers, except for one of each kind.
-
-    Attributes:
-        chosen: their numbers in the whole model.
-    """
+    """A model without its layers, except for one of each kind. ``chosen``: their numbers in the whole model."""
 
     chosen: tuple[int, ...] = ()
 

@@ -44,12 +44,8 @@ def limits(job: Job) -> dict[Phase, float]:
 
 class Watchdog:
     """A watchdog: while it is entered, each phase announced by ``now`` must be followed by another call within its limit.
-
-    Args:
-        limits: seconds of every phase; 0 = no limit.
-        on_hang: called in a separate thread with an error that names the main thread's position.
-        phase: the first phase.
-    """
+    ``limits``: seconds of every phase; 0 = no limit. ``on_hang``: called in a separate thread with an error that names the main
+    thread's position. ``phase``: the first phase."""
 
     def __init__(self, limits: Mapping[Phase, float], on_hang: Callable[[Hung], None], phase: Phase = "meet") -> None:
         self._limits = limits
