@@ -122,7 +122,7 @@ def _head(stage: TransformersStage, model: TransformersModules, whole: nn.Module
     head = Projection(f"{name}.weight", bias, transposed=False, row=False, tensor=_tensor_of(stage, name))
     if model.loss is None:
         around = stage.around
-        stage.objective = NextToken(head, vocabulary, stage.tensor, cap, around.loss_gradient, around.compile, around.loss_terms)
+        stage.objective = NextToken(head, vocabulary, stage.tensor, cap, around.compile, around.loss_terms)
     else:
         stage.objective = LogitsObjective(head, vocabulary, cap, model.loss)
 

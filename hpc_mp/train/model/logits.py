@@ -28,7 +28,7 @@ class LogitsObjective(nn.Module):
         self.head, self.vocabulary, self.cap, self.function = head, vocabulary, cap, function
         self.words = TensorAxis(head.tensor.axis, (), head.tensor.weights)  # its ranks have all tokens
 
-    def forward(self, hidden: Tensor, batch: Batch, own: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    def forward(self, hidden: Tensor, batch: Batch, *_: object) -> tuple[Tensor, Tensor]:
         """Return the sum and the count. ``hidden``: (samples, tokens, hidden)."""
         logits = self.head(self.head.tensor.enter(hidden))
         if self.words.size > 1:

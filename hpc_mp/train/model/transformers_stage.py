@@ -119,7 +119,7 @@ class TransformersStage(UnitStage):
         yield from (table for rotary in self.rotary for tables in rotary.kept.values()
                     for table in ((tables,) if isinstance(tables, Tensor) else tables))
 
-    def forward(self, received: Boundary, batch: Batch) -> Boundary | tuple[Tensor, Tensor]:
+    def forward(self, received: Boundary, batch: Batch, gradient: Tensor | None) -> Boundary | tuple[Tensor, Tensor]:
         """Compute this context rank's tokens of a microbatch.
 
         Args:
@@ -142,7 +142,7 @@ class TransformersStage(UnitStage):
             hidden = self.driver(inputs_embeds=hidden, position_ids=own, **indexes)
         result = self.microbatch.result
         self.microbatch.received = self.microbatch.result = None
-        return self._finish(hidden, batch) if result is None else {HIDDEN: result}
+        return self._finish(hidden, batch, gradient) if result is None else {HIDDEN: result}
 
     def called(self, group: int, path: str, names: Sequence[str], hidden: Tensor, *positional: Any, **settings: Any) -> Tensor:
         """Take the call of a layer by the model's forward.
@@ -219,12 +219,12 @@ class TransformersStage(UnitStage):
         self.microbatch.result = hidden
         return hidden
 
-    def _finish(self, hidden: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def _finish(self, hidden: Tensor, batch: Batch, gradient: Tensor | None) -> tuple[Tensor, Tensor]:
         if not self.family.norm.startswith(f"{self.family.base}."):
             hidden = self.get_submodule(self.family.norm)(hidden)
         if self.family.head_scale != 1.0:
             hidden = hidden * self.family.head_scale
-        loss, count = closed(self.head_units, Prefetch(), self.objective(hidden, batch, self.context.own))
+        loss, count = closed(self.head_units, Prefetch(), self.objective(hidden, batch, self.context.own, gradient))
         return loss, count
 
 

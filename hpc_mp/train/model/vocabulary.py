@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hpc_mp.train.parallel.collectives import all_reduce
 from hpc_mp.train.parallel.projection import Projection, SunkWeight, TensorAxis
 from hpc_mp.train.parallel.soft_cap import capped, through_cap
-from hpc_mp.train.parallel.surroundings import NO_TERMS, LossGradient, LossTerms
+from hpc_mp.train.parallel.surroundings import NO_TERMS, LossTerms
 from hpc_mp.train.pipeline.stage import Batch
 
 IGNORED = -100  # Hugging Face's label for tokens that do not count in the loss
@@ -78,15 +78,14 @@ class NextToken(nn.Module):
         head: cut along the vocabulary, or whole on every rank: then each computes the loss of the tokens that it has.
         outer: the tensor axis, whose hidden states come in.
         cap: of logits, see ``soft_cap``; None: none.
-        gradient: of the loss, by which the forward computes gradients already.
         compile: True if the two functions of a chunk's logits are compiled, for each shape of their arguments.
         terms: of the loss of a training.
     """
 
-    def __init__(self, head: Projection, vocabulary: int, outer: TensorAxis, cap: float | None, gradient: LossGradient,
-                 compile: bool, terms: LossTerms = NO_TERMS) -> None:
+    def __init__(self, head: Projection, vocabulary: int, outer: TensorAxis, cap: float | None, compile: bool,
+                 terms: LossTerms = NO_TERMS) -> None:
         super().__init__()
-        self.head, self.outer, self.tensor, self.cap, self.gradient = head, outer, head.tensor, cap, gradient
+        self.head, self.outer, self.tensor, self.cap = head, outer, head.tensor, cap
         self.terms, self.vocabulary = terms, vocabulary
         self.start, _ = self.tensor.part(vocabulary)
         width = -(-vocabulary // self.tensor.size)  # the largest part: all ranks have the same chunks
@@ -95,22 +94,23 @@ class NextToken(nn.Module):
         functions: tuple[Callable[..., Any], ...] = _scores, _slopes
         self.scores, self.slopes = (torch.compile(one, dynamic=False) if compile else one for one in functions)
 
-    def forward(self, hidden: Tensor, batch: Batch, own: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-        """hidden: (batch, sequence, hidden). The batch has ``labels``, (batch, sequence), shifted already, ``IGNORED`` where none
-        counts. ``own``: takes those of this context rank."""
+    def forward(self, hidden: Tensor, batch: Batch, own: Callable[[Tensor], Tensor],
+                gradient: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the sum and the count.
+
+        Args:
+            hidden: (batch, sequence, hidden).
+            batch: has ``labels``, (batch, sequence), shifted already, ``IGNORED`` where none counts.
+            own: takes those of this context rank.
+            gradient: of the loss, by which the forward computes gradients already; None: the loss is that of an evaluation.
+        """
         labels = own(batch["labels"])
         count = (labels != IGNORED).sum()
         if self.tensor.size == 1:
             labels = self.outer.share(labels, 1)
         rows = self.tensor.enter(hidden).flatten(0, 1)
-        loss: Tensor = _CrossEntropy.apply(rows, labels.flatten(), self, self.head.weight)
+        loss: Tensor = _CrossEntropy.apply(rows, labels.flatten(), self, self.head.weight, gradient)
         return self.outer.total(loss) if self.tensor.size == 1 else loss, count
-
-    @property
-    def target(self) -> "Target":
-        """The target of the forward; that of an evaluation is the label alone."""
-        terms = NO_TERMS if self.gradient.value is None else self.terms
-        return Target(1.0 - terms.smoothing, terms.smoothing / self.vocabulary, terms.z, self.cap)
 
     def over_axis(self, own: Tensor, matched: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``_scores`` of the words of all ranks, given those of this rank's words."""
@@ -134,9 +134,11 @@ class _CrossEntropy(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, labels: Tensor, objective: NextToken, weight: Tensor) -> Tensor:
-        head, gradient, losses, gradients = objective.head, objective.gradient.value, [], []
-        target = objective.target
+    def forward(ctx: Any, hidden: Tensor, labels: Tensor, objective: NextToken, weight: Tensor,
+                gradient: Tensor | None) -> Tensor:
+        head, losses, gradients = objective.head, [], []
+        terms = NO_TERMS if gradient is None else objective.terms
+        target = Target(1.0 - terms.smoothing, terms.smoothing / objective.vocabulary, terms.z, objective.cap)
         columns = hidden, labels - objective.start, labels != IGNORED
         chunks = list(zip(*(column.split(objective.rows) for column in columns), strict=True))
         for number, (rows, places, counted) in enumerate(chunks, 1):
@@ -156,14 +158,14 @@ class _CrossEntropy(torch.autograd.Function):
         return torch.stack(losses).sum()
 
     @staticmethod
-    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, None, None, None, None]:
         gradient, *last = ctx.saved_tensors
         tensor = ctx.objective.tensor
         if last:
             tensor.weights.put_off(ctx.objective.head.add_weight_gradient, *last)
         if tensor.size == 1:
             tensor.weights.meanwhile()
-        return gradient, None, None, None
+        return gradient, None, None, None, None
 
 
 class Target(NamedTuple):
