@@ -21,7 +21,7 @@ from hpc_mp.layout.models.family import POSITIONS
 from hpc_mp.train.device.spans import profiled
 from hpc_mp.train.model.logits import LogitsObjective
 from hpc_mp.train.model.rotary_tables import RotaryTables
-from hpc_mp.train.model.unit_stage import Prefetch, UnitStage, closed, opened
+from hpc_mp.train.model.unit_stage import UnitStage, closed, opened
 from hpc_mp.train.model.vocabulary import NextToken
 from hpc_mp.train.parallel.data_axis import Unit
 from hpc_mp.train.parallel.masks import Visible, begins_of, first_seen, offsets_of, restarted
@@ -198,7 +198,7 @@ class TransformersStage(UnitStage):
         for unit in self.embedding_units:
             unit.need()
         hidden: Tensor = self.get_submodule(self.family.embedding)(self.context.own(batch["ids"]))
-        return opened(self.units_behind, Prefetch(), hidden)[0]
+        return opened(self.units_behind, hidden)[0]
 
     def _index(self, name: str, batch: Batch, own: Tensor) -> Tensor:
         """Return the index of a further embedding for this rank's tokens, zeros if the batch has none."""
@@ -210,12 +210,12 @@ class TransformersStage(UnitStage):
             return self.microbatch.received
         for unit in self.embedding_units:
             unit.release()  # the backward of a lookup needs no parameter
-        return closed(self.units_behind, Prefetch(), (hidden,))[0]
+        return closed(self.units_behind, hidden)[0]
 
     def _leave(self, hidden: Tensor) -> Tensor:
         """Return what the forward goes on with behind the last layer: on the last stage with the last norm."""
         if self.span.last:
-            return opened(self.head_units, Prefetch(), hidden)[0]
+            return opened(self.head_units, hidden)[0]
         self.microbatch.result = hidden
         return hidden
 
@@ -224,7 +224,7 @@ class TransformersStage(UnitStage):
             hidden = self.get_submodule(self.family.norm)(hidden)
         if self.family.head_scale != 1.0:
             hidden = hidden * self.family.head_scale
-        loss, count = closed(self.head_units, Prefetch(), self.objective(hidden, batch, self.context.own, gradient))
+        loss, count = closed(self.head_units, *self.objective(hidden, batch, self.context.own, gradient))
         return loss, count
 
 
