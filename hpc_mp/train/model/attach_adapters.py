@@ -5,7 +5,7 @@ from torch import nn
 from hpc_mp.layout.models.adapter_weights import DOWN, adapted_weights
 from hpc_mp.train.model.transformers_modules import TransformersModules
 from hpc_mp.train.model.transformers_stage import TransformersStage
-from hpc_mp.train.parallel.adapter import Adapter, ExpertAdapter, InputDropout
+from hpc_mp.train.parallel.adapter import Adapter, InputDropout
 from hpc_mp.train.parallel.experts import ExpertProjection
 from hpc_mp.train.parallel.projection import Projection
 
@@ -19,11 +19,15 @@ def attach_adapters(stage: TransformersStage, model: TransformersModules, whole:
     own = stage.tensor.share(tokens, 0)
     for module in list(stage.modules()):
         if isinstance(module, ExpertProjection) and module.name in adapted:
-            _, down, up = adapted[module.name]
-            module.adapter = ExpertAdapter(down.name, up.name, adapters.scale, module.last, module.tensor)
+            _, *factors = adapted[module.name]
+            pair = (ExpertProjection(factor.name, module.last, module.tensor) for factor in factors)
+            module.adapter = Adapter(adapters.scale, nn.Identity(), *pair)
         elif isinstance(module, Projection) and (target := module.names[0].removesuffix(".weight")) in adapted:
-            _, down, up = adapted[target]
-            inputs = down.shape[-1]
+            _, *factors = adapted[target]
+            projections = [Projection(factor.name, None, transposed=False, row=False, tensor=module.tensor) for factor in factors]
+            for projection in projections:
+                projection.last = module.row
+            inputs = factors[0].shape[-1]
             first = module.tensor.part(inputs)[0] if module.row else 0
             dropout = InputDropout(adapters.dropout, f"{target}.{DOWN}", stage.around.clock, tokens, own, first, inputs)
-            module.adapter = Adapter(down.name, up.name, adapters.scale, dropout, module.row, module.tensor)
+            module.adapter = Adapter(adapters.scale, dropout, *projections)
