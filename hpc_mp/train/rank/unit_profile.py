@@ -79,7 +79,7 @@ def measure(spec: JobSpec, shape: ModelShape, repetitions: int) -> ModelProfile:
         pipeline.perform["F"] = partial(_noted, pipeline, activation_bytes, pipeline.perform["F"])
         work = _microbatch(spec, shape, layout.stages - 1, device)
         steps = [engine.step(number, work, trace=True) for number in range(WARM_UP + repetitions)]
-        seconds = [[_seconds(step.spans, stage) for step in steps[WARM_UP:]] for stage in stages]
+        seconds = [[_seconds(step.passed.spans, stage) for step in steps[WARM_UP:]] for stage in stages]
         sizes = [sum(unit.whole.nbytes for unit in pipeline.stages[stage].units.values()) for stage in stages]
     embedding, *blocks, head = (UnitProfile(median(took), activations, parameters, _spread(took))
                                 for took, activations, parameters in zip(seconds, activation_bytes, sizes, strict=True))
