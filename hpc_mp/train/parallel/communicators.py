@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 
 from hpc_mp.layout.placement import Placement, place
-from hpc_mp.layout.schedule import Schedule
+from hpc_mp.layout.schedule.actions import Channel, Schedule
 from hpc_mp.train.parallel import gloo
 from hpc_mp.train.parallel.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
-from hpc_mp.train.parallel.groups import Axis, Channel, Channels, Groups, StateAxes, Tree, tree_of
+from hpc_mp.train.parallel.groups import Axis, Channels, Groups, StateAxes, Tree, tree_of
 
 ONE_BLOCK = 16  # largest number of ranks that all send to rank 0 directly
 CHANNEL_CTAS = 4  # thread blocks of a message between stages: a posted receive spins on them beside the computation
