@@ -6,6 +6,7 @@ So a division means the same in a loop as in a job file, and is refused for the 
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -139,6 +140,12 @@ def read_keywords(keywords: Mapping[str, Any]) -> Keywords:
                     keywords.get("example"))
 
 
+def product(keywords: Keywords, *names: str) -> int:
+    """Return the product of keys of ``[parallel]``. What is no size counts as 1: the job is refused for it."""
+    values = (keywords.settings["parallel"].get(name, 1) for name in names)
+    return prod(value for value in values if isinstance(value, int) and value > 0)
+
+
 def job_of(keywords: Keywords, model: Mapping[str, Any], world: int, samples: int, sequence: int) -> JobSpec:
     """Return the job that a loop is. Raises HpcMpError if its keywords do not fit each other, the ranks or the batch.
 
@@ -146,13 +153,8 @@ def job_of(keywords: Keywords, model: Mapping[str, Any], world: int, samples: in
         model: the table ``[model]``.
         samples: of a microbatch; ``sequence``: tokens of each.
     """
-    settings, degrees = keywords.settings, 1
-    for name in ("tensor", "pipeline", "context"):
-        size = settings["parallel"].get(name, 1)
-        degrees *= size if isinstance(size, int) and size > 0 else 1
-    replicas = max(1, world // degrees)
-    microbatches = settings["parallel"]["microbatches"]
-    batch = samples * replicas * (microbatches if isinstance(microbatches, int) and microbatches > 0 else 1)
+    settings, replicas = keywords.settings, max(1, world // product(keywords, "tensor", "pipeline", "context"))
+    batch = samples * replicas * product(keywords, "microbatches")
     return resolve({
         "job": {**settings["job"], "ranks_per_node": world}, "model": dict(model),
         "data": {"files": ["-"], "sequence_length": sequence}, "parallel": dict(settings["parallel"]),
