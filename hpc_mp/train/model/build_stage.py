@@ -13,11 +13,10 @@ from hpc_mp.layout.flat import StageSpan
 from hpc_mp.train.model.attach_adapters import attach_adapters
 from hpc_mp.train.model.attention_table import attention_function
 from hpc_mp.train.model.compilation import compile_block
-from hpc_mp.train.model.logits import LogitsObjective
 from hpc_mp.train.model.rotary_tables import RotaryTables
 from hpc_mp.train.model.transformers_modules import TransformersModules
 from hpc_mp.train.model.transformers_stage import Absent, TransformersStage
-from hpc_mp.train.model.vocabulary import NextToken, VocabularyEmbedding
+from hpc_mp.train.model.vocabulary import LogitsObjective, NextToken, VocabularyEmbedding
 from hpc_mp.train.parallel.capacity import Intake
 from hpc_mp.train.parallel.dropout import HashDropout
 from hpc_mp.train.parallel.experts import Experts

@@ -18,7 +18,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.models import Family, ModelShape, Weight
 from hpc_mp.train.model.attention_table import attention_name
-from hpc_mp.train.model.logits import LossFunction
+from hpc_mp.train.model.vocabulary import LossFunction
 
 
 @dataclass(frozen=True, slots=True)

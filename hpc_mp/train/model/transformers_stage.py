@@ -19,10 +19,9 @@ from hpc_mp.layout.flat import EMBEDDING, HEAD, TIED, StageSpan
 from hpc_mp.layout.models import Family, ModelShape
 from hpc_mp.layout.models.family import POSITIONS
 from hpc_mp.train.device.spans import profiled
-from hpc_mp.train.model.logits import LogitsObjective
 from hpc_mp.train.model.rotary_tables import RotaryTables
 from hpc_mp.train.model.unit_stage import UnitStage, closed, opened
-from hpc_mp.train.model.vocabulary import NextToken
+from hpc_mp.train.model.vocabulary import LogitsObjective, NextToken
 from hpc_mp.train.parallel.data_axis import Unit
 from hpc_mp.train.parallel.masks import Visible, begins_of, first_seen, offsets_of, restarted
 from hpc_mp.train.parallel.surroundings import Surroundings

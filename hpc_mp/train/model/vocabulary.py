@@ -1,6 +1,7 @@
-"""The two ends of a model, cut along the vocabulary: the embedding, and the head with the loss of the next token."""
+"""The two ends of a model, cut along the vocabulary: the embedding, and the head with the loss."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from hpc_mp.train.parallel.soft_cap import capped, through_cap
 from hpc_mp.train.parallel.surroundings import NO_TERMS, LossTerms
 from hpc_mp.train.pipeline.stage import Batch
 
+LossFunction = Callable[[Any, Batch], tuple[Tensor, Tensor]]  # (outputs, batch) -> (sum, count)
 IGNORED = -100  # Hugging Face's label for tokens that do not count in the loss
 CHUNK = 1 << 26  # logits that are there at once: 0.8 GB with their gradient, and enough rows for a product to fill a GPU
 TILE = 64  # rows, of which a chunk has a multiple, as matrix units like it
@@ -122,6 +124,31 @@ class NextToken(nn.Module):
         sums = torch.stack(((own - highest).exp(), matched))
         all_reduce(sums, axis).wait()
         return highest + sums[0].log(), sums[1]
+
+
+class LogitsObjective(nn.Module):
+    """A user's objective: a function of the logits of all tokens and words; every tensor rank computes it.
+
+    Args:
+        head: a column projection.
+        cap: soft cap of logits; None: none.
+        function: called with an object whose ``logits`` are (samples, tokens, words), in fp32 at least, and with the batch.
+    """
+
+    def __init__(self, head: Projection, vocabulary: int, cap: float | None, function: LossFunction) -> None:
+        super().__init__()
+        self.head, self.vocabulary, self.cap, self.function = head, vocabulary, cap, function
+        self.words = TensorAxis(head.tensor.axis, (), head.tensor.weights)  # its ranks have all tokens
+
+    def forward(self, hidden: Tensor, batch: Batch, *_: object) -> tuple[Tensor, Tensor]:
+        """Return the sum and the count. ``hidden``: (samples, tokens, hidden)."""
+        logits = self.head(self.head.tensor.enter(hidden))
+        if self.words.size > 1:
+            begin, length = self.words.part(self.vocabulary)
+            padded = F.pad(logits, (begin, self.vocabulary - begin - length))
+            logits = self.words.leave(padded)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return self.function(SimpleNamespace(logits=capped(logits, self.cap)), batch)
 
 
 class _CrossEntropy(torch.autograd.Function):
