@@ -10,16 +10,17 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hpc_mp.layout.flat import StageSpan
-from hpc_mp.train.model.attach_adapters import attach_adapters
+from hpc_mp.layout.models.adapter_weights import DOWN, adapted_weights
 from hpc_mp.train.model.attention_table import attention_function
 from hpc_mp.train.model.compilation import compile_block
 from hpc_mp.train.model.rotary_tables import RotaryTables
 from hpc_mp.train.model.transformers_modules import TransformersModules
 from hpc_mp.train.model.transformers_stage import Absent, TransformersStage
 from hpc_mp.train.model.vocabulary import LogitsObjective, NextToken, VocabularyEmbedding
+from hpc_mp.train.parallel.adapter import Adapter, InputDropout
 from hpc_mp.train.parallel.capacity import Intake
 from hpc_mp.train.parallel.dropout import HashDropout
-from hpc_mp.train.parallel.experts import Experts
+from hpc_mp.train.parallel.experts import ExpertProjection, Experts
 from hpc_mp.train.parallel.projection import Projection, TensorAxis, change_input, change_output
 from hpc_mp.train.parallel.surroundings import Surroundings
 
@@ -31,7 +32,7 @@ def build_stage(model: TransformersModules, span: StageSpan, around: Surrounding
     whole, stage = model.skeleton(), TransformersStage(model.family, model.shape, span, around)
     for path, layer in zip(stage.blocks, span.layers, strict=True):
         stage.graft(path, model.block(whole, layer))
-    for change in (_embedding, _tensor, _experts, _head, _dropout, attach_adapters, _attention, _buffers, _compilation, _driver):
+    for change in (_embedding, _tensor, _experts, _head, _dropout, _adapters, _attention, _buffers, _compilation, _driver):
         change(stage, model, whole)
     return stage
 
@@ -132,6 +133,29 @@ def _dropout(stage: TransformersStage, model: TransformersModules, whole: nn.Mod
     for path, module in list(stage.named_modules()):
         if isinstance(module, nn.Dropout):
             stage.set_submodule(path, HashDropout(module.p, path, stage.around.clock, tokens))
+
+
+def _adapters(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
+    """Attach the model's adapters to projections and experts."""
+    adapters, adapted = model.shape.adapters, adapted_weights(model.family, model.shape)
+    if adapters is None:
+        return
+    tokens = stage.positions
+    own = stage.tensor.share(tokens, 0)
+    for module in list(stage.modules()):
+        if isinstance(module, ExpertProjection) and module.name in adapted:
+            _, *factors = adapted[module.name]
+            pair = (ExpertProjection(factor.name, module.last, module.tensor) for factor in factors)
+            module.adapter = Adapter(adapters.scale, nn.Identity(), *pair)
+        elif isinstance(module, Projection) and (target := module.names[0].removesuffix(".weight")) in adapted:
+            _, *factors = adapted[target]
+            projections = [Projection(factor.name, None, transposed=False, row=False, tensor=module.tensor) for factor in factors]
+            for projection in projections:
+                projection.last = module.row
+            inputs = factors[0].shape[-1]
+            first = module.tensor.part(inputs)[0] if module.row else 0
+            dropout = InputDropout(adapters.dropout, f"{target}.{DOWN}", stage.around.clock, tokens, own, first, inputs)
+            module.adapter = Adapter(adapters.scale, dropout, *projections)
 
 
 def _attention(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
