@@ -18,16 +18,11 @@ FACTOR = 2.0
 class ScaleRule(Protocol):
     """Settings of the dynamic scale, those of the job file's ``train.loss_scale``. ``window`` 0: the scale is constant."""
 
-    @property
-    def initial(self) -> float: ...
-    @property
-    def window(self) -> int: ...
-    @property
-    def hysteresis(self) -> int: ...
-    @property
-    def consecutive_hysteresis(self) -> bool: ...
-    @property
-    def minimum(self) -> float: ...
+    initial: float
+    window: int
+    hysteresis: int
+    consecutive_hysteresis: bool
+    minimum: float
 
 
 class ScaleState(NamedTuple):
