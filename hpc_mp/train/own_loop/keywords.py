@@ -22,21 +22,18 @@ from hpc_mp.train.step.settings import Rate
 KEYS: Mapping[str, str] = {  # keyword -> key of the job file
     "tp_size": "parallel.tensor", "pp_size": "parallel.pipeline", "cp_size": "parallel.context", "ep_size": "parallel.expert",
     "dp_shard_size": "parallel.shard_degree", "sequence_parallel": "parallel.sequence",
-    "tensor_modules": "parallel.tensor_modules", "context_method": "parallel.context_method", "zero": "parallel.zero",
-    "reduce": "parallel.reduce", "order": "parallel.order",
-    "schedule": "parallel.schedule", "virtual_stages": "parallel.virtual_stages", "microbatches": "parallel.microbatches",
-    "partition": "parallel.partition", "recompute": "parallel.recompute", "offload": "parallel.offload",
-    "offload_directory": "parallel.offload_directory", "offload_horizon": "parallel.offload_horizon",
-    "precision": "train.precision", "loss_scale": "train.loss_scale", "clip": "train.clip", "compile": "train.compile",
-    "dropout": "train.dropout", "seed": "train.seed", "router_balance": "train.router_balance", "router_z": "train.router_z",
-    "label_smoothing": "train.label_smoothing", "z_loss": "train.z_loss",
-    "expert_capacity": "train.expert_capacity", "device": "job.device",
+    **{name: f"parallel.{name}" for name in (
+        "tensor_modules", "context_method", "zero", "reduce", "order", "schedule", "virtual_stages", "microbatches", "partition",
+        "recompute", "offload", "offload_directory", "offload_horizon")},
+    **{name: f"train.{name}" for name in (
+        "precision", "loss_scale", "clip", "compile", "dropout", "seed", "router_balance", "router_z", "label_smoothing",
+        "z_loss", "expert_capacity")},
+    "device": "job.device",
 }
 OPTIMIZER: Mapping[str, str] = {  # key of the keyword ``optimizer`` -> key of the job file
-    "name": "train.optimizer", "lr": "train.learning_rate", "lr_factors": "train.lr_factors", "lr_schedule": "train.lr_schedule",
-    "lr_schedule_options": "train.lr_schedule_options", "steps": "train.steps", "warmup_steps": "train.warmup_steps",
-    "betas": "train.betas", "eps": "train.eps", "momentum": "train.momentum", "weight_decay": "train.weight_decay",
-    "no_decay": "train.no_decay",
+    "name": "train.optimizer", "lr": "train.learning_rate",
+    **{name: f"train.{name}" for name in ("lr_factors", "lr_schedule", "lr_schedule_options", "steps", "warmup_steps", "betas",
+                                          "eps", "momentum", "weight_decay", "no_decay")},
 }
 OWN = ("optimizer", "loss_fn", "outputs", "inputs", "cut", "batches", "example")
 DEFAULTS: Mapping[str, Any] = {"microbatches": 1}
