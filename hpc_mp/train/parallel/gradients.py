@@ -84,7 +84,6 @@ class UnitGradient:
     def __init__(self, layout: FlatLayout, groups: Groups, complete: bool, reductions: int, slabs: Slabs) -> None:
         holders = groups.holders(layout.of_experts)
         self.layout, self.kept, self.reductions, self.slabs = layout, complete, reductions, slabs
-        self._tied = layout.tied
         self.shard, self.replicate = holders.shard, holders.replicate
         self.held = torch.zeros(layout.padded if complete else layout.part, dtype=slabs.dtype, device=slabs.device)
         begin = self.shard.rank * layout.part if complete else 0
@@ -110,7 +109,7 @@ class UnitGradient:
 
     def announce(self) -> None:
         """Announce that a REDUCE follows the backward that begins: a reduction may start as soon as the gradient is complete."""
-        if not self._tied and (not self.kept or self._left == 1):
+        if self.layout.tie is None and (not self.kept or self._left == 1):  # a backward brings a tie several gradients
             self._missing = len(self.layout.slots)
 
     def claim(self, slot: ParameterSlot) -> tuple[Tensor, bool]:

@@ -141,19 +141,18 @@ class Pipeline:
 
     def _run(self, step: _Step, actions: Sequence[Action], residency: Residency) -> Passed:
         self.messages.begin()
-        perform = self._traced if step.trace else self._performed
         for action in self.posted(actions):
             for chunk in residency.returns.get(action, ()):
                 step.away[chunk].come_back()
             with profiled(f"{action.kind} of stage {action.stage}, microbatch {action.microbatch}"):
-                perform(step, action)
+                if step.trace:
+                    self._traced(step, action)
+                else:
+                    self.perform[action.kind](step, action)
         self.messages.finish()
         nothing = torch.zeros((), device=self.device)
         return Passed((nothing if step.loss is None else step.loss).double(), nothing if step.count is None else step.count,
                       step.spans, step.most_held, self.activations.most_here, self.activations.most_away)
-
-    def _performed(self, step: _Step, action: Action) -> None:
-        self.perform[action.kind](step, action)
 
     def _traced(self, step: _Step, action: Action) -> None:
         """Perform an action and record its time. The wait for a message is recorded as its receive, and not as computation."""
@@ -161,7 +160,7 @@ class Pipeline:
             with self._timed(step, message.receive):
                 self.messages.arrive(action)
         with nullcontext() if action.kind.startswith("RECV") else self._timed(step, action):
-            self._performed(step, action)
+            self.perform[action.kind](step, action)
 
     @contextmanager
     def _timed(self, step: _Step, action: Action) -> Iterator[None]:
