@@ -8,9 +8,7 @@ after the F, and are prefetched when ``horizon`` computations remain before the 
                                               chunk 1 goes after F1 and comes while B0 runs: it is away during F2 and F3
                                               chunk 3, with its B three computations later, is away during B0 and B1
 
-So a chunk is away for the number of computations in between, minus the horizon. With a horizon of 0 it comes when it is needed,
-and the computation waits for it; a larger horizon gives the copy time and costs memory. Data kept between I and W stays on the
-device.
+So a chunk is away for the number of computations in between, minus the horizon. Data kept between I and W stays on the device.
 
 The default of ``parallel.offload_horizon`` is one forward and one backward. In the steady state of 1F1B one chunk leaves and one
 comes back in that time, which is three forwards long. A Llama block keeps some 34 bytes per token and hidden unit in 16-bit

@@ -1,20 +1,11 @@
 """Validation of a schedule: every action once, on its rank, after its inputs, and executable without a deadlock between ranks.
 
-NCCL's rule: both sides wait at a message. Messages are put into streams, and only the first message of a stream is in flight; it
-ends when it is also the first one at its other side. A later message of the stream waits until then. Messages can be put into
-streams in two ways:
-
-==============  ======================================================================================================
-own_stream      A communicator with a separate stream for every (sending rank, receiving rank, payload). Messages delay
-                only the later messages of their own channel and the computations that consume them. The engine's way,
-                and the one that ``validate`` proves.
-shared_stream   All messages of a rank are in one stream, in the order of its list of actions, as with one communicator
-                for all of them. A receive that is posted early precedes every later send of its rank, and two ranks
-                that post ahead of each other wait forever: ``check_streams`` shows which schedules that breaks.
-==============  ======================================================================================================
-
-A message is put into its stream when the computations before it in the list have ended. The replicas of the data axis run the
-same lists, and so meet at their reductions in the same order.
+NCCL's rule: both sides wait at a message. A message is put into a stream when the computations before it in the list have ended,
+and only the first message of a stream is in flight; it ends when it is also the first one at its other side. The engine has a
+stream for every (sending rank, receiving rank, payload), in which messages delay only later ones of their own channel and the
+computations that consume them. With one stream for all messages of a rank, a receive that is posted early would precede every
+later send, and two ranks that post ahead of each other would wait forever. The replicas of the data axis run the same lists, and
+so meet at their reductions in the same order.
 
 On a GPU a posted receive is a kernel that spins. Now and then a rank's host has to wait until its whole device is idle: while a
 module is loaded, at a retry of the allocator, when pinned memory is allocated. ``check_hosts`` proves that then too the message
