@@ -33,9 +33,10 @@ from hpc_mp.train.parallel.surroundings import Surroundings
 from hpc_mp.train.pipeline.pipeline import Pipeline, Span
 from hpc_mp.train.pipeline.stage import Microbatches
 from hpc_mp.train.rank.assemble import model_of, settings_of
-from hpc_mp.train.rank.devices import device_choice, device_memory, device_name, own_gpu, seat_of, taken
+from hpc_mp.train.rank.devices import device_choice, device_name, own_gpu, seat_of, taken
 from hpc_mp.train.rank.rendezvous import process_group
 from hpc_mp.train.step.engine import Engine
+from hpc_mp.train.step.memory import limit_bytes
 
 WARM_UP = 2  # steps that are not counted: libraries choose algorithms and allocate workspaces
 VALUES = 0.02  # standard deviation of the parameters
@@ -84,7 +85,7 @@ def measure(spec: JobSpec, shape: ModelShape, repetitions: int) -> ModelProfile:
     embedding, *blocks, head = (UnitProfile(median(took), activations, parameters, _spread(took))
                                 for took, activations, parameters in zip(seconds, activation_bytes, sizes, strict=True))
     return ModelProfile(device_name(device), repetitions, measured_with(spec, shape), embedding, tuple(blocks), head,
-                        device_memory(device, spec.job.ranks_per_node))
+                        limit_bytes(device, spec.job.ranks_per_node))
 
 
 def alone(layout: Layout, blocks: int) -> Layout:
