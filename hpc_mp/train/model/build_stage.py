@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,6 @@ from hpc_mp.layout.models.adapter_weights import DOWN, adapted_weights
 from hpc_mp.train.model.attention_table import attention_function
 from hpc_mp.train.model.compilation import compile_block
 from hpc_mp.train.model.rotary_tables import RotaryTables
-from hpc_mp.train.model.transformers_modules import TransformersModules
 from hpc_mp.train.model.transformers_stage import Absent, TransformersStage
 from hpc_mp.train.model.vocabulary import LogitsObjective, NextToken, VocabularyEmbedding
 from hpc_mp.train.parallel.adapter import Adapter, InputDropout
@@ -24,10 +23,13 @@ from hpc_mp.train.parallel.experts import ExpertProjection, Experts
 from hpc_mp.train.parallel.projection import Projection, TensorAxis, change_input, change_output
 from hpc_mp.train.parallel.surroundings import Surroundings
 
+if TYPE_CHECKING:
+    from hpc_mp.train.model.transformers_model import TransformersModel
+
 UNSET = -987654321.0  # in buffers without values
 
 
-def build_stage(model: TransformersModules, span: StageSpan, around: Surroundings) -> TransformersStage:
+def build_stage(model: "TransformersModel", span: StageSpan, around: Surroundings) -> TransformersStage:
     """Build a stage without parameters, which ``adopt`` gives it."""
     whole, stage = model.skeleton(), TransformersStage(model.family, model.shape, span, around)
     for path, layer in zip(stage.blocks, span.layers, strict=True):
@@ -43,7 +45,7 @@ def _tensor_of(stage: TransformersStage, path: str) -> TensorAxis:
     return stage.tensor if stage.tensor.cut.cuts(module) else stage.tensor.alone
 
 
-def _embedding(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
+def _embedding(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
     """Attach the embedding to the first stage, cut along the vocabulary, with its further lookups and the modules behind it."""
     family = model.family
     if not stage.span.first:
@@ -63,7 +65,7 @@ def embedding_scale(embedding: nn.Module) -> tuple[float, bool]:
     return (float(getattr(embedding, "embed_scale", 1.0)), False) if scale is None else (float(scale), True)
 
 
-def _tensor(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
+def _tensor(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
     """Put column and row projections in place of linear ones; sum gradients of shared inputs."""
     family, present = model.family, {path for path, _ in stage.named_modules()}
     for layer, block in zip(stage.span.layers, stage.blocks, strict=True):
@@ -88,7 +90,7 @@ def _tensor(stage: TransformersStage, model: TransformersModules, whole: nn.Modu
                     change_output(stage.get_submodule(path), partial(stage.tensor.share, dim=1))
 
 
-def _experts(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
+def _experts(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
     """Replace the experts. Each rank has a share of the output of router and experts, which their parent module sums."""
     family, count, around = model.family, model.shape.experts, stage.around
     if family.experts is None:
@@ -111,7 +113,7 @@ def _experts(stage: TransformersStage, model: TransformersModules, whole: nn.Mod
             module.register_forward_hook(lambda _, inputs, output, tensor=tensor: tensor.leave(output.clone()))
 
 
-def _head(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
+def _head(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
     """Attach the last norm, the head and the loss to the last stage, cut along the vocabulary."""
     family, vocabulary = model.family, model.shape.vocabulary
     if not stage.span.last:
@@ -127,7 +129,7 @@ def _head(stage: TransformersStage, model: TransformersModules, whole: nn.Module
         stage.objective = LogitsObjective(head, vocabulary, cap, model.loss)
 
 
-def _dropout(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
+def _dropout(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
     """Drop with masks that are the same on every layout."""
     tokens = stage.tensor.share(stage.positions, 0)
     for path, module in list(stage.named_modules()):
@@ -135,7 +137,7 @@ def _dropout(stage: TransformersStage, model: TransformersModules, whole: nn.Mod
             stage.set_submodule(path, HashDropout(module.p, path, stage.around.clock, tokens))
 
 
-def _adapters(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
+def _adapters(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
     """Attach the model's adapters to projections and experts."""
     adapters, adapted = model.shape.adapters, adapted_weights(model.family, model.shape)
     if adapters is None:
@@ -158,7 +160,7 @@ def _adapters(stage: TransformersStage, model: TransformersModules, whole: nn.Mo
             module.adapter = Adapter(adapters.scale, dropout, *projections)
 
 
-def _attention(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
+def _attention(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
     """Attach this rank's heads, their dropout, and the context axis to attention modules."""
     family, shape = model.family, model.shape
     for block, layer in zip(stage.blocks, stage.span.layers, strict=True):
@@ -184,7 +186,7 @@ def _attention(stage: TransformersStage, model: TransformersModules, whole: nn.M
         stage.context.attach(attention, heads, attention_function)
 
 
-def _buffers(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
+def _buffers(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
     """Give values to buffers, as transformers does it for a model that was made without any."""
     device = stage.positions.device
     for path, module in stage.named_modules():
@@ -205,7 +207,7 @@ def _unset(module: nn.Module, names: Iterable[str]) -> list[str]:
     return [name for name in names if bool((cast(Tensor, module._buffers[name]) == UNSET).any())]
 
 
-def _compilation(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
+def _compilation(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
     """Compile blocks, with the exchanges of the context axis outside of their graphs, and the last norm."""
     if not stage.around.compile:
         return
@@ -218,7 +220,7 @@ def _compilation(stage: TransformersStage, model: TransformersModules, whole: nn
         compile_block(stage.get_submodule(path))
 
 
-def _driver(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
+def _driver(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
     """Let the model's own forward drive. Around the layers it calls the stage's modules, or nothing."""
     family = model.family
     ends = {path: stage.span.first for path in (*family.lookups, *family.behind_embedding)}
