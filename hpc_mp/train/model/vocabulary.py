@@ -222,7 +222,7 @@ def _scores(logits: Tensor, places: Tensor, target: Target) -> tuple[Tensor, Ten
     wide = torch.promote_types(logits.dtype, torch.float32)
     if logits.shape[1] == 0:  # a rank that has no word
         return logits.new_full((len(logits),), float("-inf"), dtype=wide), logits.new_zeros(len(logits), dtype=wide)
-    logits = logits if target.cap is None else capped(logits, target.cap)
+    logits = capped(logits, target.cap)
     mine, index = _own(places, logits.shape[1])
     word, log_share = (values.gather(1, index.unsqueeze(1)).squeeze(1).to(wide)
                        for values in (logits, logits.log_softmax(1, dtype=wide)))
@@ -241,7 +241,7 @@ def _slopes(logits: Tensor, places: Tensor, total: Tensor, weights: Tensor, targ
     """
     if logits.shape[1] == 0:
         return logits
-    logits = logits if target.cap is None else capped(logits, target.cap)
+    logits = capped(logits, target.cap)
     mine, index = _own(places.unsqueeze(1), logits.shape[1])
     slopes = (logits - (total - weights.log()).unsqueeze(1)).exp_()
     if target.z:
@@ -250,7 +250,7 @@ def _slopes(logits: Tensor, places: Tensor, total: Tensor, weights: Tensor, targ
         slopes -= (target.every * weights).unsqueeze(1)
     own = slopes.gather(1, index) - mine * (target.own * weights).unsqueeze(1)
     slopes = slopes.to(logits.dtype).scatter_(1, index, own.to(logits.dtype))
-    return slopes if target.cap is None else through_cap(slopes, logits, target.cap)
+    return through_cap(slopes, logits, target.cap)
 
 
 def _own(places: Tensor, words: int) -> tuple[Tensor, Tensor]:
