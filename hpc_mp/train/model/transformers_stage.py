@@ -96,8 +96,9 @@ class TransformersStage(UnitStage):
         node.add_module(leaf, module)
 
     def layer_calls(self, layers: nn.ModuleList) -> list["LayerCall"]:
-        """Return what the model's forward finds in place of its layers: calls of the stage, or none for those of other stages."""
-        calls: list[Callable[..., Tensor]] = [_passed] * self.shape.layers
+        """Return what the model's forward finds in place of its layers: calls of the stage. Other stages' layers pass on what
+        they get."""
+        calls: list[Callable[..., Tensor]] = [lambda hidden, *_, **__: hidden] * self.shape.layers
         for number, paths in enumerate(self.groups):
             for path in paths:
                 names = [*inspect.signature(type(self.get_submodule(path)).forward).parameters][2:]
@@ -105,10 +106,6 @@ class TransformersStage(UnitStage):
         if not self.groups:
             calls[0] = lambda hidden, *_, **__: self._leave(self._enter(hidden))
         return [LayerCall(call, layer, self.family.tuples) for call, layer in zip(calls, cycle(layers), strict=False)]
-
-    def drive_with(self, base: nn.Module) -> None:
-        """Let the forward of a model without its head drive the stage."""
-        self.driver = lambda **arguments: cast(Tensor, base(**arguments, use_cache=False).last_hidden_state)
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield the tensors that a stage holds besides activations: parameters, positions and rotary tables."""
@@ -225,11 +222,6 @@ class TransformersStage(UnitStage):
             hidden = hidden * self.family.head_scale
         loss, count = closed(self.head_units, *self.objective(hidden, batch, self.context.own, gradient))
         return loss, count
-
-
-def _passed(hidden: Tensor, *_: Any, **__: Any) -> Tensor:
-    """Return hidden states unchanged, in place of a layer of another stage."""
-    return hidden
 
 
 class LayerCall:
