@@ -127,11 +127,6 @@ class FlatLayout:
     tie: Tie | None = None
 
     @property
-    def tied(self) -> bool:
-        """True if several modules of a stage compute with it, so that a backward brings several gradients."""
-        return self.tie is not None
-
-    @property
     def of_experts(self) -> bool:
         """True if its parts are held by other ranks than those of other units: by the ranks with the same experts."""
         return self.unit.endswith(EXPERTS)

@@ -18,29 +18,17 @@ Reduce = Literal["microbatch", "step"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """The division of a training.
+    """The division of a training. Other fields than these have the values of the job file's keys of their names.
 
     Attributes:
         degrees: size of every axis.
-        order, rank_map, ranks_per_node: how ranks get their places, see ``placement``; order "auto": the planner chooses.
         samples, sequence: sequences of a microbatch, and tokens of each.
-        microbatches: per replica and optimizer step.
-        schedule, virtual_stages: name of the schedule, or the path of a table, and stages per rank if the schedule leaves that
-            open.
         layers: of every stage; empty until the model is cut into stages.
-        zero: 0 to 3; ``shard_degree``: number of ranks over which ZeRO shards (1 for ZeRO-0).
-        reduce: when data ranks sum gradients.
+        order: "auto": the planner chooses.
+        shard_degree: number of ranks over which ZeRO shards (1 for ZeRO-0).
         sequence_parallel: True if tensor ranks have tokens of their own between cut layers.
-        tensor_modules: name patterns of the modules that tensor ranks cut.
-        context_method: how context ranks attend to each other's tokens.
-        recompute: see ``blocks_together``.
-        offload: what leaves the device while it is not used: "optimizer", "parameters", "activations".
-        offload_directory: the disk for offloaded optimizer state; None: the host's memory.
-        offload_horizon: number of computations before its backward at which a microbatch's activations are fetched; None: they
-            stay on the device.
-        precision: of computing.
-        optimizer: see ``owners``; ``optimizer_slots``: numbers of its state per parameter that has no owner.
-        expert_capacity: factor of the choices that an expert takes of a sample; None: all.
+        offload_directory: None: the host's memory; ``offload_horizon``: None: activations stay on the device.
+        optimizer_slots: numbers of optimizer state per parameter that has no owner, see ``owners``.
     """
 
     degrees: Degrees = field(default_factory=Degrees)

@@ -20,17 +20,13 @@ Shape = Literal["linear", "cosine", "1-sqrt"]
 class RateSettings(Protocol):
     """The settings that determine the rate; the job file's ``[train]`` table has these fields."""
 
-    @property
-    def learning_rate(self) -> float: ...
-    @property
-    def lr_schedule(self) -> str: ...
+    learning_rate: float
+    lr_schedule: ScheduleOfRate
     @property
     def lr_schedule_options(self) -> object:
         """An object with an attribute for each option of any schedule, whose value is None for the default."""
-    @property
-    def warmup_steps(self) -> int: ...
-    @property
-    def steps(self) -> int: ...
+    warmup_steps: int
+    steps: int
 
 
 @dataclass(frozen=True, slots=True)

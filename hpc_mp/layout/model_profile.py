@@ -9,7 +9,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, NonNegativeInt, TypeAdapter, ValidationError
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.files import read_json, write_json
@@ -30,9 +32,9 @@ class UnitProfile:
         spread: interquartile range of the seconds over the repetitions, relative to their median.
     """
 
-    seconds: float
-    activations: int
-    parameters: int
+    seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    activations: NonNegativeInt
+    parameters: NonNegativeInt
     spread: float = 0.0
 
     @property
@@ -93,19 +95,10 @@ def read_profile(path: Path, current: Mapping[str, Any]) -> ModelProfile:
     except (ValueError, RecursionError) as error:
         raise HpcMpError(value, f"is not JSON ({error})", REMEDY) from None
     try:
-        profile = ModelProfile(str(tree["device"]), int(tree["repetitions"]), dict(tree["measured"]), _unit(tree["embedding"]),
-                               tuple(map(_unit, tree["blocks"])), _unit(tree["head"]),
-                               None if tree.get("memory") is None else int(tree["memory"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise HpcMpError(value, f"is not what --profile writes ({type(error).__name__}: {error})", REMEDY) from None
+        profile = TypeAdapter(ModelProfile).validate_python(tree)
+    except ValidationError as error:
+        raise HpcMpError(value, f"is not what --profile writes ({error.error_count()} wrong or missing keys)", REMEDY) from None
     for name in sorted(current.keys() | profile.measured.keys()):
         if (measured := profile.measured.get(name)) != (required := current.get(name)):
             raise HpcMpError(value, f"was measured with {name} = {measured}, but the job has {required}", REMEDY)
     return profile
-
-
-def _unit(tree: dict[str, Any]) -> UnitProfile:
-    unit = UnitProfile(float(tree["seconds"]), int(tree["activations"]), int(tree["parameters"]), float(tree.get("spread", 0.0)))
-    if not (0 <= unit.seconds < float("inf") and unit.activations >= 0 and unit.parameters >= 0):
-        raise ValueError(f"{unit} is not a measurement")
-    return unit

@@ -48,14 +48,10 @@ OWNED: Mapping[str, OwnedState] = {
     "adafactor": OwnedState(lambda unit, weight: True, factored)}
 
 
-def is_owned(optimizer: str, unit: str, weight: Weight) -> bool:
-    return optimizer in OWNED and OWNED[optimizer].owns(unit, weight)
-
-
 def owners(optimizer: str, units: Iterable[FlatLayout], places: int) -> dict[str, int]:
     """Return the owner of each weight that has one, as a number of a place: shard rank × tensor ranks + tensor rank."""
     sizes = {slot.weight.name: prod(slot.weight.shape) for unit in units for slot in unit.slots
-             if is_owned(optimizer, unit.unit, slot.weight)}
+             if optimizer in OWNED and OWNED[optimizer].owns(unit.unit, slot.weight)}
     loads, chosen = [0] * places, {}
     for name, size in sorted(sizes.items(), key=lambda item: (-item[1], item[0])):
         chosen[name] = loads.index(min(loads))

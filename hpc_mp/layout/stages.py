@@ -1,18 +1,7 @@
 """The distribution of a model's layers over the stages of a pipeline, by a measure or as the job file states.
 
-================ =================================================================================================================
-partition        stages
-================ =================================================================================================================
-a list           have that many layers each
-at:REGEX         begin where a whole module name matches: blocks, and the last norm for a stage with only norm and head
-uniform          have equal numbers of layers
-parameters       have equal numbers of parameters; a tied embedding counts at both ends, which both hold it
-cost, auto       have equal costs by ``layer_costs``
-profile          are equal by measured seconds and bytes, see ``model_profile``
-================ =================================================================================================================
-
-A measure counts embedding, blocks, and norm with head; ``partition`` cuts so that the largest stage is as small as possible. The
-first and the last stage may have no layer, if the job file states it or if it balances better.
+``docs/user/partition.md`` has the methods. A measure counts embedding, blocks, and norm with head; ``partition`` cuts so that the
+largest stage is as small as possible.
 """
 
 import re

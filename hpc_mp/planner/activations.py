@@ -18,7 +18,7 @@ same.
 from hpc_mp.layout.flat import blocks_together
 from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.models import ModelShape
-from hpc_mp.layout.schedule import Residency, peak_away, peak_in_flight, peak_resident, residency
+from hpc_mp.layout.schedule import Residency, peak_in_flight, peaks, residency
 from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.planner.memory import BYTES
 from hpc_mp.rundir.plan import ChunkCounts
@@ -29,7 +29,7 @@ def chunk_counts(layout: Layout) -> tuple[ChunkCounts, ...]:
     counts = []
     for actions in schedule_of(layout).ranks:
         plan = Residency() if layout.offload_horizon is None else residency(actions, layout.offload_horizon)
-        counts.append(ChunkCounts(peak_in_flight(actions), peak_resident(actions, plan), peak_away(actions, plan)))
+        counts.append(ChunkCounts(peak_in_flight(actions), *peaks(actions, plan)))
     return tuple(counts)
 
 

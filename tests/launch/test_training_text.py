@@ -20,7 +20,7 @@ from hpc_mp.launch import training_text
 from hpc_mp.launch.launch import LaunchRequest, launched_text, preview
 from hpc_mp.launch.listener import Listener, Teller
 from hpc_mp.launch.training_text import counted_steps, report_text, text_rows
-from hpc_mp.layout.models import table_of
+from hpc_mp.layout.models import FAMILIES
 from hpc_mp.train.data import Samples, tokens
 from hpc_mp.train.data.bpe import train
 
@@ -50,7 +50,7 @@ def tokenizer(rows: Path) -> Path:
 @pytest.fixture
 def pretrained(job: Path) -> Path:
     """A checkpoint of a small Llama, without a tokenizer."""
-    directory, family = job.parent / "pretrained", table_of("llama")
+    directory, family = job.parent / "pretrained", FAMILIES["llama"]
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(LLAMA))
     save_file({weight.name: np.zeros(weight.shape, np.float32) for weight in family.all_weights(family.read(LLAMA))},

@@ -13,7 +13,7 @@ from hpc_mp.job import JobSpec
 from hpc_mp.job.layout import undivided
 from hpc_mp.layout import schedule as schedules
 from hpc_mp.layout.layout import Layout
-from hpc_mp.layout.schedule import Action, Residency, build, partition, peak_in_flight, peak_resident, residency
+from hpc_mp.layout.schedule import Action, Residency, build, partition, peak_in_flight, peaks, residency
 from hpc_mp.layout.schedule.actions import consumed, produced
 from hpc_mp.layout.schedule.residency import distances
 from hpc_mp.layout.schedule.simulate import Times
@@ -103,8 +103,8 @@ def test_by_hand() -> None:
     assert plan.away == {(0, m) for m in range(4)}
     assert plan.returns == {Action("F", 0, 3): ((0, 0),), Action("B", 0, 0): ((0, 1),), Action("B", 0, 1): ((0, 2),),
                             Action("B", 0, 2): ((0, 3),)}
-    assert (peak_in_flight(actions), peak_resident(actions, plan), schedules.peak_away(actions, plan)) == (4, 2, 3)
-    assert peak_resident(actions, residency(actions, 0)) == 1, "only the chunk that computes"
+    assert (peak_in_flight(actions), *peaks(actions, plan)) == (4, 2, 3)
+    assert peaks(actions, residency(actions, 0))[0] == 1, "only the chunk that computes"
     assert residency(actions, 3) == Residency(), "none has more than three computations between"
 
 
@@ -113,7 +113,7 @@ def test_the_steady_state_of_1f1b_keeps_as_many_as_its_horizon_needs() -> None:
     for stages in (8, 16, 32):
         first = build("1f1b", stages, 64).ranks[0]
         assert peak_in_flight(first) == stages
-        assert peak_resident(first, residency(first, 2)) == 3
+        assert peaks(first, residency(first, 2))[0] == 3
 
 
 def test_an_offload_that_would_do_nothing_is_refused() -> None:
@@ -149,10 +149,10 @@ def test_every_chunk_is_back_in_time_and_no_earlier(name: str, virtual: int) -> 
 def test_a_shorter_horizon_never_keeps_more(name: str, virtual: int) -> None:
     for stages, microbatches in product((1, 2, 4), (4, 8)):
         for actions in build(name, stages, microbatches, virtual).ranks:
-            resident = [peak_resident(actions, residency(actions, horizon)) for horizon in range(0, 40, 3)]
-            assert resident == sorted(resident) and resident[-1] == peak_resident(actions, Residency()) == peak_in_flight(actions)
+            resident = [peaks(actions, residency(actions, horizon))[0] for horizon in range(0, 40, 3)]
+            assert resident == sorted(resident) and resident[-1] == peaks(actions, Residency())[0] == peak_in_flight(actions)
             for horizon, here in zip(range(0, 40, 3), resident, strict=True):
-                assert here + schedules.peak_away(actions, residency(actions, horizon)) >= peak_in_flight(actions)
+                assert here + peaks(actions, residency(actions, horizon))[1] >= peak_in_flight(actions)
 
 
 # --- layers to stages: the exact partition against brute force -------------------------------------------------------

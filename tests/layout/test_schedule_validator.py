@@ -11,9 +11,9 @@ from schedules import SMALL, Request, requests, swapped, with_rank
 from tables import table
 
 from hpc_mp.layout.schedule import Action, Kind, Reduce, Schedule, build, posted_ahead, simulate, validate
-from hpc_mp.layout.schedule.actions import COMPUTE, consumed
+from hpc_mp.layout.schedule.actions import COMPUTE, Channel, consumed
 from hpc_mp.layout.schedule.names import STAGES_PER_RANK
-from hpc_mp.layout.schedule.validate import Channel, check_hosts, check_streams, own_stream
+from hpc_mp.layout.schedule.validate import check_hosts, check_streams, own_stream
 
 REDUCE: tuple[Reduce, ...] = ("last", "each")
 

@@ -229,7 +229,7 @@ def division(tensor: int, modules: tuple[str, ...] = ("*",)) -> Layout:
 
 
 def model_of(model: str) -> tuple[models.Family, models.ModelShape]:
-    return models.table_of(model), read_shape(spec(model, 1))
+    return models.FAMILIES[model], read_shape(spec(model, 1))
 
 
 @pytest.mark.parametrize("modules", [("*",), ("*.mlp", "lm_head"), ("*.attn", "*.self_attn")])
@@ -248,7 +248,7 @@ def test_first_replicas_hold_every_element_once(model: str, tensor: int, modules
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_tied_head_is_cut_with_the_embedding(tied: bool) -> None:
-    family = models.table_of("gptj")
+    family = models.FAMILIES["gptj"]
     shape = family.read({"n_embd": 24, "n_head": 3, "n_layer": 1, "vocab_size": 5, "rotary_dim": 4, "tie_word_embeddings": tied})
     bias = next(weight for weight in family.head_weights(shape) if weight.name == "lm_head.bias")
     cuts = [part_of(family, shape, bias, TensorCut(2, 0, (module,))).cut for module in ("transformer.wte", "lm_head")]

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 from tables import table
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.layout.models import table_of
+from hpc_mp.layout.models import FAMILIES
 from hpc_mp.layout.models.weight_files import INDEX, SINGLE, check_weights, weight_files
 from hpc_mp.train.model.initial import read
 
@@ -24,7 +24,7 @@ CONFIGS: dict[str, dict[str, Any]] = table(__file__, "weight_files.toml", "confi
 
 def arrays(config: dict[str, Any]) -> Arrays:
     """As ``save_pretrained`` writes them: fused weights are (in, n x out), experts lie apart."""
-    family = table_of(config["model_type"])
+    family = FAMILIES[config["model_type"]]
     shape = family.read(config)
     found = {}
     for weight in family.all_weights(shape):
@@ -36,7 +36,7 @@ def arrays(config: dict[str, Any]) -> Arrays:
 
 
 def check(directory: Path, config: dict[str, Any]) -> None:
-    family = table_of(config["model_type"])
+    family = FAMILIES[config["model_type"]]
     check_weights(directory, config, family, family.read(config))
 
 
@@ -83,7 +83,7 @@ def test_published_checkpoints_of_bert_are_read(model: str, older: bool, tmp_pat
     sizes = {"num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 12, "vocab_size": 11}
     whole = getattr(transformers, model)(transformers.BertConfig(**sizes))
     whole.save_pretrained(tmp_path)
-    config, family = json.loads((tmp_path / "config.json").read_text()), table_of("bert")
+    config, family = json.loads((tmp_path / "config.json").read_text()), FAMILIES["bert"]
     if older:
         weights = load_file(tmp_path / SINGLE)
         save_file({name.replace("Norm.weight", "Norm.gamma").replace("Norm.bias", "Norm.beta"): value

@@ -121,8 +121,8 @@ def rank_of(spec: JobSpec, number: int) -> Report:
         steps.append(result.numbers())
         if traced:
             memory = state_bytes(engine.data.units.values(), engine.optimizer) | {
-                "activations": result.most_here, "away": result.most_away}
-            chunks = result.most_held
+                "activations": result.passed.most_here, "away": result.passed.most_away}
+            chunks = result.passed.most_held
         if evaluation_is_due(spec, step + 1):
             evaluations.append((step + 1, *_evaluate(spec, engine, rows[0], step + 1)))
     parts = [(held.key, held.box, held.values.cpu().numpy().copy()) for held in engine.held()

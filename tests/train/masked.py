@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from transformers.models.bert import modeling_bert
 
 from hpc_mp.layout.layout import Layout
-from hpc_mp.layout.models import Family, table_of
+from hpc_mp.layout.models import FAMILIES, Family
 from hpc_mp.train.model import initial
-from hpc_mp.train.model.transformers_model import TransformersModel
-from hpc_mp.train.model.transformers_modules import hugging_face_config
+from hpc_mp.train.model.transformers_model import TransformersModel, hugging_face_config
 from hpc_mp.train.model.vocabulary import IGNORED
 from hpc_mp.train.parallel.dropout import DropoutClock
 from hpc_mp.train.parallel.fill import Source
@@ -43,7 +42,7 @@ class Training:
 
     def model(self, recompute: str = "none") -> TransformersModel:
         config = tomllib.loads(f"config = {{ {MASKED['bert']} }}")["config"] | self.config
-        family = self.family(table_of(config["model_type"]))
+        family = self.family(FAMILIES[config["model_type"]])
         return TransformersModel(hugging_face_config(config, family, None, recompute), family, family.read(config))
 
     def batches(self) -> list[Batch]:

@@ -47,11 +47,11 @@ def test_which_blocks_the_host_has_a_kernel_for(dtype: torch.dtype, size: int, c
     assert flash.computes(torch.empty(1, 1, 1, 1, size, dtype=dtype)) == computed
 
 
-@pytest.mark.parametrize(("dtype", "size", "generation", "computed"), [
-    (torch.float64, 64, 9, False), (torch.bfloat16, 64, 8, True), (torch.bfloat16, 60, 9, False), (torch.float16, 512, 9, False),
-    (torch.float16, 64, 7, False)])  # a V100
-def test_which_blocks_a_gpu_has_a_kernel_for(dtype: torch.dtype, size: int, generation: int, computed: bool,
+@pytest.mark.parametrize(("dtype", "size", "recent", "computed"), [
+    (torch.float64, 64, True, False), (torch.bfloat16, 64, True, True), (torch.bfloat16, 60, True, False),
+    (torch.float16, 512, True, False), (torch.float16, 64, False, False)])  # the last: a V100
+def test_which_blocks_a_gpu_has_a_kernel_for(dtype: torch.dtype, size: int, recent: bool, computed: bool,
                                              monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flash, "_kernel", lambda query: flash.ON_GPU)
-    monkeypatch.setattr(flash, "_generation", lambda query: generation)
+    monkeypatch.setattr(flash, "since_a100", lambda device: recent)
     assert flash.computes(torch.empty(1, 1, 1, 1, size, dtype=dtype)) == computed

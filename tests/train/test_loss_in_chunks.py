@@ -11,7 +11,6 @@ from planting import wrapped
 
 from hpc_mp.train.model import vocabulary
 from hpc_mp.train.parallel import projection
-from hpc_mp.train.parallel.surroundings import LossGradient
 
 eleven_rows = wrapped(vocabulary, "CHUNK", lambda chunk: 307 * 11)  # of 307 words; two ranks take twice as many
 
@@ -71,13 +70,13 @@ def test_no_more_than_a_chunk_of_logits_is_there_at_once(monkeypatch: pytest.Mon
             self.gradient += gradient.t() @ x
 
     head = Head()
-    gradient = LossGradient(torch.tensor(0.25, dtype=torch.float64))
-    objective = vocabulary.NextToken(head, 50, head.tensor, cap, gradient, False)  # type: ignore[arg-type]
+    gradient = torch.tensor(0.25, dtype=torch.float64)
+    objective = vocabulary.NextToken(head, 50, head.tensor, cap, False)  # type: ignore[arg-type]
     hidden = torch.randn(3, 10, 8, dtype=torch.float64, requires_grad=True)
     labels = torch.randint(0, 50, (3, 10))
     labels[0, :4] = vocabulary.IGNORED
-    loss, count = objective(hidden, {"labels": labels}, lambda tokens: tokens)
-    loss.backward(gradient.value)
+    loss, count = objective(hidden, {"labels": labels}, lambda tokens: tokens, gradient)
+    loss.backward(gradient)
     assert rows == [8, 8, 8, 8, 8, 8, 6, 6] and int(count) == 26
 
     plain, weight = hidden.detach().clone().requires_grad_(), Head.weight.clone().requires_grad_()

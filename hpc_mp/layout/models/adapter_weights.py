@@ -26,11 +26,6 @@ def target_of(weight: Weight) -> str | None:
     return target if is_weight and weight.cut is not None else None
 
 
-def factor_names(target: str) -> tuple[str, str]:
-    """Return the names of A and B."""
-    return f"{target}.{DOWN}.weight", f"{target}.{UP}.weight"
-
-
 def factors_of(weight: Weight, transposed: bool, rank: int) -> tuple[Weight, Weight]:
     """Return A and B of the adapter of a block's weight. ``transposed``: as in ``Family``, which holds for no experts."""
     experts, sizes = (weight.shape[:1], weight.shape[1:]) if weight.experts else ((), weight.shape)
@@ -38,11 +33,11 @@ def factors_of(weight: Weight, transposed: bool, rank: int) -> tuple[Weight, Wei
     inputs, outputs = (sizes[0], sizes[1:]) if first else (sizes[-1], sizes[:-1])
     assert weight.cut is not None
     of_inputs = weight.cut == (0 if first else len(weight.shape) - 1)
-    down_name, up_name = factor_names(target_of(weight) or weight.name)
-    down = Weight(down_name, (*experts, rank, inputs), init="uniform", experts=weight.experts,
+    target = target_of(weight) or weight.name
+    down = Weight(f"{target}.{DOWN}.weight", (*experts, rank, inputs), init="uniform", experts=weight.experts,
                   cut=len(experts) + 1 if of_inputs else None, partial=not of_inputs)
-    up = Weight(up_name, (*experts, *outputs, rank), init="zeros", experts=weight.experts, most_parts=weight.most_parts,
-                cut=None if of_inputs else weight.cut - first, partial=of_inputs)
+    up = Weight(f"{target}.{UP}.weight", (*experts, *outputs, rank), init="zeros", experts=weight.experts,
+                most_parts=weight.most_parts, cut=None if of_inputs else weight.cut - first, partial=of_inputs)
     return down, up
 
 

@@ -9,6 +9,7 @@ is of the last parameter. Their A is (experts Ã— rank, in), their B (out, rank Ã
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +63,7 @@ def stored_shape(factor: Weight) -> tuple[int, ...]:
 
 
 def _matrix(shape: tuple[int, ...]) -> tuple[int, int]:
-    rows = 1
-    for size in shape[:-1]:
-        rows *= size
-    return rows, shape[-1]
+    return prod(shape[:-1]), shape[-1]
 
 
 def experts_last(factor: Weight) -> bool:

@@ -15,6 +15,7 @@ from hpc_mp.base.errors import HpcMpError
 
 ORDERS: tuple[str, ...] = tuple(map("".join, permutations("DPT")))
 ORDERS_WITH_CONTEXT: tuple[str, ...] = tuple(map("".join, permutations("DPCT")))
+LETTERS = frozenset((*ORDERS, *ORDERS_WITH_CONTEXT))
 ALIASES: dict[str, str] = {"cluster": "DPT", "spread": "TPD"}
 AXES: dict[str, str] = {"D": "dp", "P": "pp", "C": "cp", "T": "tp"}
 
@@ -23,15 +24,9 @@ RankMap = str | tuple[int, ...]
 """``auto``, ``block``, ``cyclic``, or the node (from 0) of every rank."""
 
 
-def _block(rank: int, ranks_per_node: int, nodes: int) -> int:
-    return rank // ranks_per_node
-
-
-def _cyclic(rank: int, ranks_per_node: int, nodes: int) -> int:
-    return rank % nodes
-
-
-NODE_OF: dict[str, Callable[[int, int, int], int]] = {"auto": _block, "block": _block, "cyclic": _cyclic}
+NODE_OF: dict[str, Callable[[int, int, int], int]] = {  # (rank, ranks per node, nodes) -> node
+    **dict.fromkeys(("auto", "block"), lambda rank, ranks_per_node, nodes: rank // ranks_per_node),
+    "cyclic": lambda rank, ranks_per_node, nodes: rank % nodes}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +129,10 @@ def normalize_order(order: str, context: int = 1) -> str:
     """Return the letters of an order or of its alias. With ``context`` > 1 an order without C gets it directly before T. Raises
     HpcMpError if it is neither ``cluster``, ``spread`` nor a permutation of DPT or DPCT in capitals."""
     letters = ALIASES.get(order, order)
-    if not _is_permutation(letters):
+    if letters not in LETTERS:
         named = f"use cluster, spread, or letters such as {', '.join(ORDERS)}"
         raise HpcMpError(f"order = {order!r}", "must be cluster, spread, or a permutation of the letters DPT or DPCT",
-                         f"write {order.upper()}" if _is_permutation(order.upper()) else named)
+                         f"write {order.upper()}" if order.upper() in LETTERS else named)
     return letters.replace("T", "CT") if context > 1 and "C" not in letters else letters
 
 
@@ -228,10 +223,6 @@ def from_dict(tree: dict[str, Any]) -> Placement:
                          tuple(RankPlace(**place) for place in tree["ranks"]))
     except (KeyError, TypeError) as error:
         raise HpcMpError("placement.json", f"is not a placement ({error})", "launch the job again") from None
-
-
-def _is_permutation(letters: str) -> bool:
-    return sorted(letters) in (sorted("DPT"), sorted("DPCT"))
 
 
 def _at_least_one(name: str, value: int) -> None:

@@ -17,11 +17,14 @@ a B sends. Sends and receives are asynchronous: a RECV is posted at its place in
 waits.
 """
 
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "REDUCE"]
-Payload = Literal["F", "B"]
+Payload = Literal["F", "B"]  # an activation, or the gradient of one
+Channel = tuple[int, int, Payload]  # sending rank of a pipeline, receiving rank, payload
 
 COMPUTE: tuple[Kind, ...] = ("F", "B", "I", "W")
 PRECEDING: dict[Kind, Kind] = {"B": "F", "I": "F", "W": "I"}
@@ -104,6 +107,27 @@ def produced(action: Action, stages: int) -> Message | None:
         return None
     neighbour = action.stage + 1 if payload == "F" else action.stage - 1
     return Message(payload, action.stage, neighbour, action.microbatch) if 0 <= neighbour < stages else None
+
+
+def needs(action: Action, stages: int) -> list[Action | Message]:
+    """Return what a computation needs: the one before it on its stage, and the message of the neighbouring stage."""
+    before, message = PRECEDING.get(action.kind), consumed(action, stages)
+    own = [Action(before, action.stage, action.microbatch)] if before else []
+    return [*own, message] if message else [*own]
+
+
+def run(todo: Sequence[deque[Action]], ready: Callable[[Action], bool]) -> Iterator[tuple[int, Action]]:
+    """Yield (rank, action) as ranks execute their lists, each as far as an action that is not ready yet.
+
+    Actions are taken out of ``todo``. In the end it has those that can never run.
+    """
+    moved = True
+    while moved:
+        moved = False
+        for rank, actions in enumerate(todo):
+            while actions and ready(actions[0]):
+                moved = True
+                yield rank, actions.popleft()
 
 
 def compute(schedule: Schedule) -> tuple[tuple[Action, ...], ...]:

@@ -12,8 +12,6 @@ So a computation that consumes another rank's message proves the arrival of ever
 consumed before the message was made. Outputs are known to have arrived at the latest when their gradient comes. Gradients are
 known to have arrived with the next outputs; the last gradients of a step have no outputs after them, and are kept until the step
 ends. Under 1F1B a rank keeps as many sent messages as chunks, or one or two more, whatever the number of microbatches.
-
-This module is separate because it is an independent argument about schedules, made by neither their validator nor the engine.
 """
 
 from collections import defaultdict

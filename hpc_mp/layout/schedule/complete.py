@@ -5,22 +5,22 @@ from dataclasses import replace
 from typing import Literal
 
 from hpc_mp.layout.schedule.actions import COMPUTE, Action, Schedule, consumed, produced
-from hpc_mp.layout.schedule.generators import ORDERS
+from hpc_mp.layout.schedule.generators import ordered
 from hpc_mp.layout.schedule.names import check_sizes, stages_per_rank
 
 Reduce = Literal["last", "each"]
 
 
 def build(name: str, pipeline: int, microbatches: int, virtual_stages: int = 1, reduce: Reduce = "last") -> Schedule:
-    """Return a complete schedule of a name in ``ORDERS``: one list of actions for each of ``pipeline`` ranks. Raises HpcMpError
-    for an unknown name, a size below 1, or microbatches or virtual stages that the schedule does not support.
+    """Return a complete schedule by its name: one list of actions for each of ``pipeline`` ranks. Raises HpcMpError for an
+    unknown name, a size below 1, or microbatches or virtual stages that the schedule does not support.
 
     Args:
         virtual_stages: stages per rank, if the schedule leaves that open.
         reduce: synchronise a stage's gradients after its ``last`` backward, or after ``each`` (for ZeRO-2 and 3).
     """
     check_sizes(name, pipeline, microbatches, virtual_stages)
-    return complete(ORDERS[name](pipeline, microbatches, stages_per_rank(name, virtual_stages)), reduce)
+    return complete(ordered(name, pipeline, microbatches, stages_per_rank(name, virtual_stages)), reduce)
 
 
 def complete(order: Schedule, reduce: Reduce) -> Schedule:

@@ -8,9 +8,7 @@ after the F, and are prefetched when ``horizon`` computations remain before the 
                                               chunk 1 goes after F1 and comes while B0 runs: it is away during F2 and F3
                                               chunk 3, with its B three computations later, is away during B0 and B1
 
-So a chunk is away for the number of computations in between, minus the horizon. With a horizon of 0 it comes when it is needed,
-and the computation waits for it; a larger horizon gives the copy time and costs memory. Data kept between I and W stays on the
-device.
+So a chunk is away for the number of computations in between, minus the horizon. Data kept between I and W stays on the device.
 
 The default of ``parallel.offload_horizon`` is one forward and one backward. In the steady state of 1F1B one chunk leaves and one
 comes back in that time, which is three forwards long. A Llama block keeps some 34 bytes per token and hidden unit in 16-bit
@@ -64,32 +62,23 @@ def residency(actions: Sequence[Action], horizon: int) -> Residency:
     return Residency(away, {action: tuple(chunks) for action, chunks in returns.items()})
 
 
-def peak_resident(actions: Sequence[Action], plan: Residency) -> int:
-    """Return the largest number of chunks with activations on the device at once: ``peak_in_flight`` minus the chunks away."""
-    resident: set[Chunk] = set()
-    peak = 0
+def peaks(actions: Sequence[Action], plan: Residency) -> tuple[int, int]:
+    """Return the largest numbers of chunks with activations on the device, and in host memory, at once."""
+    resident, away = set[Chunk](), set[Chunk]()
+    most_resident = most_away = 0
     for action in _computations(actions):
-        chunk = action.stage, action.microbatch
-        resident.update(plan.returns.get(action, ()))
+        chunk, back = (action.stage, action.microbatch), plan.returns.get(action, ())
+        resident.update(back)
+        away.difference_update(back)
+        leaves = action.kind == "F" and chunk in plan.away
         if action.kind == "F":
             resident.add(chunk)
-        peak = max(peak, len(resident))
-        if action.kind in ("B", "W") or (action.kind == "F" and chunk in plan.away):
-            resident.discard(chunk)
-    return peak
-
-
-def peak_away(actions: Sequence[Action], plan: Residency) -> int:
-    """Return the largest number of chunks with activations in host memory at once."""
-    away: set[Chunk] = set()
-    peak = 0
-    for action in _computations(actions):
-        away.difference_update(plan.returns.get(action, ()))
-        chunk = action.stage, action.microbatch
-        if action.kind == "F" and chunk in plan.away:
+        if leaves:
             away.add(chunk)
-        peak = max(peak, len(away))
-    return peak
+        most_resident, most_away = max(most_resident, len(resident)), max(most_away, len(away))
+        if leaves or action.kind in ("B", "W"):
+            resident.discard(chunk)
+    return most_resident, most_away
 
 
 def _computations(actions: Sequence[Action]) -> list[Action]:

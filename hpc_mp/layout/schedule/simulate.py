@@ -1,9 +1,10 @@
 """Simulation: the earliest times of a schedule's computations."""
 
+from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from hpc_mp.layout.schedule.actions import PRECEDING, Action, Kind, Message, Schedule, compute, consumed, produced
+from hpc_mp.layout.schedule.actions import Action, Kind, Message, Schedule, compute, needs, produced, run
 
 Times = Mapping[Kind, float | Mapping[int, float]]
 """The duration of each kind of computation: one for every stage, or global stage → duration."""
@@ -50,37 +51,20 @@ def simulate(schedule: Schedule, times: Times = TIMES, latency: float = 0) -> Ti
         latency: time from the end of a computation to the arrival of its output on another rank.
     """
     placement, stages = schedule.placement, schedule.stages
-    todo = [list(reversed(actions)) for actions in compute(schedule)]
-    done: dict[Action, float] = {}  # an F or I → its end, for the B, I or W of that stage and microbatch
-    arrivals: dict[Message, float] = {}  # a message for another stage, on another or the same rank → its arrival
+    todo = [deque(actions) for actions in compute(schedule)]
+    ends: dict[Action | Message, float] = {}  # of computations, and the arrivals of messages for other stages
     slots: list[list[Slot]] = [[] for _ in todo]
 
     def duration(action: Action) -> float:
         length = times[action.kind]
         return length[action.stage] if isinstance(length, Mapping) else length
 
-    def start(action: Action) -> float | None:
-        """Return the earliest start given the inputs; None if one has no end yet."""
-        before, message = PRECEDING.get(action.kind), consumed(action, stages)
-        inputs = [done.get(replace(action, kind=before))] if before else []
-        inputs += [arrivals.get(message)] if message else []
-        ends = [time for time in inputs if time is not None]
-        return max(ends, default=0) if len(ends) == len(inputs) else None
-
-    moved = True
-    while moved:
-        moved = False
-        for rank, actions in enumerate(todo):
-            while actions and (ready := start(actions[-1])) is not None:
-                action = actions.pop()
-                begin = max(ready, slots[rank][-1].end if slots[rank] else 0)
-                end = begin + duration(action)
-                done[action] = end
-                if message := produced(action, stages):
-                    arrivals[message] = end + latency * message.travels(placement)
-                slots[rank].append(Slot(action, begin, end))
-                moved = True
-    for actions in todo:
-        if actions:
-            raise ValueError(f"{actions[-1]} can never start")
+    for rank, action in run(todo, lambda action: all(need in ends for need in needs(action, stages))):
+        begin = max(*(ends[need] for need in needs(action, stages)), slots[rank][-1].end if slots[rank] else 0, 0)
+        end = ends[action] = begin + duration(action)
+        if message := produced(action, stages):
+            ends[message] = end + latency * message.travels(placement)
+        slots[rank].append(Slot(action, begin, end))
+    for actions in filter(None, todo):
+        raise ValueError(f"{actions[0]} can never start")
     return Timeline(tuple(map(tuple, slots)))

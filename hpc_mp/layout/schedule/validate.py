@@ -1,20 +1,11 @@
 """Validation of a schedule: every action once, on its rank, after its inputs, and executable without a deadlock between ranks.
 
-NCCL's rule: both sides wait at a message. Messages are put into streams, and only the first message of a stream is in flight; it
-ends when it is also the first one at its other side. A later message of the stream waits until then. Messages can be put into
-streams in two ways:
-
-==============  ======================================================================================================
-own_stream      A communicator with a separate stream for every (sending rank, receiving rank, payload). Messages delay
-                only the later messages of their own channel and the computations that consume them. The engine's way,
-                and the one that ``validate`` proves.
-shared_stream   All messages of a rank are in one stream, in the order of its list of actions, as with one communicator
-                for all of them. A receive that is posted early precedes every later send of its rank, and two ranks
-                that post ahead of each other wait forever: ``check_streams`` shows which schedules that breaks.
-==============  ======================================================================================================
-
-A message is put into its stream when the computations before it in the list have ended. The replicas of the data axis run the
-same lists, and so meet at their reductions in the same order.
+NCCL's rule: both sides wait at a message. A message is put into a stream when the computations before it in the list have ended,
+and only the first message of a stream is in flight; it ends when it is also the first one at its other side. The engine has a
+stream for every (sending rank, receiving rank, payload), in which messages delay only later ones of their own channel and the
+computations that consume them. With one stream for all messages of a rank, a receive that is posted early would precede every
+later send, and two ranks that post ahead of each other would wait forever. The replicas of the data axis run the same lists, and
+so meet at their reductions in the same order.
 
 On a GPU a posted receive is a kernel that spins. Now and then a rank's host has to wait until its whole device is idle: while a
 module is loaded, at a retry of the allocator, when pinned memory is allocated. ``check_hosts`` proves that then too the message
@@ -25,9 +16,8 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 
-from hpc_mp.layout.schedule.actions import COMPUTE, PRECEDING, Action, Message, Payload, Schedule, compute, consumed, produced
+from hpc_mp.layout.schedule.actions import COMPUTE, Action, Channel, Message, Schedule, compute, consumed, needs, produced, run
 
-Channel = tuple[int, int, Payload]  # sending rank, receiving rank, payload
 Streams = Callable[[Channel], Hashable]  # the stream of a rank that contains a channel's messages
 
 
@@ -123,26 +113,13 @@ def check_streams(schedule: Schedule, stream_of: Streams) -> None:
     channel that its sides have in different orders.
     """
     placement, stages = schedule.placement, schedule.stages
-    done: set[Action] = set()
+    done: set[Action | Message] = set()  # computations, and messages made on the same rank, or received
     outbox: set[Message] = set()  # messages that must still be sent
-    inbox: set[Message] = set()  # messages made on the same rank, or received
     streams: dict[tuple[int, Hashable], deque[Message]] = defaultdict(deque)  # (rank, stream) → messages not yet through
-    todo = [list(reversed(actions)) for actions in schedule.ranks]
+    todo = [deque(actions) for actions in schedule.ranks]
 
     def channel_of(message: Message) -> Channel:
         return placement[message.sender], placement[message.receiver], message.payload
-
-    def ready(action: Action) -> bool:
-        before = PRECEDING.get(action.kind)
-        if before and replace(action, kind=before) not in done:
-            return False
-        message = consumed(action, stages)
-        return message is None or message in inbox
-
-    def run(action: Action) -> None:
-        done.add(action)
-        if message := produced(action, stages):
-            (inbox if not message.travels(placement) else outbox).add(message)
 
     def post(action: Action, rank: int) -> None:
         sending = action.kind.startswith("SEND")
@@ -173,21 +150,17 @@ def check_streams(schedule: Schedule, stream_of: Streams) -> None:
             return []
         for side in sides:
             streams[side].popleft()
-        inbox.add(message)
+        done.add(message)
         return sides
 
-    moved = True
-    while moved:
-        moved = False
-        for rank, actions in enumerate(todo):
-            while actions and (actions[-1].kind not in COMPUTE or ready(actions[-1])):
-                action = actions.pop()
-                if action.kind in COMPUTE:
-                    run(action)
-                elif action.kind != "REDUCE":
-                    post(action, rank)
-                moved = True
-    if stuck := [f"rank {rank} at {actions[-1]}" for rank, actions in enumerate(todo) if actions]:
+    for rank, action in run(todo, lambda action: action.kind not in COMPUTE or done.issuperset(needs(action, stages))):
+        if action.kind not in (*COMPUTE, "REDUCE"):
+            post(action, rank)
+        elif action.kind in COMPUTE:
+            done.add(action)
+            if result := produced(action, stages):
+                (outbox if result.travels(placement) else done).add(result)
+    if stuck := [f"rank {rank} at {actions[0]}" for rank, actions in enumerate(todo) if actions]:
         waiting = [(rank, stream[0]) for (rank, _), stream in streams.items() if stream]
         halves = [f"rank {rank} in {message.send if placement[message.sender] == rank else message.receive}"
                   for rank, message in sorted(waiting, key=lambda half: half[0])]
@@ -201,22 +174,16 @@ def check_hosts(schedule: Schedule) -> None:
     """
     placement, stages = schedule.placement, schedule.stages
     places = [{action: place for place, action in enumerate(actions)} for actions in schedule.ranks]
-    todo = [list(reversed(actions)) for actions in compute(schedule)]
+    todo = [deque(actions) for actions in compute(schedule)]
     latest = [[-1] * len(todo) for _ in todo]  # of each rank: the place in every rank's list up to which its result depends on it
-    needs: dict[Message, list[int]] = {}
-    moved = True
-    while moved:
-        moved = False
-        for rank, actions in enumerate(todo):
-            while actions and ((message := consumed(actions[-1], stages)) is None or message in needs):
-                action = actions.pop()
-                if message is not None:
-                    needed = needs[message]
-                    if message.travels(placement) and needed[rank] > (place := places[rank][message.receive]):
-                        raise ValueError(f"a host that waits at {message.receive} of rank {rank} waits for ever: the message "
-                                         f"depends on {schedule.ranks[rank][needed[rank]]}, {needed[rank] - place} actions later")
-                    latest[rank] = [max(pair) for pair in zip(latest[rank], needed, strict=True)]
-                latest[rank][rank] = places[rank][action]
-                if sent := produced(action, stages):
-                    needs[sent] = [*latest[rank]]
-                moved = True
+    needed_for: dict[Message | None, list[int]] = {None: []}  # the same of a message; None: what needs none
+    for rank, action in run(todo, lambda action: consumed(action, stages) in needed_for):
+        if message := consumed(action, stages):
+            needed = needed_for[message]
+            if message.travels(placement) and needed[rank] > (place := places[rank][message.receive]):
+                raise ValueError(f"a host that waits at {message.receive} of rank {rank} waits for ever: the message depends on "
+                                 f"{schedule.ranks[rank][needed[rank]]}, {needed[rank] - place} actions later")
+            latest[rank] = [max(pair) for pair in zip(latest[rank], needed, strict=True)]
+        latest[rank][rank] = places[rank][action]
+        if sent := produced(action, stages):
+            needed_for[sent] = [*latest[rank]]

@@ -39,6 +39,11 @@ PRECISIONS: dict[str, Precision] = {
 }
 
 
+def since_a100(device: torch.device) -> bool:
+    """Return True for an A100 or a later GPU, whose matrix units know tf32 and bf16, and which has FlashAttention 2."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
 @contextmanager
 def _rounded_factors() -> Iterator[None]:
     before = torch.get_float32_matmul_precision()

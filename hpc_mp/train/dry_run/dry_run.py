@@ -128,7 +128,7 @@ def stepped(spec: JobSpec, shape: ModelShape, layout: Layout, groups: Groups, sc
         result = engine.step(0, _share(layout, spec.data.documents, engine.data.stages), partial(_over, recorder))
     return engine, DryStep(
         tuple(UnitElements(name, unit.layout.padded, unit.layout.part) for name, unit in units.items()), state, rest,
-        recorder.peaks, tuple(recorder.sent()), result.most_held)
+        recorder.peaks, tuple(recorder.sent()), result.passed.most_held)
 
 
 def _stepped_without_disk(spec: JobSpec, shape: ModelShape, layout: Layout, groups: Groups,

@@ -3,36 +3,38 @@
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hpc_mp.layout.flat import StageSpan
-from hpc_mp.train.model.attach_adapters import attach_adapters
+from hpc_mp.layout.models.adapter_weights import DOWN, adapted_weights
 from hpc_mp.train.model.attention_table import attention_function
 from hpc_mp.train.model.compilation import compile_block
-from hpc_mp.train.model.logits import LogitsObjective
 from hpc_mp.train.model.rotary_tables import RotaryTables
-from hpc_mp.train.model.transformers_modules import TransformersModules
 from hpc_mp.train.model.transformers_stage import Absent, TransformersStage
-from hpc_mp.train.model.vocabulary import NextToken, VocabularyEmbedding
+from hpc_mp.train.model.vocabulary import LogitsObjective, NextToken, VocabularyEmbedding
+from hpc_mp.train.parallel.adapter import Adapter, InputDropout
 from hpc_mp.train.parallel.capacity import Intake
 from hpc_mp.train.parallel.dropout import HashDropout
-from hpc_mp.train.parallel.experts import Experts
+from hpc_mp.train.parallel.experts import ExpertProjection, Experts
 from hpc_mp.train.parallel.projection import Projection, TensorAxis, change_input, change_output
 from hpc_mp.train.parallel.surroundings import Surroundings
+
+if TYPE_CHECKING:
+    from hpc_mp.train.model.transformers_model import TransformersModel
 
 UNSET = -987654321.0  # in buffers without values
 
 
-def build_stage(model: TransformersModules, span: StageSpan, around: Surroundings) -> TransformersStage:
+def build_stage(model: "TransformersModel", span: StageSpan, around: Surroundings) -> TransformersStage:
     """Build a stage without parameters, which ``adopt`` gives it."""
     whole, stage = model.skeleton(), TransformersStage(model.family, model.shape, span, around)
     for path, layer in zip(stage.blocks, span.layers, strict=True):
         stage.graft(path, model.block(whole, layer))
-    for change in (_embedding, _tensor, _experts, _head, _dropout, attach_adapters, _attention, _buffers, _compilation, _driver):
+    for change in (_embedding, _tensor, _experts, _head, _dropout, _adapters, _attention, _buffers, _compilation, _driver):
         change(stage, model, whole)
     return stage
 
@@ -43,7 +45,7 @@ def _tensor_of(stage: TransformersStage, path: str) -> TensorAxis:
     return stage.tensor if stage.tensor.cut.cuts(module) else stage.tensor.alone
 
 
-def _embedding(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
+def _embedding(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
     """Attach the embedding to the first stage, cut along the vocabulary, with its further lookups and the modules behind it."""
     family = model.family
     if not stage.span.first:
@@ -63,7 +65,7 @@ def embedding_scale(embedding: nn.Module) -> tuple[float, bool]:
     return (float(getattr(embedding, "embed_scale", 1.0)), False) if scale is None else (float(scale), True)
 
 
-def _tensor(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
+def _tensor(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
     """Put column and row projections in place of linear ones; sum gradients of shared inputs."""
     family, present = model.family, {path for path, _ in stage.named_modules()}
     for layer, block in zip(stage.span.layers, stage.blocks, strict=True):
@@ -88,7 +90,7 @@ def _tensor(stage: TransformersStage, model: TransformersModules, whole: nn.Modu
                     change_output(stage.get_submodule(path), partial(stage.tensor.share, dim=1))
 
 
-def _experts(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
+def _experts(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
     """Replace the experts. Each rank has a share of the output of router and experts, which their parent module sums."""
     family, count, around = model.family, model.shape.experts, stage.around
     if family.experts is None:
@@ -111,7 +113,7 @@ def _experts(stage: TransformersStage, model: TransformersModules, whole: nn.Mod
             module.register_forward_hook(lambda _, inputs, output, tensor=tensor: tensor.leave(output.clone()))
 
 
-def _head(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
+def _head(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
     """Attach the last norm, the head and the loss to the last stage, cut along the vocabulary."""
     family, vocabulary = model.family, model.shape.vocabulary
     if not stage.span.last:
@@ -122,12 +124,12 @@ def _head(stage: TransformersStage, model: TransformersModules, whole: nn.Module
     head = Projection(f"{name}.weight", bias, transposed=False, row=False, tensor=_tensor_of(stage, name))
     if model.loss is None:
         around = stage.around
-        stage.objective = NextToken(head, vocabulary, stage.tensor, cap, around.loss_gradient, around.compile, around.loss_terms)
+        stage.objective = NextToken(head, vocabulary, stage.tensor, cap, around.compile, around.loss_terms)
     else:
         stage.objective = LogitsObjective(head, vocabulary, cap, model.loss)
 
 
-def _dropout(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
+def _dropout(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
     """Drop with masks that are the same on every layout."""
     tokens = stage.tensor.share(stage.positions, 0)
     for path, module in list(stage.named_modules()):
@@ -135,7 +137,30 @@ def _dropout(stage: TransformersStage, model: TransformersModules, whole: nn.Mod
             stage.set_submodule(path, HashDropout(module.p, path, stage.around.clock, tokens))
 
 
-def _attention(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
+def _adapters(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
+    """Attach the model's adapters to projections and experts."""
+    adapters, adapted = model.shape.adapters, adapted_weights(model.family, model.shape)
+    if adapters is None:
+        return
+    tokens = stage.positions
+    own = stage.tensor.share(tokens, 0)
+    for module in list(stage.modules()):
+        if isinstance(module, ExpertProjection) and module.name in adapted:
+            _, *factors = adapted[module.name]
+            pair = (ExpertProjection(factor.name, module.last, module.tensor) for factor in factors)
+            module.adapter = Adapter(adapters.scale, nn.Identity(), *pair)
+        elif isinstance(module, Projection) and (target := module.names[0].removesuffix(".weight")) in adapted:
+            _, *factors = adapted[target]
+            projections = [Projection(factor.name, None, transposed=False, row=False, tensor=module.tensor) for factor in factors]
+            for projection in projections:
+                projection.last = module.row
+            inputs = factors[0].shape[-1]
+            first = module.tensor.part(inputs)[0] if module.row else 0
+            dropout = InputDropout(adapters.dropout, f"{target}.{DOWN}", stage.around.clock, tokens, own, first, inputs)
+            module.adapter = Adapter(adapters.scale, dropout, *projections)
+
+
+def _attention(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
     """Attach this rank's heads, their dropout, and the context axis to attention modules."""
     family, shape = model.family, model.shape
     for block, layer in zip(stage.blocks, stage.span.layers, strict=True):
@@ -161,7 +186,7 @@ def _attention(stage: TransformersStage, model: TransformersModules, whole: nn.M
         stage.context.attach(attention, heads, attention_function)
 
 
-def _buffers(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
+def _buffers(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
     """Give values to buffers, as transformers does it for a model that was made without any."""
     device = stage.positions.device
     for path, module in stage.named_modules():
@@ -182,7 +207,7 @@ def _unset(module: nn.Module, names: Iterable[str]) -> list[str]:
     return [name for name in names if bool((cast(Tensor, module._buffers[name]) == UNSET).any())]
 
 
-def _compilation(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
+def _compilation(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
     """Compile blocks, with the exchanges of the context axis outside of their graphs, and the last norm."""
     if not stage.around.compile:
         return
@@ -195,7 +220,7 @@ def _compilation(stage: TransformersStage, model: TransformersModules, whole: nn
         compile_block(stage.get_submodule(path))
 
 
-def _driver(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
+def _driver(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
     """Let the model's own forward drive. Around the layers it calls the stage's modules, or nothing."""
     family = model.family
     ends = {path: stage.span.first for path in (*family.lookups, *family.behind_embedding)}
@@ -213,4 +238,4 @@ def _driver(stage: TransformersStage, model: TransformersModules, whole: nn.Modu
     for module in (parent, base):
         module.config = model.config
     vars(parent)[name] = stage.layer_calls(cast(nn.ModuleList, parent._modules.pop(name)))
-    stage.drive_with(base)
+    stage.driver = lambda **arguments: cast(Tensor, base(**arguments, use_cache=False).last_hidden_state)

@@ -7,14 +7,12 @@ import math
 import os
 from dataclasses import replace
 from functools import cache
-from itertools import product
-from operator import mul
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from hpc_mp.layout.flat import Box
+from hpc_mp.layout.flat import Box, stretches
 from hpc_mp.layout.models import Family, ModelShape, Weight
 from hpc_mp.layout.models.peft_files import WEIGHTS, experts_last, stored_names
 from hpc_mp.layout.models.weight_files import StoredWeight, stored_in, stored_parts, weight_files
@@ -87,19 +85,17 @@ def part_of(stored: StoredWeight, box: Box) -> Tensor:
     Raises:
         OSError: it cannot be read, or its file has become shorter.
     """
-    kind, sizes = TYPES[stored.dtype], [part.stop - part.start for part in box]
-    bytes_of = [math.prod(stored.shape[axis + 1:]) * kind.itemsize for axis in range(len(box))]  # of one index of each dimension
-    cut = max((axis for axis, size in enumerate(sizes) if size < stored.shape[axis]), default=0)
-    while cut and sizes[cut] * bytes_of[cut] < SHORT:
-        cut -= 1
-    run = sizes[cut] * bytes_of[cut]
-    values = bytearray(math.prod(sizes[:cut]) * run)
-    outer = product(*(range(part.start, part.stop) for part in box[:cut]))
+    kind, axis = TYPES[stored.dtype], len(box) - 1  # dimensions behind this axis are read as a whole
+    while axis > 0 and (box[axis].stop - box[axis].start) * math.prod(stored.shape[axis + 1:]) * kind.itemsize < SHORT:
+        axis -= 1
+    read_box = (*box[:axis + 1], *(slice(0, size) for size in stored.shape[axis + 1:]))
+    sizes = [part.stop - part.start for part in read_box]
+    values = bytearray(math.prod(sizes) * kind.itemsize)
+    left = memoryview(values)
     with open(stored.file, "rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
-        for number, index in enumerate(outer):
-            begin = stored.begin + sum(map(mul, (*index, box[cut].start), bytes_of))
-            if os.preadv(file.fileno(), [memoryview(values)[number * run:][:run]], begin) < run:
+        for first, elements in stretches(stored.shape, read_box):
+            run, left = left[:elements * kind.itemsize], left[elements * kind.itemsize:]
+            if os.preadv(file.fileno(), [run], stored.begin + first * kind.itemsize) < len(run):
                 raise OSError(f"{stored.file} has become shorter")
-    whole = torch.frombuffer(values, dtype=kind).view(*sizes[:cut + 1], *stored.shape[cut + 1:])
-    return whole[*(slice(None),) * (cut + 1), *box[cut + 1:]]
+    return torch.frombuffer(values, dtype=kind).view(sizes)[*(slice(None),) * (axis + 1), *box[axis + 1:]]

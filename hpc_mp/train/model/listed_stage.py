@@ -196,7 +196,7 @@ class ListedStage(UnitStage):
     def units_of(self, blocks: Sequence[str]) -> list[Unit]:
         return super().units_of([*blocks, *(f"{TIE}{name}" for block in blocks for name in self.layers[block].names)])
 
-    def forward(self, received: Boundary, batch: Batch) -> Boundary | tuple[Tensor, Tensor]:
+    def forward(self, received: Boundary, batch: Batch, gradient: Tensor | None) -> Boundary | tuple[Tensor, Tensor]:
         inputs, tensors = self._converted(batch), dict(received)
         for number in range(len(self.groups)):
             tensors |= self._group(number, tensors, inputs)

@@ -19,10 +19,9 @@ from hpc_mp.layout.flat import EMBEDDING, HEAD, TIED, StageSpan
 from hpc_mp.layout.models import Family, ModelShape
 from hpc_mp.layout.models.family import POSITIONS
 from hpc_mp.train.device.spans import profiled
-from hpc_mp.train.model.logits import LogitsObjective
 from hpc_mp.train.model.rotary_tables import RotaryTables
-from hpc_mp.train.model.unit_stage import Prefetch, UnitStage, closed, opened
-from hpc_mp.train.model.vocabulary import NextToken
+from hpc_mp.train.model.unit_stage import UnitStage, closed, opened
+from hpc_mp.train.model.vocabulary import LogitsObjective, NextToken
 from hpc_mp.train.parallel.data_axis import Unit
 from hpc_mp.train.parallel.masks import Visible, begins_of, first_seen, offsets_of, restarted
 from hpc_mp.train.parallel.surroundings import Surroundings
@@ -97,8 +96,9 @@ class TransformersStage(UnitStage):
         node.add_module(leaf, module)
 
     def layer_calls(self, layers: nn.ModuleList) -> list["LayerCall"]:
-        """Return what the model's forward finds in place of its layers: calls of the stage, or none for those of other stages."""
-        calls: list[Callable[..., Tensor]] = [_passed] * self.shape.layers
+        """Return what the model's forward finds in place of its layers: calls of the stage. Other stages' layers pass on what
+        they get."""
+        calls: list[Callable[..., Tensor]] = [lambda hidden, *_, **__: hidden] * self.shape.layers
         for number, paths in enumerate(self.groups):
             for path in paths:
                 names = [*inspect.signature(type(self.get_submodule(path)).forward).parameters][2:]
@@ -106,10 +106,6 @@ class TransformersStage(UnitStage):
         if not self.groups:
             calls[0] = lambda hidden, *_, **__: self._leave(self._enter(hidden))
         return [LayerCall(call, layer, self.family.tuples) for call, layer in zip(calls, cycle(layers), strict=False)]
-
-    def drive_with(self, base: nn.Module) -> None:
-        """Let the forward of a model without its head drive the stage."""
-        self.driver = lambda **arguments: cast(Tensor, base(**arguments, use_cache=False).last_hidden_state)
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield the tensors that a stage holds besides activations: parameters, positions and rotary tables."""
@@ -119,7 +115,7 @@ class TransformersStage(UnitStage):
         yield from (table for rotary in self.rotary for tables in rotary.kept.values()
                     for table in ((tables,) if isinstance(tables, Tensor) else tables))
 
-    def forward(self, received: Boundary, batch: Batch) -> Boundary | tuple[Tensor, Tensor]:
+    def forward(self, received: Boundary, batch: Batch, gradient: Tensor | None) -> Boundary | tuple[Tensor, Tensor]:
         """Compute this context rank's tokens of a microbatch.
 
         Args:
@@ -142,7 +138,7 @@ class TransformersStage(UnitStage):
             hidden = self.driver(inputs_embeds=hidden, position_ids=own, **indexes)
         result = self.microbatch.result
         self.microbatch.received = self.microbatch.result = None
-        return self._finish(hidden, batch) if result is None else {HIDDEN: result}
+        return self._finish(hidden, batch, gradient) if result is None else {HIDDEN: result}
 
     def called(self, group: int, path: str, names: Sequence[str], hidden: Tensor, *positional: Any, **settings: Any) -> Tensor:
         """Take the call of a layer by the model's forward.
@@ -198,7 +194,7 @@ class TransformersStage(UnitStage):
         for unit in self.embedding_units:
             unit.need()
         hidden: Tensor = self.get_submodule(self.family.embedding)(self.context.own(batch["ids"]))
-        return opened(self.units_behind, Prefetch(), hidden)[0]
+        return opened(self.units_behind, hidden)[0]
 
     def _index(self, name: str, batch: Batch, own: Tensor) -> Tensor:
         """Return the index of a further embedding for this rank's tokens, zeros if the batch has none."""
@@ -210,27 +206,22 @@ class TransformersStage(UnitStage):
             return self.microbatch.received
         for unit in self.embedding_units:
             unit.release()  # the backward of a lookup needs no parameter
-        return closed(self.units_behind, Prefetch(), (hidden,))[0]
+        return closed(self.units_behind, hidden)[0]
 
     def _leave(self, hidden: Tensor) -> Tensor:
         """Return what the forward goes on with behind the last layer: on the last stage with the last norm."""
         if self.span.last:
-            return opened(self.head_units, Prefetch(), hidden)[0]
+            return opened(self.head_units, hidden)[0]
         self.microbatch.result = hidden
         return hidden
 
-    def _finish(self, hidden: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def _finish(self, hidden: Tensor, batch: Batch, gradient: Tensor | None) -> tuple[Tensor, Tensor]:
         if not self.family.norm.startswith(f"{self.family.base}."):
             hidden = self.get_submodule(self.family.norm)(hidden)
         if self.family.head_scale != 1.0:
             hidden = hidden * self.family.head_scale
-        loss, count = closed(self.head_units, Prefetch(), self.objective(hidden, batch, self.context.own))
+        loss, count = closed(self.head_units, *self.objective(hidden, batch, self.context.own, gradient))
         return loss, count
-
-
-def _passed(hidden: Tensor, *_: Any, **__: Any) -> Tensor:
-    """Return hidden states unchanged, in place of a layer of another stage."""
-    return hidden
 
 
 class LayerCall:

@@ -1,7 +1,6 @@
 """A stage whose modules compute with the parameters of units, in groups of layers that are unsharded and recomputed together."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,37 +15,26 @@ from hpc_mp.train.parallel.projection import Projection, SunkWeight
 from hpc_mp.train.parallel.surroundings import Surroundings
 
 
-@dataclass(frozen=True, slots=True)
-class Prefetch:
-    """Units to prefetch: the next ones of a forward, and of a backward."""
+def opened(units: Sequence[Unit], *tensors: Tensor, prefetch: Sequence[Unit] = ()) -> tuple[Tensor, ...]:
+    """Unshard units for a computation with these tensors; behind its backward they are freed.
 
-    forward: Sequence[Unit] = ()
-    backward: Sequence[Unit] = ()
-
-
-def unsharded(units: Sequence[Unit], prefetch: Prefetch, compute: Callable[..., tuple[Tensor, ...]],
-              *tensors: Tensor) -> tuple[Tensor, ...]:
-    """Compute with the parameters of units, which are unsharded for the computation and again for its backward."""
-    passed = any(tensor.requires_grad for tensor in tensors)  # then a gradient leaves, behind which units can be freed
-    return closed(units, prefetch, compute(*opened(units, prefetch, *tensors)), passed)
-
-
-def opened(units: Sequence[Unit], prefetch: Prefetch, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """Unshard units for a computation with these tensors; behind its backward they are freed."""
+    ``prefetch``: units of the computation that follows.
+    """
     if _regathered(units) and any(tensor.requires_grad for tensor in tensors):
         tensors = _marked(partial(_release, units), tensors)
-    _unshard(units, prefetch.forward)
+    _unshard(units, prefetch)
     return tensors
 
 
-def closed(units: Sequence[Unit], prefetch: Prefetch, results: tuple[Tensor, ...], passed: bool = True) -> tuple[Tensor, ...]:
-    """Free units behind a computation; for its backward they are unsharded again.
+def closed(units: Sequence[Unit], *results: Tensor, prefetch: Sequence[Unit] = (), passed: bool = True) -> tuple[Tensor, ...]:
+    """Free units behind a computation with these results; for its backward they are unsharded again.
 
     Args:
+        prefetch: units of the backward that follows.
         passed: True if a gradient leaves the computation.
     """
     _release(units)
-    return _marked(partial(_unshard, units, prefetch.backward, not passed), results) if _regathered(units) else results
+    return _marked(partial(_unshard, units, prefetch, not passed), results) if _regathered(units) else results
 
 
 def _regathered(units: Sequence[Unit]) -> bool:
@@ -85,7 +73,7 @@ class UnitStage(nn.Module):
 
     Attributes:
         groups: names of the layers that are recomputed together; single layers if none are.
-        gathered: units of each group, and those to prefetch with it.
+        gathered: units of each group, and those to prefetch with it in a forward and in a backward.
     """
 
     def __init__(self, span: StageSpan, around: Surroundings, blocks: Sequence[str]) -> None:
@@ -95,7 +83,7 @@ class UnitStage(nn.Module):
         self.recomputes, size = together is not None, together or 1
         self.groups = [blocks[begin:begin + size] for begin in range(0, len(blocks), size)]
         self.units: dict[str, Unit] = {}
-        self.gathered: list[tuple[list[Unit], Prefetch]] = []
+        self.gathered: list[tuple[list[Unit], list[Unit], list[Unit]]] = []
 
     def weight_name(self, path: str) -> str:
         """Return the name in the model of the parameter at a path in this module."""
@@ -120,8 +108,7 @@ class UnitStage(nn.Module):
             for name in unit.parameters.keys() - owned:
                 unit.collect(name)
         first = [self.units_of(blocks[:1]) for blocks in self.groups]
-        self.gathered = [(self.units_of(blocks), Prefetch(behind, before)) for blocks, before, behind in zip(
-            self.groups, [[], *first], [*first[1:], []], strict=False)]
+        self.gathered = list(zip(map(self.units_of, self.groups), [*first[1:], []], [[], *first], strict=False))
 
     def compute(self, group: int, function: Callable[..., tuple[Tensor, ...]], tensors: Sequence[Tensor],
                 settings: Sequence[Any] = ()) -> tuple[Tensor, ...]:
@@ -130,7 +117,10 @@ class UnitStage(nn.Module):
         The next group's parameters are prefetched at its beginning; in the backward, those of the group before.
         """
         called = partial(computed_again, function) if self.recomputes else function
-        return unsharded(*self.gathered[group], lambda *tensors: called(*tensors, *settings), *tensors)
+        units, behind, before = self.gathered[group]
+        passed = any(tensor.requires_grad for tensor in tensors)  # then a gradient leaves, behind which units can be freed
+        results = called(*opened(units, *tensors, prefetch=behind), *settings)
+        return closed(units, *results, prefetch=before, passed=passed)
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield the tensors that a stage holds besides activations."""

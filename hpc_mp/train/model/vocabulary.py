@@ -1,6 +1,7 @@
-"""The two ends of a model, cut along the vocabulary: the embedding, and the head with the loss of the next token."""
+"""The two ends of a model, cut along the vocabulary: the embedding, and the head with the loss."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -11,9 +12,10 @@ from torch import Tensor, nn
 from hpc_mp.train.parallel.collectives import all_reduce
 from hpc_mp.train.parallel.projection import Projection, SunkWeight, TensorAxis
 from hpc_mp.train.parallel.soft_cap import capped, through_cap
-from hpc_mp.train.parallel.surroundings import NO_TERMS, LossGradient, LossTerms
+from hpc_mp.train.parallel.surroundings import NO_TERMS, LossTerms
 from hpc_mp.train.pipeline.stage import Batch
 
+LossFunction = Callable[[Any, Batch], tuple[Tensor, Tensor]]  # (outputs, batch) -> (sum, count)
 IGNORED = -100  # Hugging Face's label for tokens that do not count in the loss
 CHUNK = 1 << 26  # logits that are there at once: 0.8 GB with their gradient, and enough rows for a product to fill a GPU
 TILE = 64  # rows, of which a chunk has a multiple, as matrix units like it
@@ -78,15 +80,14 @@ class NextToken(nn.Module):
         head: cut along the vocabulary, or whole on every rank: then each computes the loss of the tokens that it has.
         outer: the tensor axis, whose hidden states come in.
         cap: of logits, see ``soft_cap``; None: none.
-        gradient: of the loss, by which the forward computes gradients already.
         compile: True if the two functions of a chunk's logits are compiled, for each shape of their arguments.
         terms: of the loss of a training.
     """
 
-    def __init__(self, head: Projection, vocabulary: int, outer: TensorAxis, cap: float | None, gradient: LossGradient,
-                 compile: bool, terms: LossTerms = NO_TERMS) -> None:
+    def __init__(self, head: Projection, vocabulary: int, outer: TensorAxis, cap: float | None, compile: bool,
+                 terms: LossTerms = NO_TERMS) -> None:
         super().__init__()
-        self.head, self.outer, self.tensor, self.cap, self.gradient = head, outer, head.tensor, cap, gradient
+        self.head, self.outer, self.tensor, self.cap = head, outer, head.tensor, cap
         self.terms, self.vocabulary = terms, vocabulary
         self.start, _ = self.tensor.part(vocabulary)
         width = -(-vocabulary // self.tensor.size)  # the largest part: all ranks have the same chunks
@@ -95,22 +96,23 @@ class NextToken(nn.Module):
         functions: tuple[Callable[..., Any], ...] = _scores, _slopes
         self.scores, self.slopes = (torch.compile(one, dynamic=False) if compile else one for one in functions)
 
-    def forward(self, hidden: Tensor, batch: Batch, own: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-        """hidden: (batch, sequence, hidden). The batch has ``labels``, (batch, sequence), shifted already, ``IGNORED`` where none
-        counts. ``own``: takes those of this context rank."""
+    def forward(self, hidden: Tensor, batch: Batch, own: Callable[[Tensor], Tensor],
+                gradient: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the sum and the count.
+
+        Args:
+            hidden: (batch, sequence, hidden).
+            batch: has ``labels``, (batch, sequence), shifted already, ``IGNORED`` where none counts.
+            own: takes those of this context rank.
+            gradient: of the loss, by which the forward computes gradients already; None: the loss is that of an evaluation.
+        """
         labels = own(batch["labels"])
         count = (labels != IGNORED).sum()
         if self.tensor.size == 1:
             labels = self.outer.share(labels, 1)
         rows = self.tensor.enter(hidden).flatten(0, 1)
-        loss: Tensor = _CrossEntropy.apply(rows, labels.flatten(), self, self.head.weight)
+        loss: Tensor = _CrossEntropy.apply(rows, labels.flatten(), self, self.head.weight, gradient)
         return self.outer.total(loss) if self.tensor.size == 1 else loss, count
-
-    @property
-    def target(self) -> "Target":
-        """The target of the forward; that of an evaluation is the label alone."""
-        terms = NO_TERMS if self.gradient.value is None else self.terms
-        return Target(1.0 - terms.smoothing, terms.smoothing / self.vocabulary, terms.z, self.cap)
 
     def over_axis(self, own: Tensor, matched: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``_scores`` of the words of all ranks, given those of this rank's words."""
@@ -124,6 +126,31 @@ class NextToken(nn.Module):
         return highest + sums[0].log(), sums[1]
 
 
+class LogitsObjective(nn.Module):
+    """A user's objective: a function of the logits of all tokens and words; every tensor rank computes it.
+
+    Args:
+        head: a column projection.
+        cap: soft cap of logits; None: none.
+        function: called with an object whose ``logits`` are (samples, tokens, words), in fp32 at least, and with the batch.
+    """
+
+    def __init__(self, head: Projection, vocabulary: int, cap: float | None, function: LossFunction) -> None:
+        super().__init__()
+        self.head, self.vocabulary, self.cap, self.function = head, vocabulary, cap, function
+        self.words = TensorAxis(head.tensor.axis, (), head.tensor.weights)  # its ranks have all tokens
+
+    def forward(self, hidden: Tensor, batch: Batch, *_: object) -> tuple[Tensor, Tensor]:
+        """Return the sum and the count. ``hidden``: (samples, tokens, hidden)."""
+        logits = self.head(self.head.tensor.enter(hidden))
+        if self.words.size > 1:
+            begin, length = self.words.part(self.vocabulary)
+            padded = F.pad(logits, (begin, self.vocabulary - begin - length))
+            logits = self.words.leave(padded)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return self.function(SimpleNamespace(logits=capped(logits, self.cap)), batch)
+
+
 class _CrossEntropy(torch.autograd.Function):
     """Sum over tokens of the cross entropy of a head's logits, whose vocabulary may be cut over an axis.
 
@@ -134,9 +161,11 @@ class _CrossEntropy(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, labels: Tensor, objective: NextToken, weight: Tensor) -> Tensor:
-        head, gradient, losses, gradients = objective.head, objective.gradient.value, [], []
-        target = objective.target
+    def forward(ctx: Any, hidden: Tensor, labels: Tensor, objective: NextToken, weight: Tensor,
+                gradient: Tensor | None) -> Tensor:
+        head, losses, gradients = objective.head, [], []
+        terms = NO_TERMS if gradient is None else objective.terms
+        target = Target(1.0 - terms.smoothing, terms.smoothing / objective.vocabulary, terms.z, objective.cap)
         columns = hidden, labels - objective.start, labels != IGNORED
         chunks = list(zip(*(column.split(objective.rows) for column in columns), strict=True))
         for number, (rows, places, counted) in enumerate(chunks, 1):
@@ -156,14 +185,14 @@ class _CrossEntropy(torch.autograd.Function):
         return torch.stack(losses).sum()
 
     @staticmethod
-    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, None, None, None, None]:
         gradient, *last = ctx.saved_tensors
         tensor = ctx.objective.tensor
         if last:
             tensor.weights.put_off(ctx.objective.head.add_weight_gradient, *last)
         if tensor.size == 1:
             tensor.weights.meanwhile()
-        return gradient, None, None, None
+        return gradient, None, None, None, None
 
 
 class Target(NamedTuple):
@@ -193,7 +222,7 @@ def _scores(logits: Tensor, places: Tensor, target: Target) -> tuple[Tensor, Ten
     wide = torch.promote_types(logits.dtype, torch.float32)
     if logits.shape[1] == 0:  # a rank that has no word
         return logits.new_full((len(logits),), float("-inf"), dtype=wide), logits.new_zeros(len(logits), dtype=wide)
-    logits = logits if target.cap is None else capped(logits, target.cap)
+    logits = capped(logits, target.cap)
     mine, index = _own(places, logits.shape[1])
     word, log_share = (values.gather(1, index.unsqueeze(1)).squeeze(1).to(wide)
                        for values in (logits, logits.log_softmax(1, dtype=wide)))
@@ -212,7 +241,7 @@ def _slopes(logits: Tensor, places: Tensor, total: Tensor, weights: Tensor, targ
     """
     if logits.shape[1] == 0:
         return logits
-    logits = logits if target.cap is None else capped(logits, target.cap)
+    logits = capped(logits, target.cap)
     mine, index = _own(places.unsqueeze(1), logits.shape[1])
     slopes = (logits - (total - weights.log()).unsqueeze(1)).exp_()
     if target.z:
@@ -221,7 +250,7 @@ def _slopes(logits: Tensor, places: Tensor, total: Tensor, weights: Tensor, targ
         slopes -= (target.every * weights).unsqueeze(1)
     own = slopes.gather(1, index) - mine * (target.own * weights).unsqueeze(1)
     slopes = slopes.to(logits.dtype).scatter_(1, index, own.to(logits.dtype))
-    return slopes if target.cap is None else through_cap(slopes, logits, target.cap)
+    return through_cap(slopes, logits, target.cap)
 
 
 def _own(places: Tensor, words: int) -> tuple[Tensor, Tensor]:

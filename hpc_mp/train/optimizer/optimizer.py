@@ -21,24 +21,15 @@ from hpc_mp.train.parallel.groups import Axis
 class OptimizerSettings(RateSettings, Protocol):
     """The optimizer's settings; the job file's ``[train]`` table has these fields."""
 
-    @property
-    def optimizer(self) -> Literal["adamw", "sgd", "muon", "adafactor"]: ...
-    @property
-    def betas(self) -> tuple[float, float]: ...
-    @property
-    def eps(self) -> float: ...
-    @property
-    def weight_decay(self) -> float: ...
-    @property
-    def no_decay(self) -> tuple[str, ...]: ...
-    @property
-    def lr_factors(self) -> Mapping[str, float]: ...
-    @property
-    def momentum(self) -> float: ...
-    @property
-    def muon_momentum(self) -> float: ...
-    @property
-    def clip(self) -> float: ...
+    optimizer: Literal["adamw", "sgd", "muon", "adafactor"]
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
+    no_decay: tuple[str, ...]
+    lr_factors: dict[str, float]
+    momentum: float
+    muon_momentum: float
+    clip: float
 
 
 ALONE = Axis()

@@ -6,6 +6,7 @@ So a division means the same in a loop as in a job file, and is refused for the 
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -21,21 +22,18 @@ from hpc_mp.train.step.settings import Rate
 KEYS: Mapping[str, str] = {  # keyword -> key of the job file
     "tp_size": "parallel.tensor", "pp_size": "parallel.pipeline", "cp_size": "parallel.context", "ep_size": "parallel.expert",
     "dp_shard_size": "parallel.shard_degree", "sequence_parallel": "parallel.sequence",
-    "tensor_modules": "parallel.tensor_modules", "context_method": "parallel.context_method", "zero": "parallel.zero",
-    "reduce": "parallel.reduce", "order": "parallel.order",
-    "schedule": "parallel.schedule", "virtual_stages": "parallel.virtual_stages", "microbatches": "parallel.microbatches",
-    "partition": "parallel.partition", "recompute": "parallel.recompute", "offload": "parallel.offload",
-    "offload_directory": "parallel.offload_directory", "offload_horizon": "parallel.offload_horizon",
-    "precision": "train.precision", "loss_scale": "train.loss_scale", "clip": "train.clip", "compile": "train.compile",
-    "dropout": "train.dropout", "seed": "train.seed", "router_balance": "train.router_balance", "router_z": "train.router_z",
-    "label_smoothing": "train.label_smoothing", "z_loss": "train.z_loss",
-    "expert_capacity": "train.expert_capacity", "device": "job.device",
+    **{name: f"parallel.{name}" for name in (
+        "tensor_modules", "context_method", "zero", "reduce", "order", "schedule", "virtual_stages", "microbatches", "partition",
+        "recompute", "offload", "offload_directory", "offload_horizon")},
+    **{name: f"train.{name}" for name in (
+        "precision", "loss_scale", "clip", "compile", "dropout", "seed", "router_balance", "router_z", "label_smoothing",
+        "z_loss", "expert_capacity")},
+    "device": "job.device",
 }
 OPTIMIZER: Mapping[str, str] = {  # key of the keyword ``optimizer`` -> key of the job file
-    "name": "train.optimizer", "lr": "train.learning_rate", "lr_factors": "train.lr_factors", "lr_schedule": "train.lr_schedule",
-    "lr_schedule_options": "train.lr_schedule_options", "steps": "train.steps", "warmup_steps": "train.warmup_steps",
-    "betas": "train.betas", "eps": "train.eps", "momentum": "train.momentum", "weight_decay": "train.weight_decay",
-    "no_decay": "train.no_decay",
+    "name": "train.optimizer", "lr": "train.learning_rate",
+    **{name: f"train.{name}" for name in ("lr_factors", "lr_schedule", "lr_schedule_options", "steps", "warmup_steps", "betas",
+                                          "eps", "momentum", "weight_decay", "no_decay")},
 }
 OWN = ("optimizer", "loss_fn", "outputs", "inputs", "cut", "batches", "example")
 DEFAULTS: Mapping[str, Any] = {"microbatches": 1}
@@ -139,6 +137,12 @@ def read_keywords(keywords: Mapping[str, Any]) -> Keywords:
                     keywords.get("example"))
 
 
+def product(keywords: Keywords, *names: str) -> int:
+    """Return the product of keys of ``[parallel]``. What is no size counts as 1: the job is refused for it."""
+    values = (keywords.settings["parallel"].get(name, 1) for name in names)
+    return prod(value for value in values if isinstance(value, int) and value > 0)
+
+
 def job_of(keywords: Keywords, model: Mapping[str, Any], world: int, samples: int, sequence: int) -> JobSpec:
     """Return the job that a loop is. Raises HpcMpError if its keywords do not fit each other, the ranks or the batch.
 
@@ -146,13 +150,8 @@ def job_of(keywords: Keywords, model: Mapping[str, Any], world: int, samples: in
         model: the table ``[model]``.
         samples: of a microbatch; ``sequence``: tokens of each.
     """
-    settings, degrees = keywords.settings, 1
-    for name in ("tensor", "pipeline", "context"):
-        size = settings["parallel"].get(name, 1)
-        degrees *= size if isinstance(size, int) and size > 0 else 1
-    replicas = max(1, world // degrees)
-    microbatches = settings["parallel"]["microbatches"]
-    batch = samples * replicas * (microbatches if isinstance(microbatches, int) and microbatches > 0 else 1)
+    settings, replicas = keywords.settings, max(1, world // product(keywords, "tensor", "pipeline", "context"))
+    batch = samples * replicas * product(keywords, "microbatches")
     return resolve({
         "job": {**settings["job"], "ranks_per_node": world}, "model": dict(model),
         "data": {"files": ["-"], "sequence_length": sequence}, "parallel": dict(settings["parallel"]),

@@ -11,18 +11,15 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.job import JobSpec
 from hpc_mp.job.layout import undivided
 from hpc_mp.job.learning_rate import check_factors
-from hpc_mp.layout.layout import Layout
-from hpc_mp.layout.placement import Placement
 from hpc_mp.layout.schedule_of import schedule_of
-from hpc_mp.train.own_loop.keywords import Keywords, in_words_of_a_loop, job_of, read_keywords
+from hpc_mp.train.own_loop.keywords import Keywords, in_words_of_a_loop, job_of, product, read_keywords
 from hpc_mp.train.own_loop.run import Axes, Run
-from hpc_mp.train.own_loop.subject import Subject, subject_of
-from hpc_mp.train.own_loop.world import World, join, ranks
+from hpc_mp.train.own_loop.subject import subject_of
+from hpc_mp.train.own_loop.world import join, ranks
 from hpc_mp.train.parallel.communicators import axis_of, build
-from hpc_mp.train.parallel.groups import Groups, Tree
+from hpc_mp.train.parallel.groups import Tree
 from hpc_mp.train.rank import facts
 from hpc_mp.train.rank.assemble import check_compiler, check_precision, settings_of
 from hpc_mp.train.step.engine import Engine
@@ -64,9 +61,13 @@ def parallel(model: Any, **keywords: Any) -> Run:
 
 def _started(model: Any, keywords: Keywords) -> Run:
     """Check everything that one process can check, meet the other ranks, and divide the model."""
-    subject = subject_of(model, keywords)
-    job = _nominal_job(subject, keywords, ranks())
-    layout = _layout(subject, job)
+    subject, unit = subject_of(model, keywords), 2 * product(keywords, "context", "tensor")
+    # One sample in a microbatch, with the number of tokens for which stages are balanced.
+    job = job_of(keywords, subject.table, ranks(), 1, max(1, subject.sequence // unit) * unit)
+    subject.check(job)
+    if job.train.lr_factors:
+        check_factors(job.train.lr_factors, subject.shapes())
+    layout = replace(undivided(job), layers=subject.layers(job))
     world = join(job.job.device)
     check_precision(job.train.precision, world.device)
     if job.train.compile:
@@ -80,29 +81,8 @@ def _started(model: Any, keywords: Keywords) -> Run:
     settings = replace(settings_of(job, layout, schedule), rate=keywords.rate)
     engine = Engine(subject.model(job, {}), settings, groups, world.device)
     engine.start(subject.first_values(job))
-    return Run(subject, keywords, layout, world, _axes(placement, groups, world), engine)
-
-
-def _nominal_job(subject: Subject, keywords: Keywords, world: int) -> JobSpec:
-    """Return the job with one sample in a microbatch, and the number of tokens for which stages are balanced."""
-    sizes = [keywords.settings["parallel"].get(name, 1) for name in ("context", "tensor")]
-    unit = 2
-    for size in sizes:
-        unit *= size if isinstance(size, int) and size > 0 else 1
-    return job_of(keywords, subject.table, world, 1, max(1, subject.sequence // unit) * unit)
-
-
-def _layout(subject: Subject, job: JobSpec) -> Layout:
-    subject.check(job)
-    if job.train.lr_factors:
-        check_factors(job.train.lr_factors, subject.shapes())
-    return replace(undivided(job), layers=subject.layers(job))
-
-
-def _axes(placement: Placement, groups: Groups, world: World) -> Axes:
-    """Return all axes; pipeline and data ranks get a group for a user's own messages."""
-    named = {axis: axis_of(placement.groups[axis], world.backend) for axis in ("pp", "dp")}
-    return Axes(tp=groups.tensor, cp=groups.context, ep=groups.expert, **named)
+    pipeline, data = (axis_of(placement.groups[axis], world.backend) for axis in ("pp", "dp"))  # for a user's own messages
+    return Run(subject, keywords, layout, world, Axes(groups.tensor, pipeline, data, groups.context, groups.expert), engine)
 
 
 @lru_cache(maxsize=1)

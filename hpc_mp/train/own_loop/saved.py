@@ -18,7 +18,7 @@ from hpc_mp.rundir.layout import COUNTERS
 from hpc_mp.train.checkpoint import checkpoint
 from hpc_mp.train.checkpoint.checkpoint import parts_to_write
 from hpc_mp.train.checkpoint.export import DTYPES, FILE_BYTES, publishing
-from hpc_mp.train.checkpoint.shard_file import Damaged, LocalPart
+from hpc_mp.train.checkpoint.shard_file import Damaged
 from hpc_mp.train.own_loop.subject import Subject
 from hpc_mp.train.own_loop.world import World
 from hpc_mp.train.parallel import gloo
@@ -151,34 +151,27 @@ class Gathering:
     """Whole weights on rank 0, from the parts of all ranks."""
 
     def __init__(self, engine: Engine, world: World) -> None:
-        links = {rank: new_group([0, rank], backend=gloo.GLOO) for rank in range(1, world.who.world)}
-        self.links = links
+        self.links = {rank: new_group([0, rank], backend=gloo.GLOO) for rank in range(1, world.who.world)}
         self.world, self.dtype = world, engine.data.slabs.dtype
         self.parts = [part for part in parts_to_write(engine.held()) if not part.name.startswith("optimizer.")]
-        self.everyone = facts.gather([_described(part) for part in self.parts], world.host)
+        self.everyone = facts.gather([(part.name, part.shape, [(side.start, side.stop) for side in part.box])
+                                      for part in self.parts], world.host)
 
     def of(self, names: Sequence[str]) -> dict[str, Tensor]:
         """Return these weights on rank 0; {} elsewhere. All ranks call this."""
         whole: dict[str, Tensor] = {}
         for rank, described in enumerate(self.everyone):
             for number, (name, shape, box) in enumerate(described):
-                if name not in names:
+                if name not in names or self.world.who.rank not in (0, rank):
                     continue
-                if self.world.who.rank == 0:
-                    place = tuple(slice(*ends) for ends in box)
-                    if name not in whole:
-                        whole[name] = torch.empty(shape, dtype=self.dtype)
-                    target = whole[name][place]
-                    if rank:
-                        arrived = torch.empty(target.shape, dtype=self.dtype)
-                        dist.recv(arrived, rank, group=self.links[rank])
-                        target.copy_(arrived)
-                    else:
-                        target.copy_(self.parts[number].values)
-                elif self.world.who.rank == rank:
+                if self.world.who.rank:
                     dist.send(self.parts[number].values.cpu().contiguous(), 0, group=self.links[rank])
+                    continue
+                if name not in whole:
+                    whole[name] = torch.empty(shape, dtype=self.dtype)
+                target = whole[name][tuple(slice(*ends) for ends in box)]
+                values = torch.empty(target.shape, dtype=self.dtype) if rank else self.parts[number].values
+                if rank:
+                    dist.recv(values, rank, group=self.links[rank])
+                target.copy_(values)
         return whole
-
-
-def _described(part: LocalPart) -> tuple[str, tuple[int, ...], list[tuple[int, int]]]:
-    return part.name, part.shape, [(side.start, side.stop) for side in part.box]

@@ -15,7 +15,7 @@ from hpc_mp.layout.models.shape import config_of
 from hpc_mp.train.model.cut_points import CutPoint, Layers, layers_of
 from hpc_mp.train.model.layer_list import LayerSpec
 from hpc_mp.train.model.listed_stage import ListedModel
-from hpc_mp.train.model.logits import LossFunction
+from hpc_mp.train.model.vocabulary import LossFunction
 from hpc_mp.train.own_loop.hugging_face import IN_MEMORY, HuggingFace
 from hpc_mp.train.own_loop.keywords import Keywords, written
 from hpc_mp.train.own_loop.listed import Listed

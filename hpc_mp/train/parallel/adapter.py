@@ -10,44 +10,23 @@ import torch
 from torch import Tensor, nn
 
 from hpc_mp.train.parallel.dropout import DropoutClock, HashDropout
-from hpc_mp.train.parallel.experts import ExpertProjection
-from hpc_mp.train.parallel.projection import Projection, TensorAxis
 
 
 class Adapter(nn.Module):
-    """The adapter of a projection.
+    """The adapter of a projection, or those of a parameter of experts: then A and B have a matrix for each expert.
 
     Args:
-        down, up: names of A and B.
-        row: True if the inputs of the projection are cut.
-        tensor: axis along which the projection is cut.
+        dropout: of the input.
+        down, up: the projections A and B.
     """
 
-    def __init__(self, down: str, up: str, scale: float, dropout: "InputDropout", row: bool, tensor: TensorAxis) -> None:
+    def __init__(self, scale: float, dropout: nn.Module, down: nn.Module, up: nn.Module) -> None:
         super().__init__()
-        self.scale, self.dropout = scale, dropout
-        self.down, self.up = (Projection(name, None, transposed=False, row=False, tensor=tensor) for name in (down, up))
-        self.down.last = self.up.last = row
+        self.scale, self.dropout, self.down, self.up = scale, dropout, down, up
 
-    def forward(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.up(self.down(self.dropout(x)) * self.scale))
-
-
-class ExpertAdapter(nn.Module):
-    """The adapters of a parameter of experts, a pair of matrices for each expert.
-
-    Args:
-        down, up: names of all A and of all B.
-        last: as for the parameter's own projection.
-    """
-
-    def __init__(self, down: str, up: str, scale: float, last: bool, tensor: TensorAxis) -> None:
-        super().__init__()
-        self.scale = scale
-        self.down, self.up = (ExpertProjection(name, last, tensor) for name in (down, up))
-
-    def forward(self, rows: Tensor, ends: Tensor) -> Tensor:
-        return cast(Tensor, self.up(self.down(rows, ends) * self.scale, ends))
+    def forward(self, x: Tensor, *ends: Tensor) -> Tensor:
+        """Return what is added to the product. ``ends``: of the experts' rows."""
+        return cast(Tensor, self.up(self.down(self.dropout(x), *ends) * self.scale, *ends))
 
 
 class InputDropout(HashDropout):

@@ -1,24 +1,10 @@
 """Capacity: the limit of the choices that an expert takes; choices beyond it are dropped.
 
-With a capacity factor C, an expert of a block takes at most ceil(C × sequence × choices of a token / experts) choices *of each
-sample*: those of the earliest positions. (A token chooses an expert once at most, so that its choices do not compete.) Further
-choices are dropped: they add nothing to the output of their tokens. The weights of a token's other choices do not change, so that
-they sum to less than 1; a token whose choices are all dropped has the residual alone. The losses of routers count all choices,
-dropped or not. Evaluation drops by the same rule.
-
-The limit applies to each sample, and in the order of positions. So the drops depend on the sample alone: not on the number of
-microbatches, nor on the ranks that hold samples, tokens or experts. They do not depend on later tokens either, so that a model
-remains causal. Other frameworks count over the tokens of one rank, so that the result of training depends on the layout:
-
-- Megatron-LM, ``--moe-expert-capacity-factor``: the same formula over the tokens of a rank's microbatch. With
-  ``--moe-token-drop-policy probs``, its default, the choices with the lowest probabilities are dropped, which depends on later
-  tokens; with ``position`` the last ones.
-- DeepSpeed, ``capacity_factor`` (and ``eval_capacity_factor``): the same over a rank's microbatch, with a ``min_capacity``.
-
-Consequences for a user: a skewed sample loses choices although its neighbours leave room. Late tokens lose more than early ones.
-C ≥ experts / choices drops nothing. transformers drops nothing of an exported model, so that it computes something else than the
-trained model if many choices were dropped. The number of an expert's rows follows routing. Only what ranks of the expert axis
-send each other is filled up to the capacity, see ``expert_axis``.
+An expert takes the choices *of each sample* at the earliest positions (``docs/user/models.md`` has the rule, and compares it with
+those of other frameworks). So the drops depend on the sample alone: not on the number of microbatches, nor on the ranks that hold
+samples, tokens or experts. They do not depend on later tokens either, so that a model remains causal. A token chooses an expert
+once at most, so that its choices do not compete. The number of an expert's rows follows routing. Only what ranks of the expert
+axis send each other is filled up to the capacity, see ``expert_axis``.
 
 Ranks that share the tokens of samples exchange the choices of all tokens, in an all-reduce of 4 bytes a choice.
 """

@@ -9,21 +9,20 @@ from dataclasses import dataclass
 from datetime import timedelta
 from itertools import pairwise
 from math import isqrt
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from hpc_mp.layout.placement import Placement, place
-from hpc_mp.layout.schedule import Schedule
+from hpc_mp.layout.schedule.actions import Channel, Schedule
 from hpc_mp.train.parallel import gloo
 from hpc_mp.train.parallel.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
-from hpc_mp.train.parallel.groups import Axis, Channel, Channels, Groups, StateAxes, Tree, tree_of
+from hpc_mp.train.parallel.groups import Axis, Channels, Groups, StateAxes, Tree, tree_of
 
 ONE_BLOCK = 16  # largest number of ranks that all send to rank 0 directly
 CHANNEL_CTAS = 4  # thread blocks of a message between stages: a posted receive spins on them beside the computation
 NewGroup = Callable[..., dist.ProcessGroup | None]  # has the arguments of ``dist.new_group``
-Use = Literal["channel", "tensor", ""]
 
 
 def new_group(ranks: list[int], **options: Any) -> dist.ProcessGroup | None:
@@ -121,7 +120,7 @@ class _Maker:
         """Return this rank's axis among groups that do not overlap."""
         axis = Axis(through_host=self.through_host)
         for ranks in groups:
-            group = self._group(ranks, "tensor" if name == "tensor" else "")
+            group = self._group(ranks, name)
             if dist.get_rank() in ranks:
                 axis = Axis(len(ranks), ranks.index(dist.get_rank()), group, self.through_host, name)
                 if group is not None and dist.get_rank(group) != axis.rank:
@@ -144,15 +143,15 @@ class _Maker:
         mine = next(ranks for ranks in pipelines if dist.get_rank() in ranks)
         return Channels(tuple(mine), groups, self.through_host)
 
-    def _group(self, ranks: Sequence[int], use: Use) -> dist.ProcessGroup | None:
+    def _group(self, ranks: Sequence[int], name: str) -> dist.ProcessGroup | None:
         if len(ranks) == 1:
             return None
         gloo.register()
         only = gloo.GLOO if self.through_host else "nccl"  # by default torch would connect the ranks over gloo too
-        return self.new(list(ranks), timeout=self.timeout, backend=only, pg_options=None if self.through_host else _options(use))
+        return self.new(list(ranks), timeout=self.timeout, backend=only, pg_options=None if self.through_host else _options(name))
 
 
-def _options(use: Use) -> Any:
+def _options(name: str) -> Any:
     """Return NCCL's options for a communicator; None if torch has no NCCL.
 
     Messages between stages get few thread blocks, because their kernels spin beside the computation. Sums of the tensor axis go
@@ -160,8 +159,8 @@ def _options(use: Use) -> Any:
     """
     if not dist.is_nccl_available():
         return None
-    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=use == "tensor")
-    if use == "channel":
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=name == "tensor")
+    if name == "channel":
         options.config.max_ctas = CHANNEL_CTAS
     return options
 

@@ -18,7 +18,6 @@ from hpc_mp.layout.models import expert_slots
 from hpc_mp.train.parallel.capacity import Intake
 from hpc_mp.train.parallel.custom_backward import with_backward
 from hpc_mp.train.parallel.expert_axis import ExpertAxis
-from hpc_mp.train.parallel.gradients import Sink
 from hpc_mp.train.parallel.grouped import grouped_product
 from hpc_mp.train.parallel.projection import Projected, SunkWeight, TensorAxis
 
@@ -91,7 +90,8 @@ def dispatch(index: Tensor, experts: int, limit: int | None = None, slots: int |
 class ExpertProjection(SunkWeight):
     """y = x W with each expert's own W: (rows, this rank's inputs) -> (rows, this rank's outputs), rows expert by expert.
 
-    The weight is (experts, …, in); the dimensions between are those of the outputs. There is no sum over the tensor axis here.
+    The weight is (experts, …, in); the dimensions between are those of the outputs. ``ends``: of each expert's rows. There is
+    no sum over the tensor axis here.
 
     Args:
         last: True if weight gradients can be computed as soon as this projection's input gradient is complete.
@@ -100,40 +100,30 @@ class ExpertProjection(SunkWeight):
         adapter: is added to the product; None: there is none.
     """
 
+    sums = False
+
     def __init__(self, name: str, last: bool, tensor: TensorAxis) -> None:
         super().__init__(name)
         self.last, self.tensor = last, tensor
         self.adapter: nn.Module | None = None
 
     def forward(self, rows: Tensor, ends: Tensor) -> Tensor:
-        y: Tensor = Projected.apply(rows, _Products(self.weight, self.sink, ends, self.last, self.tensor), self.weight)
+        y: Tensor = Projected.apply(rows, self, self.weight, ends)
         return y if self.adapter is None else y + self.adapter(rows, ends)
-
-
-@dataclass(frozen=True, slots=True)
-class _Products:
-    """The products of all experts in one pass, a projection for ``Projected``. ``ends``: of the experts' rows."""
-
-    weight: Tensor
-    sink: Sink | None
-    ends: Tensor
-    last: bool
-    tensor: TensorAxis
-    sums: bool = False
 
     @property
     def trained(self) -> bool:
         return self.sink is not None
 
-    def product(self, rows: Tensor) -> Tensor:
-        return grouped_product(rows, self.weight.flatten(1, -2).transpose(1, 2), self.ends)
+    def product(self, rows: Tensor, ends: Tensor) -> Tensor:
+        return grouped_product(rows, self.weight.flatten(1, -2).transpose(1, 2), ends)
 
-    def input_gradient(self, gradient: Tensor) -> Tensor:
-        return grouped_product(gradient, self.weight.flatten(1, -2), self.ends)
+    def input_gradient(self, gradient: Tensor, ends: Tensor) -> Tensor:
+        return grouped_product(gradient, self.weight.flatten(1, -2), ends)
 
-    def add_weight_gradient(self, rows: Tensor, gradient: Tensor) -> None:
+    def add_weight_gradient(self, rows: Tensor, gradient: Tensor, ends: Tensor) -> None:
         if self.sink is not None:
-            self.sink.add_grouped(gradient, rows, self.ends)
+            self.sink.add_grouped(gradient, rows, ends)
 
 
 class Experts(nn.Module):

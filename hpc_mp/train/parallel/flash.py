@@ -14,6 +14,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from hpc_mp.train.device.precision import since_a100
 from hpc_mp.train.parallel.masks import Visible
 
 Slopes = tuple[Tensor, Tensor, Tensor]  # of queries, keys and values
@@ -27,16 +28,14 @@ class Kernel:
     Attributes:
         formats: that it computes in.
         widest, multiple: the largest head, and what a head's size is a multiple of.
-        oldest: the least major compute capability of a GPU that has it.
-        attend: (queries, keys, values, causal, scale) -> output and logarithm of the sum.
-        slopes: (outer gradient, queries, keys, values, output, logarithm, causal, scale) -> gradients.
+        attend: (queries, keys, values, dropout, causal, scale=…) -> output, logarithm of the sum, and more.
+        slopes: (outer gradient, queries, keys, values, output, logarithm, dropout, causal, scale=…) -> gradients.
     """
 
     formats: tuple[torch.dtype, ...]
     widest: int
     multiple: int
-    oldest: int
-    attend: Callable[..., tuple[Tensor, Tensor]]
+    attend: Callable[..., tuple[Tensor, ...]]
     slopes: Callable[..., Slopes]
 
 
@@ -44,7 +43,7 @@ def computes(query: Tensor) -> bool:
     """Return True if there is a kernel for the device, the format and the head size of these queries."""
     kernel, size = _kernel(query), query.shape[-1]
     fits = query.dtype in kernel.formats and size <= kernel.widest and size % kernel.multiple == 0
-    return fits and _generation(query) >= kernel.oldest
+    return fits and (kernel is ON_CPU or since_a100(query.device))
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
@@ -56,8 +55,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float
         causal: True if both are the same tokens, and later ones are hidden.
     """
     kernel = _kernel(query)
-    parts = [kernel.attend(group, key, value, causal, scale) for group in query.unbind(2)]
-    return torch.stack([output for output, _ in parts], 2), torch.stack([log_z for _, log_z in parts], 2)
+    parts = [kernel.attend(group, key, value, 0.0, causal, scale=scale) for group in query.unbind(2)]
+    output, log_z, *_ = zip(*parts, strict=True)
+    return torch.stack(output, 2), torch.stack(log_z, 2)
 
 
 def slopes(query: Tensor, key: Tensor, value: Tensor, outer: Tensor, output: Tensor, log_z: Tensor, causal: bool,
@@ -65,9 +65,10 @@ def slopes(query: Tensor, key: Tensor, value: Tensor, outer: Tensor, output: Ten
     """Return the gradients of a block, given gradient, output and logarithm of all blocks of its queries."""
     kernel = _kernel(query)
     groups = zip(*(values.unbind(2) for values in (outer, query, output, log_z)), strict=True)
-    parts = [kernel.slopes(outer, group, key, value, output, log_z, causal, scale) for outer, group, output, log_z in groups]
+    parts = [kernel.slopes(outer, group, key, value, output, log_z, 0.0, causal, scale=scale)
+             for outer, group, output, log_z in groups]
     queries, keys, values = zip(*parts, strict=True)
-    return torch.stack(queries, 2), _sum(keys, log_z.dtype), _sum(values, log_z.dtype)
+    return torch.stack(queries, 2), *(sum(of_groups[1:], of_groups[0].to(log_z.dtype)) for of_groups in (keys, values))
 
 
 def computes_documents(query: Tensor) -> bool:
@@ -94,42 +95,15 @@ def _kernel(query: Tensor) -> Kernel:
     return ON_GPU if query.is_cuda else ON_CPU
 
 
-def _generation(query: Tensor) -> int:
-    """Return the major compute capability of the GPU that has a tensor; 0 on a CPU."""
-    return int(torch.cuda.get_device_properties(query.device).major) if query.is_cuda else 0
-
-
-def _sum(parts: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
-    total = parts[0].to(dtype)
-    for part in parts[1:]:
-        total = total + part
-    return total
-
-
-def _attend_on_cpu(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    output, log_z = ATEN._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, causal, scale=scale)
-    return output, log_z
-
-
-def _slopes_on_cpu(outer: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, log_z: Tensor, causal: bool,
-                   scale: float) -> Slopes:
-    gradients: Slopes = ATEN._scaled_dot_product_flash_attention_for_cpu_backward(
-        outer, query, key, value, output, log_z, 0.0, causal, scale=scale)
-    return gradients
-
-
-def _attend_on_gpu(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    output, log_z, *_ = ATEN._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, False, scale=scale)
-    return output, log_z
-
-
-def _slopes_on_gpu(outer: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, log_z: Tensor, causal: bool,
-                   scale: float) -> Slopes:
+def _slopes_on_gpu(outer: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, log_z: Tensor, dropout: float,
+                   causal: bool, scale: float) -> Slopes:
     seed = torch.empty(2, dtype=torch.uint64, device=query.device)  # of a dropout that is not used
     gradients: Slopes = ATEN._scaled_dot_product_flash_attention_backward(
-        outer, query, key, value, output, log_z, None, None, query.shape[2], key.shape[2], 0.0, causal, seed, seed, scale=scale)
+        outer, query, key, value, output, log_z, None, None, query.shape[2], key.shape[2], dropout, causal, seed, seed,
+        scale=scale)
     return gradients
 
 
-ON_CPU = Kernel((torch.float64, torch.float32, torch.bfloat16, torch.float16), 1024, 1, 0, _attend_on_cpu, _slopes_on_cpu)
-ON_GPU = Kernel((torch.bfloat16, torch.float16), 256, 8, 8, _attend_on_gpu, _slopes_on_gpu)  # FlashAttention 2
+ON_CPU = Kernel((torch.float64, torch.float32, torch.bfloat16, torch.float16), 1024, 1,
+                ATEN._scaled_dot_product_flash_attention_for_cpu, ATEN._scaled_dot_product_flash_attention_for_cpu_backward)
+ON_GPU = Kernel((torch.bfloat16, torch.float16), 256, 8, ATEN._scaled_dot_product_flash_attention, _slopes_on_gpu)

@@ -84,7 +84,6 @@ class UnitGradient:
     def __init__(self, layout: FlatLayout, groups: Groups, complete: bool, reductions: int, slabs: Slabs) -> None:
         holders = groups.holders(layout.of_experts)
         self.layout, self.kept, self.reductions, self.slabs = layout, complete, reductions, slabs
-        self._tied = layout.tied
         self.shard, self.replicate = holders.shard, holders.replicate
         self.held = torch.zeros(layout.padded if complete else layout.part, dtype=slabs.dtype, device=slabs.device)
         begin = self.shard.rank * layout.part if complete else 0
@@ -110,7 +109,7 @@ class UnitGradient:
 
     def announce(self) -> None:
         """Announce that a REDUCE follows the backward that begins: a reduction may start as soon as the gradient is complete."""
-        if not self._tied and (not self.kept or self._left == 1):
+        if self.layout.tie is None and (not self.kept or self._left == 1):  # a backward brings a tie several gradients
             self._missing = len(self.layout.slots)
 
     def claim(self, slot: ParameterSlot) -> tuple[Tensor, bool]:
@@ -203,11 +202,22 @@ class Sink:
             self.unit.came()
 
     def add_product(self, left: Tensor, right: Tensor, more: bool = False) -> None:
-        """Add the product of two matrices, which has as many elements as the slot.
+        """Add the product of two matrices, which has as many elements as the slot. A GPU computes one of half precision in the
+        masters' format, with one rounding and one pass.
 
         ``more``: True if other parts of this backward's gradient follow.
         """
-        _add_product(*self.unit.claim(self.slot), left, right)
+        target, empty = self.unit.claim(self.slot)
+        whole = target.view(left.shape[0], right.shape[1])
+        if left.dtype == target.dtype:
+            torch.mm(left, right, out=whole) if empty else whole.addmm_(left, right)
+        elif left.is_cuda and empty:
+            torch.ops.aten.mm.dtype_out(left, right, target.dtype, out=whole)
+        elif left.is_cuda:
+            torch.ops.aten.addmm.dtype_out(whole, left, right, target.dtype, out=whole)
+        else:
+            product = left @ right
+            whole.copy_(product) if empty else whole.add_(product)
         if not more:
             self.unit.came()
 
@@ -228,18 +238,3 @@ class Sink:
         else:
             target.index_add_(0, index, rows)
         self.unit.came()
-
-
-def _add_product(target: Tensor, empty: bool, left: Tensor, right: Tensor) -> None:
-    """Add a product of two matrices; ``empty``: overwrite the target with it. A GPU computes one of half precision in the
-    masters' format, with one rounding and one pass."""
-    whole = target.view(left.shape[0], right.shape[1])
-    if left.dtype == target.dtype:
-        torch.mm(left, right, out=whole) if empty else whole.addmm_(left, right)
-    elif left.is_cuda and empty:
-        torch.ops.aten.mm.dtype_out(left, right, target.dtype, out=whole)
-    elif left.is_cuda:
-        torch.ops.aten.addmm.dtype_out(whole, left, right, target.dtype, out=whole)
-    else:
-        product = left @ right
-        whole.copy_(product) if empty else whole.add_(product)

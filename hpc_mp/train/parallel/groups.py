@@ -2,14 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import torch.distributed as dist
 
 from hpc_mp.layout.flat import ParameterSlot
-
-Payload = Literal["F", "B"]  # an activation, or the gradient of one
-Channel = tuple[int, int, Payload]  # (sender's place in the pipeline, receiver's place, payload)
+from hpc_mp.layout.schedule.actions import Channel
 
 
 @dataclass(frozen=True, slots=True)

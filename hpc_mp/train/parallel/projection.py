@@ -22,7 +22,7 @@ from hpc_mp.train.parallel.groups import Axis
 
 
 class WeightGradients:
-    """Queue of deferred weight gradients: (function that adds it, input of the projection, gradient of its output).
+    """Queue of deferred weight gradients: (function that adds it, input of the projection, gradient of its output, and more).
 
     Attributes:
         split: True if the current backward leaves all of them to a later W.
@@ -30,10 +30,10 @@ class WeightGradients:
 
     def __init__(self) -> None:
         self.split = False
-        self._waiting: deque[tuple[Callable[[Tensor, Tensor], None], Tensor, Tensor]] = deque()
+        self._waiting: deque[tuple[Callable[..., None], tuple[Tensor, ...]]] = deque()
 
-    def put_off(self, add: Callable[[Tensor, Tensor], None], x: Tensor, gradient: Tensor) -> None:
-        self._waiting.append((add, x, gradient))
+    def put_off(self, add: Callable[..., None], *tensors: Tensor) -> None:
+        self._waiting.append((add, tensors))
 
     def meanwhile(self) -> None:
         """Work the queue off while a collective is in flight, unless the backward is split."""
@@ -43,12 +43,12 @@ class WeightGradients:
     @torch.no_grad()  # outside of a backward autograd is on, and would keep these inputs in a growing graph
     def work_off(self) -> None:
         while self._waiting:
-            add, x, gradient = self._waiting.popleft()
-            add(x, gradient)
+            add, tensors = self._waiting.popleft()
+            add(*tensors)
 
     def tensors(self) -> Iterator[Tensor]:
         """Return the tensors that the queue holds."""
-        return (tensor for _, *tensors in self._waiting for tensor in tensors)
+        return (tensor for _, tensors in self._waiting for tensor in tensors)
 
     def take(self) -> "WeightGradients":
         """Move all entries to a new queue, for a later ``work_off``."""
@@ -228,30 +228,30 @@ class Projection(nn.Module):
 class Projected(torch.autograd.Function):
     """The product of a projection, summed over the axis if it says so; its weight gradient is put off.
 
-    The projection is a ``Projection``, or has the same methods. The weight is an argument so that autograd runs the backward,
-    which returns no gradient of it. Without a weight gradient the input is not kept.
+    The projection is a ``Projection``, or has the same methods; they also get ``more``. The weight is an argument so that
+    autograd runs the backward, which returns no gradient of it. Without a weight gradient the input is not kept.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, projection: Any, weight: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, projection: Any, weight: Tensor, *more: Tensor) -> Tensor:
         if projection.trained:
             ctx.save_for_backward(x)
-        ctx.projection = projection
-        y: Tensor = projection.product(x)
+        ctx.projection, ctx.more = projection, more
+        y: Tensor = projection.product(x, *more)
         return projection.tensor.sum(y) if projection.sums else y
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
-        projection = ctx.projection
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        projection, more = ctx.projection, ctx.more
         if projection.sums:
             gradient = projection.tensor.spread(gradient)
-        input_gradient = projection.input_gradient(gradient) if ctx.needs_input_grad[0] else None
+        input_gradient = projection.input_gradient(gradient, *more) if ctx.needs_input_grad[0] else None
         if projection.trained:
             x, = ctx.saved_tensors
-            projection.tensor.weights.put_off(projection.add_weight_gradient, x, gradient)
+            projection.tensor.weights.put_off(projection.add_weight_gradient, x, gradient, *more)
         if projection.tensor.size == 1 or projection.last:
             projection.tensor.weights.meanwhile()
-        return input_gradient, None, None
+        return input_gradient, None, None, *(None for _ in more)
 
 
 def change_input(module: nn.Module, change: Callable[[Tensor], Tensor]) -> None:

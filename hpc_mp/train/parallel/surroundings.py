@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from hpc_mp.train.device.precision import Precision
 from hpc_mp.train.parallel.capacity import Capacity
 from hpc_mp.train.parallel.context import ContextAxis
@@ -11,14 +9,6 @@ from hpc_mp.train.parallel.dropout import DropoutClock
 from hpc_mp.train.parallel.expert_axis import ExpertAxis
 from hpc_mp.train.parallel.projection import TensorAxis
 from hpc_mp.train.parallel.router_loss import RouterLoss
-
-
-@dataclass(slots=True)
-class LossGradient:
-    """The gradient that the summed loss of the last stage will get in its backward, a scalar; the pipeline sets it before the
-    forward. None: no backward follows."""
-
-    value: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +37,6 @@ class Surroundings:
         experts: the ranks that share the experts of a block; ``capacity``: limit of the choices that experts take.
         router_loss: the losses of routers.
         loss_terms: additions to the loss of a training.
-        loss_gradient: what the loss is multiplied with, for an objective that computes its gradient in the forward.
         clock: the current moment of training, from which dropout draws.
         recompute: the recomputation setting, see ``recompute``.
         compile: True if blocks and the loss are compiled, see ``compilation``.
@@ -58,7 +47,6 @@ class Surroundings:
     experts: ExpertAxis
     router_loss: RouterLoss
     capacity: Capacity
-    loss_gradient: LossGradient
     clock: DropoutClock
     precision: Precision
     recompute: str

@@ -70,7 +70,7 @@ class ChunkActivations:
 
         Otherwise autograd alone refers to them afterwards, and frees them one by one.
         """
-        with saved_tensors_hooks(self._pack, self._unpack):
+        with saved_tensors_hooks(self._pack, lambda saved: saved if isinstance(saved, Tensor) else saved()):
             yield
         if not leaves:
             self._storages = {}
@@ -88,9 +88,6 @@ class ChunkActivations:
             self._storages[identity] = SavedStorage(storage, tensor.device, self._activations)
         return partial(self._storages[identity].view, tensor.new_empty(0), int(tensor.storage_offset()), tensor.size(),
                        tensor.stride())
-
-    def _unpack(self, saved: Tensor | Callable[[], Tensor]) -> Tensor:
-        return saved if isinstance(saved, Tensor) else saved()
 
     def come_back(self) -> None:
         """Begin to copy all storages back, ahead of the backward."""

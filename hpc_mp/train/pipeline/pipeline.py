@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from hpc_mp.layout.schedule import Action, Chunk, Residency, Schedule, posted_ahead
 from hpc_mp.train.device.spans import profiled
 from hpc_mp.train.parallel.collectives import RunningSum
+from hpc_mp.train.parallel.custom_backward import with_backward
 from hpc_mp.train.parallel.data_axis import DataAxis
 from hpc_mp.train.parallel.groups import Groups
 from hpc_mp.train.parallel.projection import WeightGradients
@@ -67,22 +68,16 @@ class _Step:
         return self.scale if self.scale is None or self.labels is None else self.scale / self.labels.value().clamp(min=1.0)
 
 
-class _Inlet(torch.autograd.Function):
-    """A tensor of another stage, as the beginning of this stage's graph.
+def _inlet(anchor: Tensor, received: Tensor, name: str, gradients: Boundary) -> Tensor:
+    """Return a tensor of another stage as the beginning of this stage's graph, which puts its gradient into ``gradients``.
 
-    The graph hands its gradient over. Unlike the graph of a leaf it does not keep the tensor: only a module that needs the values
-    for its backward holds them.
+    Unlike the graph of a leaf it does not keep the tensor: only a module that needs the values for its backward holds them.
     """
+    def hand_over(gradient: Tensor) -> tuple[None, None]:
+        gradients[name] = gradient
+        return None, None
 
-    @staticmethod
-    def forward(ctx: Any, anchor: Tensor, received: Tensor, name: str, gradients: Boundary) -> Tensor:
-        ctx.name, ctx.gradients = name, gradients
-        return received.view_as(received)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None, None]:
-        ctx.gradients[ctx.name] = gradient
-        return None, None, None, None
+    return with_backward(lambda anchor, received: received.view_as(received), hand_over, anchor, received)
 
 
 class Pipeline:
@@ -102,7 +97,6 @@ class Pipeline:
                  around: Surroundings, schedule: Schedule, residency: Residency) -> None:
         self.stages, self.boundaries, self.data, self.residency = stages, boundaries, data, residency
         self.weights, self.clock, self.device = around.tensor.weights, around.clock, data.slabs.device
-        self.loss_gradient = around.loss_gradient
         self.actions, self.last = schedule.ranks[groups.pipeline], schedule.stages - 1
         self.posted = posted_ahead if groups.channels.through_host else list
         self.activations = Activations(self.device)
@@ -147,19 +141,18 @@ class Pipeline:
 
     def _run(self, step: _Step, actions: Sequence[Action], residency: Residency) -> Passed:
         self.messages.begin()
-        perform = self._traced if step.trace else self._performed
         for action in self.posted(actions):
             for chunk in residency.returns.get(action, ()):
                 step.away[chunk].come_back()
             with profiled(f"{action.kind} of stage {action.stage}, microbatch {action.microbatch}"):
-                perform(step, action)
+                if step.trace:
+                    self._traced(step, action)
+                else:
+                    self.perform[action.kind](step, action)
         self.messages.finish()
         nothing = torch.zeros((), device=self.device)
         return Passed((nothing if step.loss is None else step.loss).double(), nothing if step.count is None else step.count,
                       step.spans, step.most_held, self.activations.most_here, self.activations.most_away)
-
-    def _performed(self, step: _Step, action: Action) -> None:
-        self.perform[action.kind](step, action)
 
     def _traced(self, step: _Step, action: Action) -> None:
         """Perform an action and record its time. The wait for a message is recorded as its receive, and not as computation."""
@@ -167,7 +160,7 @@ class Pipeline:
             with self._timed(step, message.receive):
                 self.messages.arrive(action)
         with nullcontext() if action.kind.startswith("RECV") else self._timed(step, action):
-            self._performed(step, action)
+            self.perform[action.kind](step, action)
 
     @contextmanager
     def _timed(self, step: _Step, action: Action) -> Iterator[None]:
@@ -185,17 +178,15 @@ class Pipeline:
         part = self.stages[stage]
         step.share.begun = m
         self.clock.set(step.share.moments[m])
-        training = torch.is_grad_enabled()
-        if stage == self.last:
-            self.loss_gradient.value = step.loss_gradient()
+        training, gradient = torch.is_grad_enabled(), step.loss_gradient() if stage == self.last else None
         received = self.messages.take(action) if stage > 0 else {}
         if training:
             gradients = step.gradients[chunk] = {}
-            received |= {name: _Inlet.apply(self._anchor, received[name], name, gradients) for name in self.returned[stage]}
+            received |= {name: _inlet(self._anchor, received[name], name, gradients) for name in self.returned[stage]}
         activations = ChunkActivations(self.activations, part.tensors()) if step.counts else None
         leaves = chunk in self.residency.away
         with part.precision.computing(), activations.saved(leaves) if activations is not None else nullcontext():
-            result = part(received, step.share.batches[chunk])
+            result = part(received, step.share.batches[chunk], gradient)
         if activations is not None and leaves:
             step.away[chunk] = activations
         if stage == self.last:

@@ -66,8 +66,14 @@ class Stage(Protocol):
     @property
     def units(self) -> Mapping[str, Unit]: ...
 
-    def __call__(self, received: Boundary, batch: Batch) -> Boundary | tuple[Tensor, Tensor]:
-        """Compute a microbatch. ``received``: tensors from the stage before; empty on the first stage."""
+    def __call__(self, received: Boundary, batch: Batch, gradient: Tensor | None) -> Boundary | tuple[Tensor, Tensor]:
+        """Compute a microbatch.
+
+        Args:
+            received: tensors from the stage before; empty on the first stage.
+            gradient: what the summed loss will get in its backward, a scalar, so that the last stage may compute gradients in its
+                forward; None: no backward follows.
+        """
 
     def adopt(self, units: Mapping[str, Unit]) -> None:
         """Use the parameters of these units."""

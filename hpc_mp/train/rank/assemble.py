@@ -22,8 +22,8 @@ from hpc_mp.rundir.origin import Counters, Origin, adapter_fields, check_resumab
 from hpc_mp.train.checkpoint import checkpoint
 from hpc_mp.train.checkpoint.shard_file import Damaged
 from hpc_mp.train.data import TokenSet
-from hpc_mp.train.model.transformers_model import TransformersModel
-from hpc_mp.train.model.transformers_modules import hugging_face_config
+from hpc_mp.train.device.precision import since_a100
+from hpc_mp.train.model.transformers_model import TransformersModel, hugging_face_config
 from hpc_mp.train.optimizer.optimizer_state import HomeMaker, OnDevice, Streamed
 from hpc_mp.train.optimizer.state_stores import FileStore, MemoryStore
 from hpc_mp.train.parallel.groups import Groups
@@ -47,7 +47,7 @@ def assemble(spec: JobSpec, shape: ModelShape, layout: Layout, groups: Groups, s
 
 def check_precision(precision: str, device: torch.device) -> None:
     """Check that the device computes in a precision. Raises HpcMpError if it does not."""
-    if precision != "tf32" or (device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)):
+    if precision != "tf32" or since_a100(device):
         return
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "a CPU"
     raise HpcMpError('train.precision = "tf32"', f"needs an A100 or a later GPU, and this rank has {name}",

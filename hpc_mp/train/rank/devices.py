@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import astuple, dataclass
 from datetime import timedelta
 
-import psutil
 import torch
 import torch.distributed as dist
 
@@ -103,13 +102,6 @@ def taken(gpu: torch.device | None, choice: str) -> tuple[torch.device, str]:
 def device_name(device: torch.device) -> str:
     """Return the GPU's model, or "cpu"."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-
-
-def device_memory(device: torch.device, ranks_per_node: int) -> int:
-    """Return the bytes that a rank may use: its GPU's memory, or its share of the node's memory."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    return psutil.virtual_memory().total // ranks_per_node
 
 
 def check_devices(devices: Sequence[tuple[str, str]]) -> None:

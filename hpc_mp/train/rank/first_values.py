@@ -8,7 +8,7 @@ from hpc_mp.layout.models import ModelShape, family_of
 from hpc_mp.layout.models.peft_files import stored_names
 from hpc_mp.rundir.staged import staged, staging_root
 from hpc_mp.train.model import initial
-from hpc_mp.train.model.transformers_modules import TransformersModules, hugging_face_config
+from hpc_mp.train.model.transformers_model import TransformersModel, hugging_face_config
 from hpc_mp.train.parallel.fill import Source
 
 
@@ -27,5 +27,5 @@ def own_values(spec: JobSpec, shape: ModelShape) -> Source:
     family = family_of(shape)
     if spec.model.pretrained is not None:
         return initial.read(staged(Path(spec.model.pretrained), staging_root()), family)
-    modules = TransformersModules(hugging_face_config(read_config(spec), family, spec.train.dropout), family, shape)
+    modules = TransformersModel(hugging_face_config(read_config(spec), family, spec.train.dropout), family, shape)
     return initial.drawn(spec.train.seed, shape.layers, shape.initializer_range, modules.padding)

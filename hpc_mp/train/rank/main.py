@@ -217,9 +217,9 @@ def _train(spec: JobSpec, shape: ModelShape, context: RankContext, nodes: Mappin
 
     def traced(step: int, result: StepResult) -> None:
         memory = RankMemory(**state_bytes(engine.data.units.values(), engine.optimizer), peak=peak_bytes(device),
-                            limit=limit_bytes(device, spec.job.ranks_per_node), activations=result.most_here,
-                            away=result.most_away)
-        actions = tuple(TracedAction(*span) for span in result.spans)
+                            limit=limit_bytes(device, spec.job.ranks_per_node), activations=result.passed.most_here,
+                            away=result.passed.most_away)
+        actions = tuple(TracedAction(*span) for span in result.passed.spans)
         write_trace(context.run.trace(context.who.rank), RankTrace(
             context.attempt, context.who.rank, step, actions, memory, context.place.pp))
 

@@ -33,9 +33,10 @@ from hpc_mp.train.parallel.surroundings import Surroundings
 from hpc_mp.train.pipeline.pipeline import Pipeline, Span
 from hpc_mp.train.pipeline.stage import Microbatches
 from hpc_mp.train.rank.assemble import model_of, settings_of
-from hpc_mp.train.rank.devices import device_choice, device_memory, device_name, own_gpu, seat_of, taken
+from hpc_mp.train.rank.devices import device_choice, device_name, own_gpu, seat_of, taken
 from hpc_mp.train.rank.rendezvous import process_group
 from hpc_mp.train.step.engine import Engine
+from hpc_mp.train.step.memory import limit_bytes
 
 WARM_UP = 2  # steps that are not counted: libraries choose algorithms and allocate workspaces
 VALUES = 0.02  # standard deviation of the parameters
@@ -75,12 +76,12 @@ def measure(spec: JobSpec, shape: ModelShape, repetitions: int) -> ModelProfile:
         pipeline.perform["F"] = partial(_noted, pipeline, activation_bytes, pipeline.perform["F"])
         work = _microbatch(spec, shape, layout.stages - 1, device)
         steps = [engine.step(number, work, trace=True) for number in range(WARM_UP + repetitions)]
-        seconds = [[_seconds(step.spans, stage) for step in steps[WARM_UP:]] for stage in stages]
+        seconds = [[_seconds(step.passed.spans, stage) for step in steps[WARM_UP:]] for stage in stages]
         sizes = [sum(unit.whole.nbytes for unit in pipeline.stages[stage].units.values()) for stage in stages]
     embedding, *blocks, head = (UnitProfile(median(took), activations, parameters, _spread(took))
                                 for took, activations, parameters in zip(seconds, activation_bytes, sizes, strict=True))
     return ModelProfile(device_name(device), repetitions, measured_with(spec, shape), embedding, tuple(blocks), head,
-                        device_memory(device, spec.job.ranks_per_node))
+                        limit_bytes(device, spec.job.ranks_per_node))
 
 
 def alone(layout: Layout, blocks: int) -> Layout:

@@ -28,7 +28,7 @@ from hpc_mp.train.parallel.collectives import RunningSum, known_to_all
 from hpc_mp.train.parallel.data_axis import DataAxis
 from hpc_mp.train.parallel.fill import Source, fill
 from hpc_mp.train.parallel.groups import Groups
-from hpc_mp.train.pipeline.pipeline import Passed, Span
+from hpc_mp.train.pipeline.pipeline import Passed
 from hpc_mp.train.pipeline.stage import Microbatches, StagedModel
 from hpc_mp.train.step import loss_scale
 from hpc_mp.train.step.agreement import SCALE, Shares, StepNumbers, agree, step_numbers
@@ -42,15 +42,11 @@ class StepResult:
 
     Attributes:
         loss: mean over the labels of the global batch that count, an fp64 scalar on the device.
-        spans, most_held, most_here, most_away: as in ``Passed``.
     """
 
     readback: Readback
     loss: Tensor
-    spans: list[Span]
-    most_held: int
-    most_here: int
-    most_away: int
+    passed: Passed
 
     def numbers(self) -> StepNumbers:
         """Return the numbers of the step. The host waits for them."""
@@ -143,7 +139,7 @@ class Engine:
             self.scale = numbers[SCALE]
         with profiled("publish"):
             self.data.publish()
-        return StepResult(Readback(numbers, began), loss, passed.spans, passed.most_held, passed.most_here, passed.most_away)
+        return StepResult(Readback(numbers, began), loss, passed)
 
     def _counted(self, passed: Passed) -> tuple[Tensor, Tensor]:
         """Return this rank's share of the summed loss and of the labels. Tensor ranks compute the same: the first one counts."""

@@ -1,18 +1,9 @@
 """The dynamic loss scale of fp16: it keeps small gradients from underflow, and a step whose gradients overflow is skipped.
 
-The rule is that of DeepSpeed 0.19's ``DynamicLossScaler``, step by step. It is a pure function of three numbers on the device, so
-that the host need not know whether a step overflowed before it launches the next one. The scale multiplies the gradient of the
-loss on the last stage. The global gradient norm is divided by it, and so are the gradients in the optimizer's update.
-
-====================================== ==============================================================================
-step                                   effect
-====================================== ==============================================================================
-overflows, patience is more than 1     patience falls by one
-overflows, patience is 1               the scale is halved, down to ``minimum``
-does not, as the (n × window + 1)-th   the scale is doubled, patience is again ``hysteresis``
-in a row (n = 1, 2 …)
-does not                               nothing; with ``consecutive_hysteresis`` patience is again ``hysteresis``
-====================================== ==============================================================================
+The rule is that of DeepSpeed 0.19's ``DynamicLossScaler``, step by step; the job file's ``train.loss_scale`` describes it. It is
+a pure function of three numbers on the device, so that the host need not know whether a step overflowed before it launches the
+next one. The scale multiplies the gradient of the loss on the last stage. The global gradient norm is divided by it, and so are
+the gradients in the optimizer's update.
 """
 
 from collections.abc import Sequence
@@ -27,16 +18,11 @@ FACTOR = 2.0
 class ScaleRule(Protocol):
     """Settings of the dynamic scale, those of the job file's ``train.loss_scale``. ``window`` 0: the scale is constant."""
 
-    @property
-    def initial(self) -> float: ...
-    @property
-    def window(self) -> int: ...
-    @property
-    def hysteresis(self) -> int: ...
-    @property
-    def consecutive_hysteresis(self) -> bool: ...
-    @property
-    def minimum(self) -> float: ...
+    initial: float
+    window: int
+    hysteresis: int
+    consecutive_hysteresis: bool
+    minimum: float
 
 
 class ScaleState(NamedTuple):

@@ -16,7 +16,7 @@ from hpc_mp.train.parallel.groups import Groups
 from hpc_mp.train.parallel.projection import TensorAxis, WeightGradients
 from hpc_mp.train.parallel.router_loss import RouterLoss
 from hpc_mp.train.parallel.sequence import SequenceAxis
-from hpc_mp.train.parallel.surroundings import LossGradient, Surroundings
+from hpc_mp.train.parallel.surroundings import Surroundings
 from hpc_mp.train.pipeline.pipeline import Pipeline
 from hpc_mp.train.pipeline.stage import StagedModel
 from hpc_mp.train.step.settings import EngineSettings
@@ -46,8 +46,7 @@ class Passes:
         self.capacity = Capacity(model.capacity(layout), layout.samples, device)
         precision = PRECISIONS[layout.precision]
         around = Surroundings(tensor, context, ExpertAxis(groups.expert, model.experts), self.router_loss, self.capacity,
-                              LossGradient(), DropoutClock(settings.seed), precision, layout.recompute, settings.compile,
-                              settings.loss_terms)
+                              DropoutClock(settings.seed), precision, layout.recompute, settings.compile, settings.loss_terms)
         spans = stage_spans(layout.layers)
         stages = {stage: model.build(spans[stage], around) for stage in data.stages}
         for stage, built in stages.items():
