@@ -7,7 +7,7 @@ from math import prod
 
 from hpc_mp.layout.models import FAMILIES, ModelShape, TensorCut, family_of, left_whole
 from hpc_mp.layout.models.family import Weight
-from hpc_mp.layout.models.tensor import tensor_modules
+from hpc_mp.layout.models.tensor import head_counts, tensor_modules
 from hpc_mp.layout.schedule import most_stages
 
 TABLE, READ = "table", "read from transformers"
@@ -41,7 +41,7 @@ class Description:
         cut: modules that tensor ranks cut, ``*`` in place of the layer.
         whole: module of a block -> the reason why it is whole on every tensor rank.
         shared: what several tensor ranks hold, with the reasons, at the largest degree.
-        tensor: degrees that divide the attention heads.
+        tensor: degrees at which ranks have equally many heads; all others up to the number of heads are possible too.
         pipeline: the largest number of stages; ``expert``: of expert ranks.
     """
 
@@ -97,10 +97,8 @@ def _children(shape: ModelShape) -> set[str]:
 
 
 def _degrees(shape: ModelShape) -> Iterator[int]:
-    """Yield the tensor degrees at which no head is split."""
-    for tensor in range(1, shape.heads + 1):
-        if shape.heads % tensor == 0 and (shape.kv_heads % tensor == 0 or tensor % shape.kv_heads == 0):
-            yield tensor
+    """Yield the tensor degrees at which all ranks have equally many heads."""
+    return (tensor for tensor in range(1, shape.heads + 1) if len({*head_counts(shape, tensor)}) == 1)
 
 
 def _size(weight: Weight) -> int:

@@ -3,6 +3,7 @@
 from torch import nn
 
 from hpc_mp.layout.models.adapter_weights import DOWN, adapted_weights
+from hpc_mp.layout.models.tensor import part_of
 from hpc_mp.train.model.transformers_modules import TransformersModules
 from hpc_mp.train.model.transformers_stage import TransformersStage
 from hpc_mp.train.parallel.adapter import Adapter, ExpertAdapter, InputDropout
@@ -23,7 +24,6 @@ def attach_adapters(stage: TransformersStage, model: TransformersModules, whole:
             module.adapter = ExpertAdapter(down.name, up.name, adapters.scale, module.last, module.tensor)
         elif isinstance(module, Projection) and (target := module.names[0].removesuffix(".weight")) in adapted:
             _, down, up = adapted[target]
-            inputs = down.shape[-1]
-            first = module.tensor.part(inputs)[0] if module.row else 0
-            dropout = InputDropout(adapters.dropout, f"{target}.{DOWN}", stage.around.clock, tokens, own, first, inputs)
+            first = part_of(model.family, model.shape, down, module.tensor.cut).box[-1].start
+            dropout = InputDropout(adapters.dropout, f"{target}.{DOWN}", stage.around.clock, tokens, own, first, down.shape[-1])
             module.adapter = Adapter(down.name, up.name, adapters.scale, dropout, module.row, module.tensor)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hpc_mp.layout.flat import StageSpan
+from hpc_mp.layout.models.tensor import heads_of
 from hpc_mp.train.model.attach_adapters import attach_adapters
 from hpc_mp.train.model.attention_table import attention_function
 from hpc_mp.train.model.compilation import compile_block
@@ -143,22 +144,23 @@ def _attention(stage: TransformersStage, model: TransformersModules, whole: nn.M
             continue
         path = f"{block}.{family.attention}"
         attention, tensor = stage.get_submodule(path), _tensor_of(stage, path)
-        heads, kv_heads = shape.heads // tensor.size, max(1, shape.kv_heads // tensor.size)
-        numbers = {"split_size": shape.hidden // tensor.size, **dict.fromkeys(("num_attention_heads", "num_heads"), heads),
-                   **dict.fromkeys(("num_key_value_heads", "num_kv_heads"), kv_heads), "num_key_value_groups": heads // kv_heads}
+        own = heads_of(shape.heads, shape.kv_heads, tensor.size, tensor.rank)
+        heads, kv_heads = len(own.query), len(own.kv)
+        numbers = {"split_size": shape.hidden // shape.heads * heads, "num_key_value_groups": heads // kv_heads,
+                   **dict.fromkeys(("num_attention_heads", "num_heads"), heads),
+                   **dict.fromkeys(("num_key_value_heads", "num_kv_heads"), kv_heads)}
         for name, value in numbers.items() if tensor.size > 1 else ():
             if hasattr(attention, name):  # a module has some of these numbers
                 setattr(attention, name, value)
-        first_head, heads = tensor.part(shape.heads)
         inner = family.attention_dropout
         probability = cast(float, getattr(attention, "attention_dropout", 0.0) if inner is None
                            else attention.get_submodule(inner).p)
-        rows = torch.arange(first_head, first_head + heads, device=stage.positions.device)
+        rows = torch.arange(own.query.start, own.query.stop, device=stage.positions.device)
         site = HashDropout(probability, f"attention.{layer}", stage.around.clock, rows)
         attention.attention_site = site
         if inner is not None:
             setattr(attention, inner, site)
-        stage.context.attach(attention, heads, attention_function)
+        stage.context.attach(attention, own, attention_function)
 
 
 def _buffers(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
