@@ -234,13 +234,12 @@ def _resolution(
 ) -> Resolution:
     slow = expected_slow_links(spec.parallel.rank_map, spec.job.nodes, measured)
     family, cut = family_of(shape), layout.tensor_cut()
-    unsplit, heads = left_whole(family, shape, cut), head_counts(shape, cut.size) if cuts_heads(family, shape, cut) else (0,)
-    uneven = f"{max(heads)} to {min(heads)} attention heads per tensor rank" if max(heads) > min(heads) else ""
-    replicated = f"on every tensor rank: {unsplit}" if unsplit else ""
+    heads = head_counts(shape, cut.size) if cuts_heads(family, shape, cut) else (0,)
+    cuts = [f"{max(heads)} to {min(heads)} attention heads per tensor rank"] if max(heads) > min(heads) else []
+    cuts += [f"on every tensor rank: {unsplit}"] if (unsplit := left_whole(family, shape, cut)) else []
     return Resolution(
         machine.device, machine.gpu_request, machine.gpu_type, machine.exclude, machine.profile,
-        layers=layers, tensor_modules=ResolvedKey("parallel.tensor_modules", spec.parallel.tensor_modules,
-                                                            "; ".join(filter(None, (uneven, replicated)))),
+        layers=layers, tensor_modules=ResolvedKey("parallel.tensor_modules", spec.parallel.tensor_modules, "; ".join(cuts)),
         reduce=reduce_choice(layout, shape, spec.parallel.reduce),
         order=ResolvedKey("parallel.order", order.letters, "; ".join(filter(None, (order.why, slow)))),
         schedule=rate_schedule(spec, resumed or (None if spec.checkpoint.resume is None
