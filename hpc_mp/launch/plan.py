@@ -21,7 +21,7 @@ from hpc_mp.launch.render import ScriptTemplate
 from hpc_mp.launch.resume import rate_schedule
 from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.models import ModelShape, family_of, left_whole
-from hpc_mp.layout.models.tensor import cuts_heads, head_counts
+from hpc_mp.layout.models.tensor import head_counts
 from hpc_mp.layout.placement import Placement, place
 from hpc_mp.layout.stages import StageCut
 from hpc_mp.planner.activations import chunk_counts
@@ -234,7 +234,7 @@ def _resolution(
 ) -> Resolution:
     slow = expected_slow_links(spec.parallel.rank_map, spec.job.nodes, measured)
     family, cut = family_of(shape), layout.tensor_cut()
-    heads = head_counts(shape, cut.size) if cuts_heads(family, shape, cut) else (0,)
+    heads = head_counts(family, shape, cut)
     cuts = [f"{max(heads)} to {min(heads)} attention heads per tensor rank"] if max(heads) > min(heads) else []
     cuts += [f"on every tensor rank: {unsplit}"] if (unsplit := left_whole(family, shape, cut)) else []
     return Resolution(

@@ -6,7 +6,7 @@ from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.models import Family, ModelShape, chunk_sizes, family_of
 from hpc_mp.layout.models.adapter_weights import adapted_weights, targets
 from hpc_mp.layout.models.adapters import chooses
-from hpc_mp.layout.models.tensor import cuts_heads, head_counts, matches, tensor_modules
+from hpc_mp.layout.models.tensor import head_counts, matches, tensor_modules
 from hpc_mp.layout.schedule import most_stages
 from hpc_mp.layout.schedule.names import AT
 from hpc_mp.layout.schedule_of import check_schedule
@@ -86,7 +86,7 @@ def _check_tensor(layout: Layout, family: Family, shape: ModelShape) -> None:
         names = dict.fromkeys(family.without_layer(name)[0].format("*") for name in modules)
         raise HpcMpError(f"parallel.tensor_modules = {shown(list(patterns))}", "matches no module that can be cut" + (
             f" with {shown(idle[0])}" if idle else ""), f"the modules are {', '.join(names)}")
-    if tensor > shape.heads and cuts_heads(family, shape, layout.tensor_cut()):
+    if 0 in head_counts(family, shape, layout.tensor_cut()):
         raise HpcMpError(f"parallel.tensor = {tensor}", f"is more than the model's {counted(shape.heads, 'attention head')}",
                          f"use at most {shape.heads}: heads are never split; or leave attentions out of parallel.tensor_modules")
     sizes = chunk_sizes(layout.sequence // context, tensor)
@@ -117,10 +117,8 @@ def _check_attention(layout: Layout, family: Family, shape: ModelShape) -> None:
                              f"is causal attention, but tokens of a {shape.model_type} model attend to later ones too",
                              'use context_method = "ulysses"')
         return
-    cut = layout.tensor_cut()
-    for layer in range(shape.layers):
-        tensor = cut.size if cut.cuts(family.attention_of(layer)) else 1
-        if context > (heads := min(head_counts(shape, tensor))):
-            raise HpcMpError(f"parallel.context = {context}", f"is more than the {counted(heads, 'head')} of some rank, heads("
-                             f"{shape.heads}) / tensor({tensor}), which ulysses shares out",
-                             f'use at most {heads}, or context_method = "ring"')
+    counts = head_counts(family, shape, layout.tensor_cut())
+    if context > (heads := min(counts)):
+        raise HpcMpError(f"parallel.context = {context}", f"is more than the {counted(heads, 'head')} of a rank, heads("
+                         f"{shape.heads}) / tensor({len(counts)}), which ulysses shares out",
+                         f'use at most {heads}, or context_method = "ring"')

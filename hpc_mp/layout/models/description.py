@@ -98,7 +98,7 @@ def _children(shape: ModelShape) -> set[str]:
 
 def _degrees(shape: ModelShape) -> Iterator[int]:
     """Yield the tensor degrees at which all ranks have equally many heads."""
-    return (tensor for tensor in range(1, shape.heads + 1) if len({*head_counts(shape, tensor)}) == 1)
+    return (tensor for tensor in range(1, shape.heads + 1) if len({*head_counts(family_of(shape), shape, TensorCut(tensor))}) == 1)
 
 
 def _size(weight: Weight) -> int:

@@ -69,7 +69,7 @@ class Heads:
 
 
 def heads_of(heads: int, kv_heads: int, ranks: int, rank: int) -> Heads:
-    """Return a rank's heads of so many heads; each of up to ``heads`` ranks has some, the first one has the most."""
+    """Return a rank's heads of so many heads; each of up to ``heads`` ranks has some; the first one has the most."""
     end = _split(kv_heads, ranks, rank + 1)
     kv = range(min(_split(kv_heads, ranks, rank), end - 1), end)
     first, behind = (number * ranks // kv_heads for number in (kv.start, kv.stop))
@@ -121,14 +121,10 @@ def tensor_modules(family: Family, shape: ModelShape) -> tuple[str, ...]:
     return family.embedding, *inner, *(() if shape.tied else (family.head,))
 
 
-def cuts_heads(family: Family, shape: ModelShape, tensor: TensorCut) -> bool:
-    """Return True if tensor ranks cut the attention of a layer."""
-    return any(tensor.cuts(family.attention_of(layer)) for layer in range(shape.layers))
-
-
-def head_counts(shape: ModelShape, tensor: int) -> tuple[int, ...]:
-    """Return the number of query heads of every tensor rank, where attention is cut."""
-    return tuple(len(heads_of(shape.heads, shape.kv_heads, tensor, rank).query) for rank in range(tensor))
+def head_counts(family: Family, shape: ModelShape, tensor: TensorCut) -> tuple[int, ...]:
+    """Return the number of query heads of every tensor rank, or of all ranks if they cut the attention of no layer."""
+    ranks = tensor.size if any(tensor.cuts(family.attention_of(layer)) for layer in range(shape.layers)) else 1
+    return tuple(len(heads_of(shape.heads, shape.kv_heads, ranks, rank).query) for rank in range(ranks))
 
 
 def kv_copies(shape: ModelShape, tensor: int) -> tuple[int, ...]:
