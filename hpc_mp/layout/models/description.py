@@ -72,7 +72,7 @@ def describe(shape: ModelShape) -> Description:
     family = family_of(shape)
     weights = family.all_weights(shape)
     idle = sum(_size(weight) // shape.experts * (shape.experts - shape.experts_per_token) for weight in weights if weight.experts)
-    degrees = tuple(_degrees(shape))
+    degrees = tuple(tensor for tensor in range(1, shape.heads + 1) if len({*head_counts(family, shape, TensorCut(tensor))}) == 1)
     modules = dict.fromkeys(family.without_layer(name)[0].format("*") for name in tensor_modules(family, shape))
     return Description(
         shape.model_type, family.architecture, TABLE if shape.model_type in FAMILIES else READ,
@@ -94,11 +94,6 @@ def _kinds(shape: ModelShape) -> Iterator[LayerKind]:
 def _children(shape: ModelShape) -> set[str]:
     family = family_of(shape)
     return {weight.name.partition(".")[0] for layer in range(shape.layers) for weight in family.block_weights(shape, layer)}
-
-
-def _degrees(shape: ModelShape) -> Iterator[int]:
-    """Yield the tensor degrees at which all ranks have equally many heads."""
-    return (tensor for tensor in range(1, shape.heads + 1) if len({*head_counts(family_of(shape), shape, TensorCut(tensor))}) == 1)
 
 
 def _size(weight: Weight) -> int:
