@@ -66,7 +66,7 @@ def picture(model: Description) -> Table:
         "layers": "\n".join(map(kind, model.kinds)),
         "tensor ranks cut": ", ".join(model.cut),
         "whole": "\n".join([*whole, *filter(None, [model.shared])]),
-        "degrees": f"tensor {', '.join(map(str, model.tensor))}; pipeline up to {model.pipeline}"
+        "degrees": f"tensor {', '.join(map(str, model.tensor))}, unevenly up to {model.heads}; pipeline up to {model.pipeline}"
                    + (f"; expert up to {model.expert}" if model.expert > 1 else ""),
     }
     for name, text in rows.items():

@@ -29,7 +29,7 @@ class Parallel(values.Section):
     context_method: Literal["ring", "ulysses"] = "ring"
     """The attention between context ranks. `"ring"` passes keys and values around and computes attention with plain products, on
     GPUs too; 2 × context must divide `sequence_length`. `"ulysses"` exchanges tokens for heads and uses torch's fused kernels;
-    context must divide the heads of a tensor rank. Example: `"ulysses"`."""
+    each tensor rank needs a head for each of them. Example: `"ulysses"`."""
     expert: values.Count = 1
     """The number of neighbouring data × context ranks over which the experts of every block are divided; tokens travel to their
     experts and back. ZeRO shards the state of experts over the ranks with the same experts. See

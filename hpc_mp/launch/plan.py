@@ -21,6 +21,7 @@ from hpc_mp.launch.render import ScriptTemplate
 from hpc_mp.launch.resume import rate_schedule
 from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.models import ModelShape, family_of, left_whole
+from hpc_mp.layout.models.tensor import head_counts
 from hpc_mp.layout.placement import Placement, place
 from hpc_mp.layout.stages import StageCut
 from hpc_mp.planner.activations import chunk_counts
@@ -232,11 +233,13 @@ def _resolution(
     layout: Layout, order: RankOrder, resumed: RunDirectory | None,
 ) -> Resolution:
     slow = expected_slow_links(spec.parallel.rank_map, spec.job.nodes, measured)
-    unsplit = left_whole(family_of(shape), shape, layout.tensor_cut())
-    replicated = f"on every tensor rank: {unsplit}" if unsplit else ""
+    family, cut = family_of(shape), layout.tensor_cut()
+    heads = head_counts(family, shape, cut)
+    cuts = [f"{max(heads)} to {min(heads)} attention heads per tensor rank"] if max(heads) > min(heads) else []
+    cuts += [f"on every tensor rank: {unsplit}"] if (unsplit := left_whole(family, shape, cut)) else []
     return Resolution(
         machine.device, machine.gpu_request, machine.gpu_type, machine.exclude, machine.profile,
-        layers=layers, tensor_modules=ResolvedKey("parallel.tensor_modules", spec.parallel.tensor_modules, replicated),
+        layers=layers, tensor_modules=ResolvedKey("parallel.tensor_modules", spec.parallel.tensor_modules, "; ".join(cuts)),
         reduce=reduce_choice(layout, shape, spec.parallel.reduce),
         order=ResolvedKey("parallel.order", order.letters, "; ".join(filter(None, (order.why, slow)))),
         schedule=rate_schedule(spec, resumed or (None if spec.checkpoint.resume is None

@@ -1,14 +1,12 @@
 """The check that a model can be divided as a layout requires. Messages name the keys of the job file."""
 
-import math
-
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.base.text import shown
+from hpc_mp.base.text import counted, shown
 from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.models import Family, ModelShape, chunk_sizes, family_of
 from hpc_mp.layout.models.adapter_weights import adapted_weights, targets
 from hpc_mp.layout.models.adapters import chooses
-from hpc_mp.layout.models.tensor import matches, tensor_modules
+from hpc_mp.layout.models.tensor import head_counts, matches, tensor_modules
 from hpc_mp.layout.schedule import most_stages
 from hpc_mp.layout.schedule.names import AT
 from hpc_mp.layout.schedule_of import check_schedule
@@ -88,24 +86,15 @@ def _check_tensor(layout: Layout, family: Family, shape: ModelShape) -> None:
         names = dict.fromkeys(family.without_layer(name)[0].format("*") for name in modules)
         raise HpcMpError(f"parallel.tensor_modules = {shown(list(patterns))}", "matches no module that can be cut" + (
             f" with {shown(idle[0])}" if idle else ""), f"the modules are {', '.join(names)}")
-    if any(matches(family.attention_of(layer), patterns) for layer in range(shape.layers)):
-        _check_heads(shape, tensor)
+    if 0 in head_counts(family, shape, layout.tensor_cut()):
+        raise HpcMpError(f"parallel.tensor = {tensor}", f"is more than the model's {counted(shape.heads, 'attention head')}",
+                         f"use at most {shape.heads}: heads are never split; or leave attentions out of parallel.tensor_modules")
     sizes = chunk_sizes(layout.sequence // context, tensor)
     if layout.sequence_parallel and (empty := sizes.count(0)):
         divided = f" / parallel.context({context}) = {sum(sizes)}" if context > 1 else ""
         raise HpcMpError(f"data.sequence_length = {layout.sequence}{divided}",
                          f"is cut over tensor({tensor}) ranks into pieces of {sizes[0]}, and {empty} of them get no token",
                          "use fewer tensor ranks, or parallel.sequence = false")
-
-
-def _check_heads(shape: ModelShape, tensor: int) -> None:
-    if shape.heads % tensor:
-        raise HpcMpError(f"parallel.tensor = {tensor}", f"does not divide the model's {shape.heads} attention heads",
-                         f"use a divisor of {shape.heads}: heads are never split")
-    if shape.kv_heads % tensor and tensor % shape.kv_heads:
-        raise HpcMpError(f"parallel.tensor = {tensor}", f"is neither a divisor nor a multiple of the model's {shape.kv_heads} "
-                         "key-value heads", f"use {math.gcd(tensor, shape.kv_heads)}, or another divisor or multiple of "
-                         f"{shape.kv_heads} that divides {shape.heads}: heads are never split")
 
 
 def _check_attention(layout: Layout, family: Family, shape: ModelShape) -> None:
@@ -128,11 +117,8 @@ def _check_attention(layout: Layout, family: Family, shape: ModelShape) -> None:
                              f"is causal attention, but tokens of a {shape.model_type} model attend to later ones too",
                              'use context_method = "ulysses"')
         return
-    cut = layout.tensor_cut()
-    for layer in range(shape.layers):
-        tensor = cut.size if cut.cuts(family.attention_of(layer)) else 1
-        heads = shape.heads // tensor
-        if heads % context:
-            raise HpcMpError(f"parallel.context = {context}",
-                             f"does not divide heads({shape.heads}) / tensor({tensor}) = {heads}, which ulysses shares out",
-                             f'use a divisor of {heads}, or context_method = "ring"')
+    counts = head_counts(family, shape, layout.tensor_cut())
+    if context > (heads := min(counts)):
+        raise HpcMpError(f"parallel.context = {context}", f"is more than the {counted(heads, 'head')} of a rank, heads("
+                         f"{shape.heads}) / tensor({len(counts)}), which ulysses shares out",
+                         f'use at most {heads}, or context_method = "ring"')

@@ -14,7 +14,8 @@ tp       its neighbour in a ring      2 (T−1)/T × m × (4 per layer, 1 for th
 cp       its neighbour in a ring      m × layers × (2 (C−1) × K forward and backward, C × K of gradients in at least fp32),
                                       (C−1) × K more for a recomputed layer
 cp_pairs each other rank of its       m × layers × 4 (Q + K) / C, with ulysses instead: tokens for heads and back, forward and
-         context group                backward; 2 (Q + K) / C more if recomputed. K counts heads that are repeated
+         context group                backward; 2 (Q + K) / C more if recomputed. K counts a head once for each rank that
+                                      gets it; where heads are cut unevenly, this is the mean of the first rank
 pp       the next and previous stage  m × A each, for every stage of the rank; A/T with sequence parallelism
 dp       its neighbour in the ring of without shards 2 (D−1)/D × the rank's gradients; with them (s−1) × its part of its units ×
          its shard group              (all-gathers in the compute format + reduce-scatters in the master format)
@@ -41,7 +42,6 @@ first adapter gets no gradient, so that tensor ranks send less than stated there
 bytes in running ranks.
 """
 
-import math
 from dataclasses import replace
 
 from hpc_mp.base.text import data_size, memory_size
@@ -49,6 +49,7 @@ from hpc_mp.job.resolution import ResolvedKey
 from hpc_mp.layout.flat import EMBEDDING, TIED, FlatLayout, StageSpan, blocks_together, stage_spans
 from hpc_mp.layout.layout import Layout, Reduce
 from hpc_mp.layout.models import Family, ModelShape, expert_capacity, expert_slots, family_of
+from hpc_mp.layout.models.tensor import heads_of
 from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.planner.memory import BYTES, state_bytes, units_of
 from hpc_mp.rundir.plan import Traffic
@@ -226,9 +227,14 @@ def _context_axis(layout: Layout, shape: ModelShape, spans: list[StageSpan]) -> 
     ring = pairs = 0.0  # for each token
     for layer in (layer for span in spans for layer in span.layers):
         tensor = cut.size if cut.cuts(family.attention_of(layer)) else 1
-        heads, kv_heads = shape.heads // tensor, max(1, shape.kv_heads // tensor)
+        all_heads = heads_of(shape.heads, shape.kv_heads, tensor, 0)
+        heads, kv_heads = len(all_heads.query), len(all_heads.kv)
         ring += 2 * kv_heads * shape.head_dim * (passes * (context - 1) * computed + context * max(4, computed))
-        pairs += 2 * passes * (heads + math.lcm(kv_heads, context)) * shape.head_dim * computed / context
+        own = heads_of(heads, kv_heads, context, 0)
+        queries, keys = len(own.query), len(own.kv)
+        forward = heads - queries + 2 * (max(kv_heads, context) - keys) + (context - 1) * queries  # the last: outputs
+        backward = (context - 1) * (queries + 2 * keys) + heads - queries
+        pairs += ((passes - 1) * forward + backward) * shape.head_dim * computed / max(1, context - 1)
     tokens = layout.microbatches * layout.samples * layout.sequence // context * (context > 1)
     return (tokens * ring, 0.0) if layout.context_method == "ring" else (0.0, tokens * pairs)
 

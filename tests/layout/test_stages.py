@@ -1,8 +1,9 @@
 """How a model is cut: into stages by each value of parallel.partition, and over tensor ranks; and what is refused."""
 
 import json
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import combinations, pairwise
 from math import prod
 from pathlib import Path
@@ -21,7 +22,8 @@ from hpc_mp.layout.flat import rank_units, stage_spans, unit_weights
 from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.model_profile import ModelProfile, UnitProfile, write_profile
 from hpc_mp.layout.models import FAMILIES, TensorCut, left_whole
-from hpc_mp.layout.models.tensor import part_of
+from hpc_mp.layout.models.family import column
+from hpc_mp.layout.models.tensor import heads_of, part_of
 from hpc_mp.layout.placement import Degrees
 
 NAMES = {"gpt2": ("transformer.h", "transformer.ln_f"), "llama": ("model.layers", "model.norm")}
@@ -233,7 +235,7 @@ def model_of(model: str) -> tuple[models.Family, models.ModelShape]:
 
 
 @pytest.mark.parametrize("modules", [("*",), ("*.mlp", "lm_head"), ("*.attn", "*.self_attn")])
-@pytest.mark.parametrize("tensor", [1, 2, 3, 4, 6, 12])
+@pytest.mark.parametrize("tensor", range(1, 13))
 @pytest.mark.parametrize("model", MODELS)
 def test_first_replicas_hold_every_element_once(model: str, tensor: int, modules: tuple[str, ...]) -> None:
     family, shape = model_of(model)
@@ -242,7 +244,7 @@ def test_first_replicas_hold_every_element_once(model: str, tensor: int, modules
         for unit in rank_units(division(tensor, modules), shape, stage_spans([shape.layers]), rank).values():
             for slot in unit.slots:
                 held[slot.weight.name] = held.get(slot.weight.name, 0) + slot.size * slot.counts
-                assert slot.copies == tensor if not slot.cut else tensor % slot.copies == 0
+                assert slot.copies == tensor if not slot.cut else slot.replica < slot.copies
     assert held == {weight.name: prod(weight.shape) for weight in family.all_weights(shape)}
 
 
@@ -253,6 +255,26 @@ def test_a_tied_head_is_cut_with_the_embedding(tied: bool) -> None:
     bias = next(weight for weight in family.head_weights(shape) if weight.name == "lm_head.bias")
     cuts = [part_of(family, shape, bias, TensorCut(2, 0, (module,))).cut for module in ("transformer.wte", "lm_head")]
     assert cuts == [tied, not tied]
+
+
+@given(kv_heads=st.integers(1, 12), group=st.integers(1, 9), data=st.data())
+def test_ranks_have_the_key_value_heads_that_their_query_heads_need(kv_heads: int, group: int, data: st.DataObject) -> None:
+    ranks = data.draw(st.integers(1, kv_heads * group))
+    every = [heads_of(kv_heads * group, kv_heads, ranks, rank) for rank in range(ranks)]
+    assert [number for heads in every for number in heads.query] == [*range(kv_heads * group)]
+    for rank, heads in enumerate(every):
+        queries = Counter(number // group for number in heads.query)
+        assert queries.keys() == {*heads.kv} and len({*queries.values()}) == 1, "attention functions take equal groups"
+        first = rank - heads.replica
+        assert [other for other in range(ranks) if {*every[other].kv} & {*heads.kv}] == [*range(first, first + heads.copies)]
+    assert len(every[0].query) == max(len(heads.query) for heads in every)
+
+
+def test_projections_without_heads_are_not_cut() -> None:
+    family, shape = model_of("llama")
+    odd = replace(family, block_weights=lambda shape, layer: column("self_attn.gate_proj", 2 * shape.heads - 1, shape.hidden))
+    with pytest.raises(HpcMpError, match=r"tensor = 2: cuts heads, and .*gate_proj.weight of shape \(23, 24\) has none"):
+        part_of(odd, shape, odd.layer_weights(shape, 0)[0], TensorCut(2))
 
 
 def test_neighbours_share_a_key_value_head() -> None:
@@ -282,6 +304,6 @@ def test_all_that_ranks_hold_alike_is_listed_with_its_reason() -> None:
     assert left_whole(family, shape, TensorCut(12, 0, ("*.self_attn", "*.[02].mlp", "lm_head"))) == (
         "not among parallel.tensor_modules: model.embed_tokens, model.layers.1.mlp; "
         "a vector of hidden size: model.layers.*.input_layernorm, model.layers.*.post_attention_layernorm, model.norm; "
-        "6 key-value heads, each on 2 ranks: model.layers.*.self_attn.k_proj, model.layers.*.self_attn.v_proj; "
+        "6 key-value heads on 12 ranks: model.layers.*.self_attn.k_proj, model.layers.*.self_attn.v_proj; "
         "added once, to the sum over the ranks: model.layers.0,2.mlp.down_proj.bias")
     assert "looked up by positions, not by tokens: transformer.wpe" in left_whole(*model_of("gpt2"), TensorCut(2))

@@ -107,8 +107,14 @@ def count(folder: Path) -> None:
         return args[place] if len(args) > place else more[name]
 
     ring("all_reduce", lambda n, args, more: 2 * (n - 1) / n * payload(tensor(args, more, 0, "tensor")))
-    # With sizes all that is sent goes to a neighbour; without them a part to each rank: a reduce-scatter, or Ulysses' exchange.
-    ring("all_to_all_single", lambda n, args, more: (1 if any(args[2:]) else (n - 1) / n) * tensor(args, more, 1, "input").nbytes)
+
+    def exchanged(n: int, args: Any, more: Any) -> float:
+        """With sizes, those of what a context rank keeps are not sent; without them, each rank gets a part."""
+        sizes = args[3] if len(args) > 3 else None
+        kept = 1 / n if not sizes else axes[more["group"]] == "cp" and sizes[dist.get_rank(more["group"])] / sum(sizes)
+        return (1 - kept) * tensor(args, more, 1, "input").nbytes
+
+    ring("all_to_all_single", exchanged)
     gather = collectives.GATHER
 
     def gathering(whole: Any, part: Any, group: Any = None, async_op: bool = False) -> Any:
@@ -183,7 +189,7 @@ CASES = {name: (more, layout(**degrees)) for name, (more, degrees) in table(__fi
 # Every ZeRO stage meets bf16, where gradients and parameters differ; of what else is sent one case each.
 QUICK = {*(f"dp2 zero{zero} bf16" for zero in range(4)), "dp2 zero3 fp32", "dp4 zero3 shard2 bf16", "tp2 pp2 dp2 zero1 bf16",
          "dp4 zero3 shard2 once", "tp2 dp2 zero2 sequence once",
-         "pp2 dp2 cp2 ulysses bf16", "tp2 pp2 dp2 zero2 sequence", "tp4 shared heads zero1", "tp2 pp2 zero_bubble every-2"}
+         "pp2 dp2 cp2 ulysses bf16", "tp2 pp2 dp2 zero2 sequence", "tp3 cp2 shared heads ulysses", "tp2 pp2 zero_bubble every-2"}
 assert CASES.keys() >= QUICK
 
 

@@ -57,12 +57,15 @@ def test_resume_is_bit_for_bit_on_the_same_layout(place: Path, engine: Engine, l
 
 
 TP4Z1 = ["job.ranks_per_node=8", "parallel.tensor=4", "parallel.zero=1", "parallel.sequence=true"]
+TP3Z1 = ["job.ranks_per_node=6", "parallel.tensor=3", "parallel.zero=1"]
 SHARED_HEADS = "llama with two key-value heads"
 OTHER = {"tp2pp2-dp4": (TP2PP2, DP4), "dp4-tp2pp2": (DP4, TP2PP2), "zero3-tp2pp2": (DP2Z3, TP2PP2),
          "zero3-8ranks": (DP2Z3, EIGHT), "tp2zero2-1": (TP2DP2Z2, ONE), "1-tp2zero2": (ONE, TP2DP2Z2),
-         "tp4zero1-zero3": (TP4Z1, DP2Z3), "zero3-tp4zero1": (DP2Z3, TP4Z1)}
+         "tp4zero1-zero3": (TP4Z1, DP2Z3), "zero3-tp4zero1": (DP2Z3, TP4Z1),
+         "tp3zero1-tp4zero1": (TP3Z1, TP4Z1), "tp4zero1-tp3zero1": (TP4Z1, TP3Z1)}
 QUICK = {"tp2pp2-dp4": (GPT2,), "dp4-tp2pp2": (LLAMA,), "zero3-tp2pp2": (GPT2,), "1-tp2zero2": (LLAMA,),
-         "tp4zero1-zero3": (SHARED_HEADS,), "zero3-tp4zero1": (SHARED_HEADS,)}
+         "tp4zero1-zero3": (SHARED_HEADS,), "zero3-tp4zero1": (SHARED_HEADS,),
+         "tp3zero1-tp4zero1": (SHARED_HEADS,), "tp4zero1-tp3zero1": (SHARED_HEADS,)}
 
 
 RESUMED = [*((model, name, 6) for name, models in QUICK.items() for model in models),

@@ -228,6 +228,7 @@ def check_against_the_plan(spec: JobSpec, rank: int) -> DryRun:
     # as many rows for each expert as for any other
     ("mixtral with one choice of many experts", ["train.global_batch=40", *layout(data=4, expert=2, microbatches=2)], 2),
     ("llama", layout(2, context=4, context_method='"ulysses"', recompute="every-2"), 6),
+    ("llama with two key-value heads", layout(3, context=2, context_method='"ulysses"'), 0),
     pytest.param("mixtral with one choice of many experts", [  # every token for every expert, which takes a quarter of them
         "train.global_batch=40", "model.config.num_experts_per_tok=40", "train.expert_capacity=0.25",
         *layout(data=4, expert=2, microbatches=2)], 2, marks=pytest.mark.prove),

@@ -31,6 +31,9 @@ def own_axis(*_: object) -> groups.Axis:
 
 # Every tensor rank trains its router with its own share of the experts' outputs, or its key-value heads with its own queries.
 own_share_alone = wrapped(groups.Groups, "sharing", lambda sharing: own_axis)
+# The first of the ranks with the same key-value heads gets zeros from the others.
+one_share_left_out = wrapped(gradients, "all_reduce", lambda reduce: lambda values, axis: reduce(
+    values.mul_(axis.name != "kv" or axis.rank == 0), axis))
 # Two experts get each other's tokens, and their outputs come back to the right ones.
 expert_of_another = wrapped(experts, "dispatch", lambda dispatch: lambda index, *more: dispatch(
     torch.where(index < 2, 1 - index, index), *more))
@@ -137,6 +140,7 @@ QUICK: dict[str, Control] = {  # one of each kind in ``make test``; the others a
     "tensor: gradient of a shared input is not summed": ("tp2", unsummed_tensor_gradient, "llama"),
     "tensor: whole parameters counted twice in the norm": ("tp2", norm_counts_copies, "llama"),
     "tensor: shared key-value heads are not summed": ("tp4", own_share_alone, "llama with two key-value heads"),
+    "tensor: a share of a key-value head's gradient is left out": ("tp3", one_share_left_out, "llama with two key-value heads"),
     "sequence: norms are not summed": ("sp2", unsummed_shares_of_tokens, "llama"),
     "experts: the router's gradient is not summed": ("tp2", own_share_alone, "mixtral"),
     "window: one token more is seen": ("dp2 zero3", window_off_by_one, "mixtral"),
@@ -187,7 +191,8 @@ def test_a_broken_layout_is_seen(place: Path, plain: Plain, control: str) -> Non
     assert broken.distance(plain(job(place, model, steps))) > WRONG
 
 
-def test_masks_of_other_heads_are_seen(place: Path, engine: Engine) -> None:
+@pytest.mark.parametrize("name", cases(("tp2", "tp3"), ("tp3",)))
+def test_masks_of_other_heads_are_seen(place: Path, engine: Engine, name: str) -> None:
     one = engine("gptj", "train.dropout=0.2", ONE_STEP)
-    spec = job(place, "gptj", ["train.dropout=0.2", *LAYOUTS["tp2"], ONE_STEP])
+    spec = job(place, "gptj", ["train.dropout=0.2", *LAYOUTS[name], ONE_STEP])
     assert run_engine(spec, before=cut_heads_all_alike).distance(one) > WRONG

@@ -18,6 +18,7 @@ from hpc_mp.train.parallel.projection import Projection
 
 AXES = {
     "tp2": LAYOUTS["tp2"],
+    "tp3": LAYOUTS["tp3"],
     "tp8": layout(8),  # more ranks than key-value heads
     "pp2": LAYOUTS["pp2 1f1b M3"],
     "pp2 layers 1+4": LAYOUTS["pp2 layers 1+4"],
@@ -30,8 +31,8 @@ AXES = {
     "selective": [*layout(2), 'parallel.recompute="selective"'],
     "attention whole": layout(2, sequence="true", tensor_modules='["*mlp*"]'),
 }
-QUICK = {("gpt_neox", "tp2"), ("gpt_neox one after the other", "pp2"), ("gemma2", "sequence"), ("gemma2", "recompute full"),
-         ("qwen3_moe", "tp2 pp2 dp2")}
+QUICK = {("gpt_neox", "tp2"), ("qwen3_moe", "tp3"), ("gpt_neox one after the other", "pp2"), ("gemma2", "sequence"),
+         ("gemma2", "recompute full"), ("qwen3_moe", "tp2 pp2 dp2")}
 
 
 @pytest.mark.parametrize(("model", "name"), cases([(model, name) for model in FAMILIES for name in AXES], QUICK))

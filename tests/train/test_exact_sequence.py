@@ -1,6 +1,7 @@
 """Sequence parallelism, key-value heads that ranks share, chosen modules, and ranks without a row of the vocabulary equal one
 process, in fp64 to 1e-12."""
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from layouts import job, layout, write_text
 from token_files import words
 
 DROPOUT = "train.dropout=0.1"
-TWO, ONE = "llama with two key-value heads", "llama with one key-value head"
+ONE, TWO, THREE = "llama with one key-value head", "llama with two key-value heads", "llama with three key-value heads"
 
 
 @pytest.mark.parametrize(("model", "overrides"), [
@@ -43,13 +44,33 @@ def test_ranks_that_share_key_value_heads_equal_one_process(engine: Engine, mode
     assert engine(model, *overrides).distance(engine(model, *training)) < EXACT
 
 
-def test_the_predicted_state_of_shared_heads_is_what_ranks_hold(place: Path, engine: Engine) -> None:
-    overrides = layout(4, data=2, zero=3, microbatches=2, sequence="true")
+@pytest.mark.parametrize(("model", "tensor"), cases(product((ONE, TWO, THREE), (2, 3, 4, 6, 8)), {(TWO, 3), (THREE, 2)}))
+def test_any_number_of_key_value_heads_on_any_number_of_ranks(engine: Engine, reference: Reference, model: str,
+                                                              tensor: int) -> None:
+    """8 or 9 heads: whole groups of them on a rank, or a part of one."""
+    assert engine(model, *layout(tensor)).distance(reference(model)) < EXACT
+
+
+UNEVEN = {"tp3 sp": layout(3, sequence="true"), "tp3 dropout": [*layout(3, 2, microbatches=2), DROPOUT],
+          "tp3 dp2 zero3": layout(3, data=2, zero=3, microbatches=2, sequence="true"),
+          "tp6 zero bubble": layout(6, schedule="zero_bubble", recompute="full", sequence="true"),
+          "tp2 cp2 ring": layout(2, context=2), "tp2 cp2 ulysses": layout(2, context=2, context_method='"ulysses"'),
+          "cp4 ulysses": [*layout(context=4, context_method='"ulysses"'), DROPOUT]}
+
+
+@pytest.mark.parametrize(("model", "name"), cases(product((TWO, THREE), UNEVEN), {(TWO, "tp3 dropout"), (THREE, "cp4 ulysses")}))
+def test_uneven_heads_on_products_of_axes(engine: Engine, model: str, name: str) -> None:
+    assert engine(model, *UNEVEN[name]).distance(engine(model, *(key for key in UNEVEN[name] if key == DROPOUT))) < EXACT
+
+
+@pytest.mark.parametrize("tensor", cases((4, 3), (3,)))
+def test_the_predicted_state_of_shared_heads_is_what_ranks_hold(place: Path, engine: Engine, tensor: int) -> None:
+    overrides = layout(tensor, data=2, zero=3, microbatches=2, sequence="true")
     check_state(job(place, TWO, overrides), engine(TWO, *overrides))
 
 
 def test_one_process_with_shared_heads_is_exact_too(reference: Reference) -> None:
-    assert reference(TWO) and reference(ONE)
+    assert reference(TWO) and reference(ONE) and reference(THREE)
 
 
 GROUPS = {"tp2": layout(2, microbatches=2), "sp2": layout(2, microbatches=2, sequence="true"),

@@ -25,6 +25,7 @@ Adapted = Callable[..., Result]
 
 AXES = {
     "tp2": LAYOUTS["tp2"],
+    "tp3": LAYOUTS["tp3"],
     "tp8": layout(8),  # more ranks than key-value heads
     "pp2": LAYOUTS["pp2 1f1b M3"],
     "pp2 zero_bubble_v": LAYOUTS["pp2 zero_bubble_v M4"],
@@ -103,8 +104,8 @@ def test_rslora_divides_by_the_root_of_the_rank(engine: Engine, adapted: Adapted
     assert adapted("llama", *keys).distance(adapted("llama", *LORA, ATTENTION)) > WRONG
 
 
-@pytest.mark.parametrize("name", cases(("tp2", "pp2", "sequence", "attention whole", "context ring", "context ulysses",
-                                        "recompute full zero3"), ("tp2", "sequence")))
+@pytest.mark.parametrize("name", cases(("tp2", "tp3", "pp2", "sequence", "attention whole", "context ring", "context ulysses",
+                                        "recompute full zero3"), ("tp3", "sequence")))
 @pytest.mark.parametrize("model", cases(("llama", "gpt2"), ("llama",)))
 def test_layouts_drop_the_same_inputs(engine: Engine, model: str, name: str) -> None:
     one = engine(model, *DROPPED)

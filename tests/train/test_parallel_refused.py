@@ -26,8 +26,8 @@ WRONG: dict[str, tuple[Any, dict[str, Any]]] = {
     "tp_size = 0: must be at least 1. Write tp_size = 1 or more": (LLAMA, {"tp_size": 0}),
     "tp_size = '2': must be a whole number": (LLAMA, {"tp_size": "2"}),
     "tp_size(3) × pp_size(1) × cp_size(1) = 3: does not divide 4 ranks.": (LLAMA, {"tp_size": 3}),
-    "tp_size = 4: is neither a divisor nor a multiple": (
-        LLAMA | {"num_key_value_heads": 3, "num_attention_heads": 12, "hidden_size": 48}, {"tp_size": 4}),
+    "tp_size = 4: is more than the model's 3 attention heads": (
+        LLAMA | {"num_key_value_heads": 3, "num_attention_heads": 3, "hidden_size": 48}, {"tp_size": 4}),
     "zero = 4: must be at most 3": (LLAMA, {"zero": 4}),
     "dp_shard_size = 3: does not divide the data degree": (LLAMA, {"dp_shard_size": 3}),
     "ep_size = 2: has nothing to share out": (LLAMA, {"ep_size": 2}),

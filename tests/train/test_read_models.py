@@ -16,7 +16,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, load_job
 from hpc_mp.layout.models import reading
 
-LAYOUTS = {"pp2": layout(1, 2, microbatches=3), "zero3": layout(data=2, zero=3), "tp2": layout(2),
+LAYOUTS = {"pp2": layout(1, 2, microbatches=3), "zero3": layout(data=2, zero=3), "tp2": layout(2), "tp3": layout(3),
            "tp2 pp2": layout(2, 2, microbatches=3), "sequence": layout(2, sequence="true")}
 EXACTLY: list[str] = table(__file__, "read_models.toml", "exact")
 QUICK = {("mistral", "tp2 pp2"), ("gpt-sw3", "pp2"), ("deepseek_v2", "zero3"), ("gemma3_text", "sequence")}

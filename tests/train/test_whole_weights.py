@@ -24,7 +24,8 @@ ROWS = [
     ("llama", "tp2", MUON), ("gpt2", "dp2 zero3", MUON), ("llama", "tp2", ADAFACTOR), ("llama-tied", "dp2 zero3", ADAFACTOR),
     ("llama", "tp2 pp2 dp2 zero1", MUON), ("llama-tied", "tp2 pp2 dp2 zero3", ADAFACTOR), ("gpt2", "sp2 dp2 zero2", MUON),
     ("mixtral", "dp2 zero1", MUON), ("mixtral", "tp2", ADAFACTOR), ("mixtral", "ep2 zero1", MUON),
-    ("llama with two key-value heads", "tp4", MUON), ("llama", "cp2 ring", ADAFACTOR), ("gpt2", "dp4 zero3 shard2", MUON),
+    *(("llama with two key-value heads", name, MUON) for name in ("tp4", "tp3")),
+    ("llama", "cp2 ring", ADAFACTOR), ("gpt2", "dp4 zero3 shard2", MUON),
 ]
 QUICK = ROWS[:4]
 

@@ -7,7 +7,7 @@ from math import prod
 
 from hpc_mp.layout.models import FAMILIES, ModelShape, TensorCut, family_of, left_whole
 from hpc_mp.layout.models.family import Weight
-from hpc_mp.layout.models.tensor import tensor_modules
+from hpc_mp.layout.models.tensor import head_counts, tensor_modules
 from hpc_mp.layout.schedule import most_stages
 
 TABLE, READ = "table", "read from transformers"
@@ -41,7 +41,7 @@ class Description:
         cut: modules that tensor ranks cut, ``*`` in place of the layer.
         whole: module of a block -> the reason why it is whole on every tensor rank.
         shared: what several tensor ranks hold, with the reasons, at the largest degree.
-        tensor: degrees that divide the attention heads.
+        tensor: degrees at which ranks have equally many heads; all others up to the number of heads are possible too.
         pipeline: the largest number of stages; ``expert``: of expert ranks.
     """
 
@@ -72,7 +72,7 @@ def describe(shape: ModelShape) -> Description:
     family = family_of(shape)
     weights = family.all_weights(shape)
     idle = sum(_size(weight) // shape.experts * (shape.experts - shape.experts_per_token) for weight in weights if weight.experts)
-    degrees = tuple(_degrees(shape))
+    degrees = tuple(tensor for tensor in range(1, shape.heads + 1) if len({*head_counts(family, shape, TensorCut(tensor))}) == 1)
     modules = dict.fromkeys(family.without_layer(name)[0].format("*") for name in tensor_modules(family, shape))
     return Description(
         shape.model_type, family.architecture, TABLE if shape.model_type in FAMILIES else READ,
@@ -94,13 +94,6 @@ def _kinds(shape: ModelShape) -> Iterator[LayerKind]:
 def _children(shape: ModelShape) -> set[str]:
     family = family_of(shape)
     return {weight.name.partition(".")[0] for layer in range(shape.layers) for weight in family.block_weights(shape, layer)}
-
-
-def _degrees(shape: ModelShape) -> Iterator[int]:
-    """Yield the tensor degrees at which no head is split."""
-    for tensor in range(1, shape.heads + 1):
-        if shape.heads % tensor == 0 and (shape.kv_heads % tensor == 0 or tensor % shape.kv_heads == 0):
-            yield tensor
 
 
 def _size(weight: Weight) -> int:

@@ -22,7 +22,7 @@ class Weight:
 
     Attributes:
         cut: the dimension that tensor parallelism cuts; None: every rank has the whole weight.
-        most_parts: limit of the parts it may be cut into, each then held by several ranks; None: no limit. For key-value heads.
+        most_parts: number of key-value heads along ``cut``, each of which several ranks may hold; None: it has none.
         partial: True if each tensor rank computes a share of the gradient although it holds the whole weight: a router, whose
             choices weight values that ranks have shares of, or a norm of heads, of which each rank has its own.
         experts: True if its first dimension counts experts, which expert parallelism distributes.
@@ -188,9 +188,10 @@ class Family:
         top = inner.partition(".")[0]
         return self.cut_with.get(top, top)
 
-    def attention_of(self, layer: int) -> str:
-        """Return the module that the attention of a layer is cut with."""
-        return f"{self.blocks}.{layer}.{self.block_module(self.attention)}"
+    def attention_of(self, layer: int) -> str | None:
+        """Return the module that the attention of a layer is cut with; None if it is never cut."""
+        module = self.block_module(self.attention)
+        return f"{self.blocks}.{layer}.{module}" if module in self.block_modules else None
 
     def head_module(self, shape: ModelShape) -> str:
         """Return the module that the head is cut with: the embedding if it is tied to it."""

@@ -1,7 +1,9 @@
 """The cut of a model by tensor parallelism: cut parts, shared parts, and whole weights, with the reason. No torch.
 
 Modules are cut as a whole: the embedding, the head, and of every block its attention and its MLP (Megatron-LM, arXiv:1909.08053,
-section 3). Key-value heads are never split: if there are fewer of them than ranks, neighbouring ranks hold the same head.
+section 3). Heads are never split. Each rank has query heads of whole groups, with the key-value head of each; if there are fewer
+key-value heads than ranks, neighbouring ranks hold the same one, and share its group out. So all key-value heads of a rank have
+equally many query heads there, as attention functions require, and each is shared by one set of ranks.
 """
 
 from collections.abc import Iterable
@@ -9,6 +11,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import groupby
 
+from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.models.family import Family, Weight
 from hpc_mp.layout.models.shape import ModelShape, chunk
 
@@ -49,9 +52,51 @@ class TensorPart:
     partial: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """The attention heads of a rank.
+
+    Attributes:
+        query, kv: numbers of its query heads, and of their key-value heads.
+        copies: number of ranks that have these key-value heads; they are consecutive.
+        replica: number of this rank among them.
+    """
+
+    query: range
+    kv: range
+    copies: int
+    replica: int
+
+
+def heads_of(heads: int, kv_heads: int, ranks: int, rank: int) -> Heads:
+    """Return a rank's heads of so many heads; each of up to ``heads`` ranks has some; the first one has the most."""
+    end = _split(kv_heads, ranks, rank + 1)
+    kv = range(min(_split(kv_heads, ranks, rank), end - 1), end)
+    first, behind = (number * ranks // kv_heads for number in (kv.start, kv.stop))
+    copies, replica, group = behind - first, rank - first, heads // kv_heads
+    begin, end = (kv.start * group + _split(len(kv) * group, copies, replica + after) for after in (0, 1))
+    return Heads(range(begin, end), kv, copies, replica)
+
+
+def _split(size: int, parts: int, part: int) -> int:
+    """Return where a part begins if the sizes of parts differ by at most 1."""
+    return -(-size * part // parts)
+
+
 def part_of(family: Family, shape: ModelShape, weight: Weight, tensor: TensorCut) -> TensorPart:
-    """Return a tensor rank's part of a weight of a family."""
-    return cut_part(weight, tensor, tensor.cuts(family.module_of(shape, weight.name)))
+    """Return a tensor rank's part of a weight of a family: in attention that of its heads."""
+    module = family.module_of(shape, weight.name)
+    part = cut_part(weight, tensor, tensor.cuts(module))
+    if not part.cut or weight.cut is None or str(module).rpartition(".")[2] != family.block_module(family.attention):
+        return part
+    own, box = heads_of(shape.heads, shape.kv_heads, tensor.size, tensor.rank), list(part.box)
+    numbers, copies, replica = (own.kv, own.copies, own.replica) if weight.most_parts else (own.query, 1, 0)
+    size, rest = divmod(weight.shape[weight.cut], weight.most_parts or shape.heads)
+    if rest:
+        raise HpcMpError(f"parallel.tensor = {tensor.size}", f"cuts heads, and {weight.name} of shape {weight.shape} has none",
+                         "leave attentions out of parallel.tensor_modules")
+    box[weight.cut] = slice(numbers.start * size, numbers.stop * size)
+    return TensorPart(tuple(box), True, copies, replica, copies > 1)
 
 
 def cut_part(weight: Weight, tensor: TensorCut, cuts: bool) -> TensorPart:
@@ -62,10 +107,8 @@ def cut_part(weight: Weight, tensor: TensorCut, cuts: bool) -> TensorPart:
     box = [slice(0, size) for size in weight.shape]
     if weight.cut is None or not cuts:
         return TensorPart(tuple(box), False, tensor.size, tensor.rank, weight.partial and cuts)
-    parts = min(tensor.size, weight.most_parts or tensor.size)
-    copies = tensor.size // parts
-    box[weight.cut] = chunk(weight.shape[weight.cut], parts, tensor.rank // copies)
-    return TensorPart(tuple(box), True, copies, tensor.rank % copies, copies > 1)
+    box[weight.cut] = chunk(weight.shape[weight.cut], tensor.size, tensor.rank)
+    return TensorPart(tuple(box), True, 1, 0, False)
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
@@ -78,9 +121,16 @@ def tensor_modules(family: Family, shape: ModelShape) -> tuple[str, ...]:
     return family.embedding, *inner, *(() if shape.tied else (family.head,))
 
 
-def kv_copies(shape: ModelShape, tensor: int) -> int:
-    """Return the number of tensor ranks that hold the same key-value heads."""
-    return max(1, tensor // shape.kv_heads)
+def head_counts(family: Family, shape: ModelShape, tensor: TensorCut) -> tuple[int, ...]:
+    """Return the number of query heads of every tensor rank, or of all ranks if they cut the attention of no layer."""
+    ranks = tensor.size if any(tensor.cuts(family.attention_of(layer)) for layer in range(shape.layers)) else 1
+    return tuple(len(heads_of(shape.heads, shape.kv_heads, ranks, rank).query) for rank in range(ranks))
+
+
+def kv_copies(shape: ModelShape, tensor: int) -> tuple[int, ...]:
+    """Return the numbers of neighbouring tensor ranks that hold the same key-value heads."""
+    every = (heads_of(shape.heads, shape.kv_heads, tensor, rank) for rank in range(tensor))
+    return tuple(heads.copies for heads in every if heads.replica == 0)
 
 
 def left_whole(family: Family, shape: ModelShape, tensor: TensorCut) -> str:
@@ -97,9 +147,10 @@ def left_whole(family: Family, shape: ModelShape, tensor: TensorCut) -> str:
 
 def _reason(family: Family, shape: ModelShape, weight: Weight, tensor: TensorCut) -> str | None:
     """Return the reason why several tensor ranks hold the same part; None if each has its own."""
-    module, part = family.module_of(shape, weight.name), part_of(family, shape, weight, tensor)
-    if part.cut:
-        return f"{weight.most_parts} key-value heads, each on {part.copies} ranks" if part.copies > 1 else None
+    module = family.module_of(shape, weight.name)
+    if part_of(family, shape, weight, tensor).cut:
+        return f"{weight.most_parts} key-value heads on {tensor.size} ranks" if weight.most_parts and (
+            weight.most_parts < tensor.size) else None
     if module is not None and not tensor.cuts(module):
         return NOT_CHOSEN
     if weight.row:

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from hpc_mp.layout.flat import StageSpan
 from hpc_mp.layout.models.adapter_weights import DOWN, adapted_weights
+from hpc_mp.layout.models.tensor import heads_of, part_of
 from hpc_mp.train.model.attention_table import attention_function
 from hpc_mp.train.model.compilation import compile_block
 from hpc_mp.train.model.rotary_tables import RotaryTables
@@ -151,12 +152,12 @@ def _adapters(stage: TransformersStage, model: "TransformersModel", whole: nn.Mo
             module.adapter = Adapter(adapters.scale, nn.Identity(), *pair)
         elif isinstance(module, Projection) and (target := module.names[0].removesuffix(".weight")) in adapted:
             _, *factors = adapted[target]
+            down = factors[0]
             projections = [Projection(factor.name, None, transposed=False, row=False, tensor=module.tensor) for factor in factors]
             for projection in projections:
                 projection.last = module.row
-            inputs = factors[0].shape[-1]
-            first = module.tensor.part(inputs)[0] if module.row else 0
-            dropout = InputDropout(adapters.dropout, f"{target}.{DOWN}", stage.around.clock, tokens, own, first, inputs)
+            first = part_of(model.family, model.shape, down, module.tensor.cut).box[-1].start
+            dropout = InputDropout(adapters.dropout, f"{target}.{DOWN}", stage.around.clock, tokens, own, first, down.shape[-1])
             module.adapter = Adapter(adapters.scale, dropout, *projections)
 
 
@@ -168,22 +169,23 @@ def _attention(stage: TransformersStage, model: "TransformersModel", whole: nn.M
             continue
         path = f"{block}.{family.attention}"
         attention, tensor = stage.get_submodule(path), _tensor_of(stage, path)
-        heads, kv_heads = shape.heads // tensor.size, max(1, shape.kv_heads // tensor.size)
-        numbers = {"split_size": shape.hidden // tensor.size, **dict.fromkeys(("num_attention_heads", "num_heads"), heads),
-                   **dict.fromkeys(("num_key_value_heads", "num_kv_heads"), kv_heads), "num_key_value_groups": heads // kv_heads}
+        own = heads_of(shape.heads, shape.kv_heads, tensor.size, tensor.rank)
+        heads, kv_heads = len(own.query), len(own.kv)
+        numbers = {"split_size": shape.hidden // shape.heads * heads, "num_key_value_groups": heads // kv_heads,
+                   **dict.fromkeys(("num_attention_heads", "num_heads"), heads),
+                   **dict.fromkeys(("num_key_value_heads", "num_kv_heads"), kv_heads)}
         for name, value in numbers.items() if tensor.size > 1 else ():
             if hasattr(attention, name):  # a module has some of these numbers
                 setattr(attention, name, value)
-        first_head, heads = tensor.part(shape.heads)
         inner = family.attention_dropout
         probability = cast(float, getattr(attention, "attention_dropout", 0.0) if inner is None
                            else attention.get_submodule(inner).p)
-        rows = torch.arange(first_head, first_head + heads, device=stage.positions.device)
+        rows = torch.arange(own.query.start, own.query.stop, device=stage.positions.device)
         site = HashDropout(probability, f"attention.{layer}", stage.around.clock, rows)
         attention.attention_site = site
         if inner is not None:
             setattr(attention, inner, site)
-        stage.context.attach(attention, heads, attention_function)
+        stage.context.attach(attention, own, attention_function)
 
 
 def _buffers(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:

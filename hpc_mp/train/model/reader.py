@@ -398,7 +398,9 @@ def _ratio(result: Tensor, base: Tensor) -> float | None:
 
 
 def _kv_heads(config: PreTrainedConfig) -> int:
-    return int(getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", None) or 1)
+    heads = int(getattr(config, "num_attention_heads", None) or 1)
+    kv = int(getattr(config, "num_key_value_heads", None) or heads)
+    return kv if heads % kv == 0 else heads
 
 
 def _dropouts(config: PreTrainedConfig) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ to 2.13.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import isqrt
 from typing import Any
 
@@ -38,14 +38,14 @@ def new_group(ranks: list[int], **options: Any) -> dist.ProcessGroup | None:
 
 
 def build(placement: Placement, shard_degree: int, device: torch.device, backend: str, schedule: Schedule,
-          timeout: timedelta | None, host: Tree, kv_copies: int = 1, new: NewGroup = new_group, expert_shards: int = 1,
+          timeout: timedelta | None, host: Tree, kv_copies: Sequence[int] = (), new: NewGroup = new_group, expert_shards: int = 1,
           ties: Sequence[tuple[int, ...]] | None = None) -> Groups:
     """Make and connect every group that this rank is in; all ranks call this at the same time.
 
     Args:
         host: the result of ``everyone``.
         timeout: longest duration of a message of a step; None: torch's default.
-        kv_copies: number of neighbours along the tensor axis that hold the same key-value heads.
+        kv_copies: numbers of neighbours along the tensor axis that hold the same key-value heads.
         expert_shards: number of ranks with the same experts among which ZeRO divides the experts' state.
         ties: stages that have copies of the same weights; None: the first and the last one may.
         new: makes a group of the given ranks; called for all groups of the world, in the same order on all ranks.
@@ -68,7 +68,8 @@ def build(placement: Placement, shard_degree: int, device: torch.device, backend
         data_rank=own.dp,
         context=maker.axis(along.get("cp", ()), "context"),
         ties=tied,
-        kv=maker.axis(_neighbours(along["tp"], kv_copies), "kv"),
+        kv=maker.axis([ranks[end - copies:end] for ranks in along["tp"]
+                       for copies, end in zip(kv_copies, accumulate(kv_copies), strict=True)], "kv"),
         expert=maker.axis(along.get("ep", ()), "expert"),
         experts=StateAxes(maker.axis(_neighbours(experts, expert_shards), "shard of experts"),
                           maker.axis(_apart(experts, expert_shards), "replicate of experts")))

@@ -4,7 +4,7 @@ Each rank computes all layers for its own positions; only attention needs the to
 
 - ``ulysses`` (DeepSpeed-Ulysses, arXiv:2309.14509): each rank holds one chunk of adjacent tokens. An all-to-all around attention
   exchanges tokens for heads: each rank attends with some of the heads over the whole sequence, with the attention function of a
-  single rank. Key-value heads that do not split evenly are repeated until they do.
+  single rank. As on tensor ranks, heads may be cut unevenly, and several ranks get the same key-value head.
 - ``ring``: keys and values travel from rank to rank, see ``ring_attention``. To balance the work under the causal mask, the
   sequence is cut into 2 C chunks, and rank c holds the chunks c and 2 C - 1 - c (Llama 3, arXiv:2407.21783, 3.3.2).
 
@@ -13,15 +13,15 @@ loss is divided by the number of labels of the global batch.
 """
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import gcd
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from hpc_mp.layout.models.tensor import Heads, heads_of
 from hpc_mp.train.parallel.collectives import all_to_all
 from hpc_mp.train.parallel.custom_backward import with_backward
 from hpc_mp.train.parallel.dropout import HashDropout
@@ -54,12 +54,12 @@ class ContextAxis:
         """Return this rank's columns of a tensor with one number per token, (samples, sequence)."""
         return tokens if self.axis.size == 1 else tokens[:, self.positions]
 
-    def attach(self, attention: Any, heads: int, functions: Callable[[str], AttentionFunction]) -> None:
+    def attach(self, attention: Any, heads: Heads, functions: Callable[[str], AttentionFunction]) -> None:
         """Make an attention module of transformers attend over the whole sequence.
 
         Args:
             attention: the module, whose attributes ``config`` and ``context`` are set.
-            heads: number of query heads of this tensor rank.
+            heads: those of this tensor rank.
             functions: transformers' table of attention functions.
         """
         if self.axis.size == 1:
@@ -77,12 +77,12 @@ class Method:
     Attributes:
         positions: (all positions, ranks, rank) -> positions of a rank.
         attend: (axis, attention function for whole sequences, arguments as from transformers) -> its result.
-        attach: (module, axis, query heads of this tensor rank) -> None; adapts a module to the axis.
+        attach: (module, axis, heads of this tensor rank) -> None; adapts a module to the axis.
     """
 
     positions: Callable[[Tensor, int, int], Tensor]
     attend: AttentionFunction
-    attach: Callable[[Any, Axis, int], None] = lambda module, axis, heads: None
+    attach: Callable[[Any, Axis, Heads], None] = lambda module, axis, heads: None
 
 
 def _balanced(positions: Tensor, ranks: int, rank: int) -> Tensor:
@@ -102,36 +102,34 @@ def context_attention(module: nn.Module, query: Tensor, key: Tensor, value: Tens
     return cast(AttentionFunction, module.context)(module, query, key, value, attention_mask, **more)
 
 
-def _fewer_heads(module: Any, axis: Axis, heads: int) -> None:
+def _fewer_heads(module: Any, axis: Axis, heads: Heads) -> None:
     """Adapt a module to its share of heads between the two exchanges."""
-    groups = getattr(module, "num_key_value_groups", 1)
-    module.num_key_value_groups = groups // _copies(heads // groups, axis.size)
-    module.attention_site.rows = module.attention_site.rows.chunk(axis.size)[axis.rank]
-
-
-def _copies(kv_heads: int, ranks: int) -> int:
-    """Return the number of copies of each key-value head that makes them split evenly, as query heads do."""
-    return ranks // gcd(kv_heads, ranks)
+    own = heads_of(len(heads.query), len(heads.kv), axis.size, axis.rank)
+    module.num_key_value_groups = len(own.query) // len(own.kv)
+    module.attention_site.rows = module.attention_site.rows[own.query.start:own.query.stop]
 
 
 def _ulysses(context: ContextAxis, inner: AttentionFunction, module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
              mask: Visible | None, **more: Any) -> AttentionResult:
     axis = context.axis
-    copies = _copies(key.shape[1], axis.size)
-    parts = [query, key, value] if copies == 1 else [query, *(part.repeat_interleave(copies, 1) for part in (key, value))]
-    # (receiver, batch, receiver's heads of q, k and v, this rank's tokens, head_dim): one message to each rank
-    sent = torch.cat([part.unflatten(1, (axis.size, -1)) for part in parts], 2).movedim(1, 0)
-    received = _exchanged(sent, axis)
-    query, key, value = (part.movedim(0, 2).flatten(2, 3)
-                         for part in received.split([part.shape[1] // axis.size for part in parts], 2))
+    ranks = [heads_of(query.shape[1], key.shape[1], axis.size, rank) for rank in range(axis.size)]
+    queries = [len(heads.query) for heads in ranks]
+    inputs = [len(heads.query) + 2 * len(heads.kv) for heads in ranks]
+    # (every receiver's heads of q, k and v, batch, this rank's tokens, head_dim): one message to each rank
+    sent = torch.cat([part[:, numbers.start:numbers.stop] for heads in ranks for part, numbers in (
+        (query, heads.query), (key, heads.kv), (value, heads.kv))], 1).movedim(1, 0)
+    own = ranks[axis.rank]
+    received = _exchanged(sent, axis, inputs, [inputs[axis.rank]] * axis.size).unflatten(0, (axis.size, -1))
+    query, key, value = received.permute(2, 1, 0, 3, 4).flatten(2, 3).split([len(own.query), *[len(own.kv)] * 2], 1)
     output, _ = inner(module, query, key, value, mask, **more)  # (batch, sequence, own heads, head_dim)
-    return _exchanged(output.unflatten(1, (axis.size, -1)).movedim(1, 0), axis).movedim(0, 2).flatten(2, 3), None
+    back = output.unflatten(1, (axis.size, -1)).permute(1, 3, 0, 2, 4).flatten(0, 1)
+    return _exchanged(back, axis, [queries[axis.rank]] * axis.size, queries).permute(1, 2, 0, 3), None
 
 
-def _exchanged(x: Tensor, axis: Axis) -> Tensor:
-    """Return the all-to-all of (ranks, …); gradients go the same way back."""
+def _exchanged(x: Tensor, axis: Axis, sent: Sequence[int], come: Sequence[int]) -> Tensor:
+    """Return the all-to-all of (what each rank gets, …); gradients go the same way back."""
     exchange = partial(all_to_all, axis=axis)
-    return with_backward(exchange, exchange, x)
+    return with_backward(partial(exchange, sent=sent, come=come), partial(exchange, sent=come, come=sent), x)
 
 
 def _ring(context: ContextAxis, inner: AttentionFunction, module: nn.Module, query: Tensor, key: Tensor, value: Tensor,

@@ -88,7 +88,7 @@ class Groups:
         expert: the ranks that share the experts of a block.
         experts: the ranks with the same experts, if experts are shared.
         ties: stages that have copies of the same weights -> the ranks that hold them.
-        kv: the ranks of the tensor axis that hold the same key-value heads, if there are fewer heads than ranks.
+        kv: the ranks of the tensor axis that hold the same key-value heads as this one.
     """
 
     world: Tree
