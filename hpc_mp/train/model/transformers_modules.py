@@ -98,6 +98,7 @@ def _check_table(family: Family, weights: Iterable[Weight], module: nn.Module) -
     """Raise RuntimeError if a family's table of weights does not match a module of transformers."""
     table = {weight.name: prod(weight.shape) for weight in weights}
     actual = {name: parameter.numel() for name, parameter in module.named_parameters()}
+    actual |= {name: buffer.numel() for name, buffer in module.named_buffers() if name in table}
     if table != actual:
         different = sorted(dict(table.items() ^ actual.items()))
         raise RuntimeError(f"the table of {family.model_type} does not match transformers: {', '.join(different)}")

@@ -24,7 +24,7 @@ from hpc_mp.train.model.rotary_tables import RotaryTables
 from hpc_mp.train.model.unit_stage import Prefetch, UnitStage, closed, opened
 from hpc_mp.train.model.vocabulary import NextToken
 from hpc_mp.train.parallel.data_axis import Unit
-from hpc_mp.train.parallel.masks import Visible, begins_of, first_seen, offsets_of, restarted
+from hpc_mp.train.parallel.masks import Visible, begins_of, first_seen, in_chunks, offsets_of, restarted
 from hpc_mp.train.parallel.surroundings import Surroundings
 from hpc_mp.train.pipeline.stage import Batch, Boundary
 
@@ -185,13 +185,23 @@ class TransformersStage(UnitStage):
         """Return what tokens see, by window. Attention without it is causal or bidirectional by itself."""
         if begins is None and self._kept:
             return self._kept
-        offsets = offsets_of(documents, samples, self.context.sequence, self.positions.device)
-        causal = not self.shape.bidirectional
-        first = {window: first_seen(begins, window, self.all_positions) for window in {*self.windows.values()}}
-        visible = {window: None if token is None else Visible(token, offsets, window, causal) for window, token in first.items()}
+        seen = self._chunk if self.shape.chunked else self._window
+        visible = {window: seen(window, documents, begins, samples) for window in {*self.windows.values()}}
         if begins is None:
             self._kept = visible
         return visible
+
+    def _window(self, window: int | None, documents: Tensor | None, begins: Tensor | None, samples: int) -> Visible | None:
+        first, causal = first_seen(begins, window, self.all_positions), not self.shape.bidirectional
+        if first is None:
+            return None
+        return Visible(first, offsets_of(documents, samples, self.context.sequence, self.positions.device), window, causal)
+
+    def _chunk(self, chunk: int | None, documents: Tensor | None, begins: Tensor | None, samples: int) -> Visible | None:
+        if chunk is None or chunk >= self.context.sequence:
+            return self._window(None, documents, begins, samples)
+        documents = in_chunks(documents, chunk, samples, self.all_positions)
+        return self._window(None, documents, begins_of(documents, self.all_positions), samples)
 
     def _embed(self, batch: Batch) -> Tensor:
         """Return the tokens' embeddings. What the forward does with them before the first layer needs the same units."""

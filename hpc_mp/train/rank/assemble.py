@@ -15,6 +15,7 @@ from hpc_mp.job import JobSpec
 from hpc_mp.job.layout import check_pretrained, read_config
 from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.models import ModelShape, family_of
+from hpc_mp.layout.models.adapter_weights import keeps_values
 from hpc_mp.layout.schedule import Schedule
 from hpc_mp.rundir import find_run, newest_complete
 from hpc_mp.rundir.checkpoints import put_aside
@@ -93,7 +94,7 @@ def home_of(layout: Layout) -> HomeMaker:
 def restore(spec: JobSpec, shape: ModelShape, context: RankContext, engine: Engine, groups: Groups, tokens: TokenSet) -> Counters:
     """Restore state from the run's newest complete checkpoint, else from ``checkpoint.resume``, else set first values.
 
-    Checkpoints hold what is trained: beside adapters, the model's own weights always begin with their first values.
+    Checkpoints hold what is trained: other weights, such as the model's own beside adapters, begin with their first values.
 
     Return the counters.
 
@@ -106,7 +107,7 @@ def restore(spec: JobSpec, shape: ModelShape, context: RankContext, engine: Engi
                  tokens.tokenizer_sha256, tokens.directory.name, spec.data.sequence_length, spec.train.seed, spec.data.documents,
                  [*spec.data.weights])
     damaged: set[Path] = set()
-    if shape.adapters is not None:
+    if keeps := keeps_values(family, shape):
         _start(spec, shape, context, engine)
     while (newest := facts.broadcast(_newest(spec, context, damaged), context.everyone)) is not None:
         path = Path(newest)
@@ -120,7 +121,7 @@ def restore(spec: JobSpec, shape: ModelShape, context: RankContext, engine: Engi
             damaged.add(path)
             if context.who.rank == 0:
                 _skip(path, str(damage), context)
-    if shape.adapters is None:
+    if not keeps:
         _start(spec, shape, context, engine)
     return Counters(step=0, samples=0, tokens=0, origin=now)
 
