@@ -66,8 +66,8 @@ def _bytes(layout: Layout, units: list[FlatLayout], tensor: int) -> StateBytes:
     inside = sum(unit.part for unit in trained if unit not in gathered) if master == computed else 0  # masters in parameters
     masters = (part - inside) * master + sum(unit.part for unit in gathered if not unit.trained) * computed
     fixed = [unit for unit in units if unit.fixed]
-    kept = [unit for unit in gathered if unit.fixed]
-    wider = (_whole(fixed, kept, together) + sum(unit.part for unit in kept)) * (master - computed)
+    passing = [unit for unit in gathered if unit.fixed]
+    wider = (_whole(fixed, passing, together) + sum(unit.part for unit in passing)) * (master - computed)
     parameters = _whole(units, gathered, together) * computed + wider + (0 if away else masters)
     host = masters + (part * computed if master != computed else 0) if away else 0
     gradients = (sum(unit.part for unit in parted) + _whole(trained, parted, 1)) * master

@@ -105,6 +105,7 @@ class Family:
         unattended: layers that mix tokens by something else than attention.
         needs_samples, needs_tokens: why context ranks, and ranks of sequence parallelism, cannot share the tokens of samples;
             empty if they can.
+        own_attention: True if its own code computes attention, by scores to which it adds a mask.
         drops_by: the operation by which its code drops elements, other ones on each layout; empty: it has modules for that.
         dropout: the largest probability in the configuration of a model that was read.
         tuples: True if a layer returns a tuple, in which hidden states are first.
@@ -143,6 +144,7 @@ class Family:
     unattended: frozenset[int] = frozenset()
     needs_samples: str = ""
     needs_tokens: str = ""
+    own_attention: bool = False
     drops_by: str = ""
     dropout: float = 0.0
     tuples: bool = False

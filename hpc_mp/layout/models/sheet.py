@@ -31,7 +31,7 @@ class Sheet:
         whole: module of a block -> the reason why it is not cut.
         experts, router, apart: as in ``Family``.
         unattended: layers without an attention that the engine knows: mixers of tokens of another kind.
-        needs_samples, needs_tokens, drops_by, dropout, older_names: as in ``Family``.
+        needs_samples, needs_tokens, own_attention, drops_by, dropout, older_names: as in ``Family``.
         head_scale: what hidden states are multiplied with before the head, or logits behind it.
         embeddings, norm, head: weights around the blocks, by full name.
     """
@@ -57,6 +57,7 @@ class Sheet:
     tuples: bool
     needs_samples: str
     needs_tokens: str
+    own_attention: bool
     drops_by: str
     dropout: float
     older_names: dict[str, str]
@@ -82,8 +83,9 @@ def shape_of(sheet: Sheet) -> ModelShape:
         attention=sheet.attention, mlp=mlp, whole=dict.fromkeys({sheet.attention, mlp} - {*sheet.regions}, NO_PLAN) | sheet.whole,
         experts=sheet.experts, router=sheet.router, apart=sheet.apart,
         block_weights=partial(_block, sheet), alike=False, unattended=frozenset(sheet.unattended), tuples=sheet.tuples,
-        needs_samples=sheet.needs_samples, needs_tokens=sheet.needs_tokens, drops_by=sheet.drops_by,
-        dropout=sheet.dropout, older_names=sheet.older_names, head_scale=sheet.head_scale,
+        needs_samples=sheet.needs_samples, needs_tokens=sheet.needs_tokens,
+        own_attention=sheet.own_attention, drops_by=sheet.drops_by, dropout=sheet.dropout, older_names=sheet.older_names,
+        head_scale=sheet.head_scale,
         embedding_weights=lambda _: sheet.embeddings, norm_weights=lambda _: sheet.norm, head_weights=lambda _: sheet.head)
     sizes: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in sheet.sizes.items()}
     return ModelShape(**sizes, table=family)

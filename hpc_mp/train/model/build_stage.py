@@ -181,10 +181,10 @@ def _attention(stage: TransformersStage, model: TransformersModules, whole: nn.M
 def _buffers(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
     """Give values to buffers that no checkpoint has, as transformers does it for a model that was made without any."""
     device = stage.positions.device
-    kept = {weight.name for weight in model.family.all_weights(model.shape) if not weight.trained}
+    stored = {weight.name for weight in model.family.all_weights(model.shape) if not weight.trained}
     for path, module in stage.named_modules():
         empty = {name: buffer for name, buffer in module._buffers.items()
-                 if buffer is not None and buffer.is_meta and f"{path}.{name}" not in kept}
+                 if buffer is not None and buffer.is_meta and f"{path}.{name}" not in stored}
         for name, buffer in empty.items():
             module._buffers[name] = torch.full_like(buffer, UNSET if buffer.is_floating_point() else 0, device=device)
         if empty:
@@ -208,8 +208,8 @@ def _compilation(stage: TransformersStage, model: TransformersModules, whole: nn
     if stage.span.last:
         stage.get_submodule(model.family.norm).compile(dynamic=False)
     for path in stage.blocks:
-        attention = stage.get_submodule(f"{path}.{model.family.attention}")
         if stage.context.axis.size > 1:
+            attention = stage.get_submodule(f"{path}.{model.family.attention}")
             attention.context = torch.compiler.disable(attention.context)
         compile_block(stage.get_submodule(path))
 

@@ -45,6 +45,7 @@ class ForwardTrace:
         attentions, experts: calls of attention functions, and of experts, by layer.
         routers: modules beside experts that return logits, weights and choices.
         before, behind: modules beside the layers that were called before and behind them.
+        added_masks: True if every layer gets a mask of scores that holds for all heads, (1, 1, tokens, tokens).
         placed: arguments of layers that were made for the positions of tokens, besides rotary tables.
         counted: True if a layer counts the tokens that it gets.
         drawn: operations that drew random numbers, each once; ``dropped``: those of them that drop elements.
@@ -54,6 +55,7 @@ class ForwardTrace:
         self.order: list[int] = []
         self.faults: list[str] = []
         self.tuples = self.counted = False
+        self.added_masks = True
         self.attentions: dict[int, list[AttentionCall]] = {}
         self.experts: dict[int, ExpertsCall] = {}
         self.routers: set[nn.Module] = set()
@@ -104,6 +106,8 @@ class ForwardTrace:
         arguments = dict(zip(names, args, strict=False)) | settings
         hidden = args[0] if args else settings.get("hidden_states")
         others = {name: value for name, value in arguments.items() if value is not hidden}
+        mask = arguments.get("attention_mask")
+        self.added_masks &= isinstance(mask, Tensor) and mask.is_floating_point() and mask.shape == (1, 1, TOKENS, TOKENS)
         if self._last is not None and hidden is not self._last:
             self.faults.append(f"changes hidden states between the layers {number - 1} and {number}")
         if any(tensor.requires_grad for tensor in tensors_in([*others.values()])):
@@ -129,10 +133,9 @@ class ForwardTrace:
         self._inside = False
 
     def _choose(self, number: int, experts: nn.Module, args: tuple[Any, ...]) -> None:
-        given = [value for value in args if isinstance(value, Tensor)]
-        told = len(given) == len(args) == 3 and [value.dim() for value in given] == [2, 2, 2]
-        told = told and not given[1].is_floating_point() and given[2].is_floating_point()
-        self.experts[number] = ExpertsCall(experts, given[1].shape[1] if told else 0)
+        matrices = [value for value in args if isinstance(value, Tensor) and value.dim() == 2]
+        formats = [value.is_floating_point() for value in matrices]
+        self.experts[number] = ExpertsCall(experts, matrices[1].shape[1] if formats == [True, False, True] else 0)
         self._inside = False  # their implementation may count tokens
 
     def _route(self, router: nn.Module, args: tuple[Any, ...], output: Any) -> None:

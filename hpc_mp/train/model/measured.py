@@ -1,5 +1,5 @@
-"""What is measured of a model's code in transformers: the first values of its parameters, and what it computes between the last
-norm and the logits."""
+"""Measurements of a model's code in transformers: the first values of its parameters, and the factor between the last norm and the
+logits."""
 
 from typing import Any
 
@@ -36,9 +36,9 @@ def first_value(model: PreTrainedModel, module: nn.Module, leaf: str) -> Init:
     return "zeros" if bool((values == 0).all()) else "normal"
 
 
-def head_scale(model: PreTrainedModel, head: nn.Linear) -> float:
+def head_scale(model: PreTrainedModel, head: nn.Linear, name: str) -> float:
     """Return the factor between hidden states and logits besides the head's product, measured with random numbers. Raises
-    Unmeasured."""
+    Unmeasured. ``name``: of the module that has the layers."""
     hidden, logits, inputs = torch.randn(1, 3, head.in_features), torch.randn(1, 3, head.out_features), []
 
     class Result(dict[int, Tensor]):
@@ -58,16 +58,16 @@ def head_scale(model: PreTrainedModel, head: nn.Linear) -> float:
             inputs.append(x)
             return logits
 
-    name, base = model.base_model_prefix, model.base_model
+    base = model.get_submodule(name)
     path = next(path for path, module in model.named_modules() if module is head)
     try:
-        setattr(model, name, Base())
+        model.set_submodule(name, Base())
         model.set_submodule(path, Head())
         result = model(input_ids=torch.zeros(1, 3, dtype=torch.long), use_cache=False).logits
     except Exception as error:
         raise Unmeasured(f"computes logits in a way that cannot be measured ({text_of(error)})") from None
     finally:
-        setattr(model, name, base)
+        model.set_submodule(name, base)
         model.set_submodule(path, head)
     cap = getattr(model.config, "final_logit_softcapping", None)
     expected = logits if cap is None else cap * torch.tanh(logits / cap)

@@ -1,5 +1,5 @@
-"""How tensor and expert ranks divide a block, by the model's own plan of tensor parallelism in transformers, and ours for types
-whose plan leaves more whole than needed. A word that is not known leaves its module whole, with the reason."""
+"""The division of a block over tensor and expert ranks, by the model's own plan of tensor parallelism in transformers, and by ours
+for types without one. A word that is not known leaves its module whole, with the reason."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -162,7 +162,7 @@ def _block_weights(block: nn.Module, division: Division, model: PreTrainedModel,
                    converters: list[WeightConverter]) -> Iterator[Weight]:
     experts = division.experts.path
     sparse = experts is not None and any(name.startswith(f"{experts}.") for name, _ in block.named_parameters())
-    for name, values, trained in kept_values(block):
+    for name, values, trained in stored_values(block):
         path, _, leaf = name.rpartition(".")
         region = name.partition(".")[0] in division.regions
         word = division.word(name) if region else None
@@ -182,7 +182,7 @@ def _block_weights(block: nn.Module, division: Division, model: PreTrainedModel,
             yield Weight(name, shape, init=init, partial=region and trained and not apart, trained=trained)
 
 
-def kept_values(module: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
+def stored_values(module: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
     """Yield the names and values that a checkpoint has of a module, and whether they are trained."""
     buffers = module.state_dict().keys()
     for name, parameter in module.named_parameters():

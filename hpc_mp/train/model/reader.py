@@ -30,11 +30,13 @@ from hpc_mp.layout.models.reading import REFUSED
 from hpc_mp.layout.models.sheet import FORMAT, Sheet
 from hpc_mp.train.model.forward_trace import SINKS, TOKENS, ForwardTrace, is_rotary
 from hpc_mp.train.model.measured import Unmeasured, first_value, head_scale, text_of
-from hpc_mp.train.model.read_blocks import Division, divide, kept_values, older_names, weights_of
+from hpc_mp.train.model.read_blocks import Division, divide, stored_values, older_names, weights_of
 
 PROBE = "hpc_mp_probe"  # the name of the attention function of a reading
 ANOTHER = "use a model of another type, or write your own as layers (hpc_mp.parallel)"
 ATTENTIONS = ("full_attention", "sliding_attention", "chunked_attention")  # kinds of layers
+# Types whose layers compute attention in their own code, by scores to which they add a mask of all tokens.
+OWN_ATTENTION = ("bloom", "falcon", "gpt_neo", "xglm")
 MIXERS = ("linear_attention", "conv", "mamba")  # those that mix tokens by something else
 
 
@@ -55,7 +57,7 @@ def read_model(values: Mapping[str, Any]) -> Sheet:
     embedding, head = _ends(model, values)
     blocks_path = paths[layers]
     base = model.get_submodule(blocks_path.rpartition(".")[0])
-    _run(model, base, layers, trace, values)
+    _run(model, layers, trace, values)
     _check(model, layers, trace, values)
     rotary = [paths[module] for module in trace.before if is_rotary(module)]
     before = [paths[module] for module in trace.before if module is not embedding and paths[module] not in rotary]
@@ -81,7 +83,7 @@ def read_model(values: Mapping[str, Any]) -> Sheet:
                    if not weight.trained and weight.init == "normal"]:
         raise refused(values, f"has {strange[0]}, which is not trained, and begins with neither zeros nor ones")
     try:
-        scale = head_scale(model, head)
+        scale = head_scale(model, head, blocks_path.rpartition(".")[0])
     except Unmeasured as reason:
         raise refused(values, str(reason)) from None
     counted = "its layers count the tokens that they get" if trace.counted else ""
@@ -96,7 +98,8 @@ def read_model(values: Mapping[str, Any]) -> Sheet:
         unattended=tuple(layer for layer in range(len(layers)) if layer not in trace.attentions), tuples=trace.tuples,
         needs_samples="its attention has sinks" if sinks else counted,
         needs_tokens=f"its layers get {', '.join(trace.placed)} for them" if trace.placed else "",
-        drops_by=_drops_by(config, values), dropout=max((getattr(config, name) for name in _dropouts(config)), default=0.0),
+        own_attention=config.model_type in OWN_ATTENTION, drops_by=_drops_by(config, values),
+        dropout=max((getattr(config, name) for name in _dropouts(config)), default=0.0),
         older_names=older_names(model),
         head_scale=scale, kinds=tuple(kinds[table] for table in tables), blocks=tuple(kinds), embeddings=embeddings, norm=norm,
         head=tuple(Weight(f"{head_path}.{name}", tuple(parameter.shape), cut=0, init="normal" if name == "weight" else "zeros")
@@ -125,11 +128,12 @@ def _config(values: Mapping[str, Any]) -> PreTrainedConfig:
 
 
 def _model(config: PreTrainedConfig, trace: ForwardTrace, values: Mapping[str, Any]) -> PreTrainedModel:
-    """Return the model without values, with an attention that a trace takes."""
+    """Return the model without values, with an attention that a trace takes if it is not the model's own."""
+    attention = "eager" if config.model_type in OWN_ATTENTION else PROBE
     AttentionInterface.register(PROBE, trace.attend)
     try:
         with torch.device("meta"):
-            return cast(PreTrainedModel, AutoModelForCausalLM.from_config(config, attn_implementation=PROBE))
+            return cast(PreTrainedModel, AutoModelForCausalLM.from_config(config, attn_implementation=attention))
     except Exception as error:
         raise refused(values, f"cannot be made with an attention of ours ({text_of(error)})") from None
 
@@ -153,13 +157,14 @@ def _ends(model: PreTrainedModel, values: Mapping[str, Any]) -> tuple[nn.Embeddi
     return embedding, head
 
 
-def _run(model: PreTrainedModel, base: nn.Module, layers: nn.ModuleList, trace: ForwardTrace, values: Mapping[str, Any]) -> None:
+def _run(model: PreTrainedModel, layers: nn.ModuleList, trace: ForwardTrace, values: Mapping[str, Any]) -> None:
     """Run the model without its head on the meta device."""
+    path = next(path for path, module in model.named_modules() if module is layers)
     hidden = torch.zeros(1, TOKENS, model.get_input_embeddings().weight.shape[1], device="meta", requires_grad=True)
     places = torch.zeros(1, TOKENS, dtype=torch.long, device="meta")
     try:
-        with trace.of(base, layers):
-            model.base_model(inputs_embeds=hidden, position_ids=places, use_cache=False)
+        with trace.of(model.get_submodule(path.rpartition(".")[0]), layers):
+            model.get_submodule(path.partition(".")[0])(inputs_embeds=hidden, position_ids=places, use_cache=False)
     except Exception as error:
         raise refused(values, f"cannot be run without values ({text_of(error)})") from None
 
@@ -181,11 +186,14 @@ def _check(model: PreTrainedModel, layers: nn.ModuleList, trace: ForwardTrace, v
     kinds = getattr(model.config, "layer_types", None) or ["full_attention"] * len(layers)
     if unknown := sorted({*kinds} - {*ATTENTIONS, *MIXERS}):
         faults.append(f"has layers of the kind {', '.join(unknown)}")
-    if own := [layer for layer, kind in enumerate(kinds) if layer not in trace.attentions and kind not in MIXERS]:
+    own = [layer for layer, kind in enumerate(kinds) if layer not in trace.attentions and kind not in MIXERS]
+    if own and model.config.model_type not in OWN_ATTENTION:
         faults.append(f"computes an attention of its own in layer {own[0]}")
+    if own and not trace.added_masks:
+        faults.append(f"adds more than a mask to the scores of layer {own[0]}")
     if noise := [name for name in trace.drawn if name not in trace.dropped]:
         faults.append(f"draws random numbers in training ({noise[0].partition('.')[0]}), which would differ between layouts")
-    if whole := [name for name, kept, _ in kept_values(model) if not kept.is_floating_point()]:
+    if whole := [name for name, stored, _ in stored_values(model) if not stored.is_floating_point()]:
         faults.append(f"has {whole[0]}, which is no floating-point number")
     if faults:
         raise refused(values, faults[0])
@@ -203,24 +211,22 @@ def _attention_path(layers: nn.ModuleList, trace: ForwardTrace, values: Mapping[
 def _weights(model: PreTrainedModel, path: str) -> tuple[Weight, ...]:
     """Return the weights of a module that is whole on every rank."""
     module = model.get_submodule(path)
-    return tuple(Weight(f"{path}.{name}", tuple(kept.shape), trained=trained,
+    return tuple(Weight(f"{path}.{name}", tuple(stored.shape), trained=trained,
                         init=first_value(model, module.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]))
-                 for name, kept, trained in kept_values(module))
+                 for name, stored, trained in stored_values(module))
 
 
 def _drops_by(config: PreTrainedConfig, values: Mapping[str, Any]) -> str:
     """Return the operation by which a model drops elements outside of modules of dropout, whatever its probabilities are now;
     empty if it does not."""
     names = _dropouts(config)
-    if not names:
-        return ""
+    if not names or config.model_type in OWN_ATTENTION:
+        return "an attention of its own" if names else ""
     dropping, trace = copy.deepcopy(config), ForwardTrace()
     for name in names:
         setattr(dropping, name, 0.5)
     model = _model(dropping, trace, values)
-    layers = _layers(model, dropping, values)
-    base = model.get_submodule(next(path for path, module in model.named_modules() if module is layers).rpartition(".")[0])
-    _run(model, base, layers, trace, values)
+    _run(model, _layers(model, dropping, values), trace, values)
     return next((name.partition(".")[0] for name in trace.dropped), "")
 
 

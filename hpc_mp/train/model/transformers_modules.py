@@ -84,7 +84,8 @@ def hugging_face_config(config: Mapping[str, Any], family: Family, dropout: floa
     drops_attention = any(getattr(built, name) > 0 for name in family.dropouts if name.startswith("att"))
     caps_scores = getattr(built, "attn_logit_softcapping", None) is not None  # torch's fused attention has no cap
     built._experts_implementation = "eager"  # of a model that was read; ours replace those of a table
-    built._attn_implementation = attention_name(drops_attention or caps_scores, recompute)
+    own = family.own_attention
+    built._attn_implementation = "eager" if own else attention_name(drops_attention or caps_scores, recompute)
     return built
 
 

@@ -76,7 +76,7 @@ class TransformersStage(UnitStage):
         self.whole_samples = self.positions.unsqueeze(0)
         self.all_positions = torch.arange(self.context.sequence, device=self.positions.device)
         self.windows = {path: shape.window_of(layer) for path, layer in zip(self.blocks, span.layers, strict=True)
-                        if layer not in family.unattended}
+                        if layer not in family.unattended or family.own_attention}
         self.rotary: list[RotaryTables] = []
         self._kept: dict[int | None, Visible | None] = {}  # for samples of one document
         self._noted: list[Settings] = []
@@ -158,7 +158,8 @@ class TransformersStage(UnitStage):
         arguments = dict(zip(names, positional, strict=False)) | settings
         arguments |= {"position_ids": self.microbatch.places} if "position_ids" in arguments else {}
         if path in self.windows:
-            arguments["attention_mask"] = self.microbatch.visible[self.windows[path]]
+            visible = self.microbatch.visible[self.windows[path]]
+            arguments["attention_mask"] = visible.whole(hidden.dtype) if visible and self.family.own_attention else visible
         self._noted.append(arguments)
         paths = self.groups[group]
         if path != paths[-1]:
@@ -185,16 +186,17 @@ class TransformersStage(UnitStage):
         """Return what tokens see, by window. Attention without it is causal or bidirectional by itself."""
         if begins is None and self._kept:
             return self._kept
-        seen = self._chunk if self.shape.chunked else self._window
-        visible = {window: seen(window, documents, begins, samples) for window in {*self.windows.values()}}
+        make = self._chunk if self.shape.chunked else self._window
+        visible = {window: make(window, documents, begins, samples) for window in {*self.windows.values()}}
         if begins is None:
             self._kept = visible
         return visible
 
     def _window(self, window: int | None, documents: Tensor | None, begins: Tensor | None, samples: int) -> Visible | None:
         first, causal = first_seen(begins, window, self.all_positions), not self.shape.bidirectional
-        if first is None:
+        if first is None and not self.family.own_attention:
             return None
+        first = torch.zeros_like(self.all_positions).unsqueeze(0) if first is None else first
         return Visible(first, offsets_of(documents, samples, self.context.sequence, self.positions.device), window, causal)
 
     def _chunk(self, chunk: int | None, documents: Tensor | None, begins: Tensor | None, samples: int) -> Visible | None:

@@ -184,8 +184,8 @@ class HuggingFace:
 
     def check(self, job: JobSpec) -> None:
         check_division(job, self.shape)
-        if kept := next((weight.name for weight in self.family.all_weights(self.shape) if not weight.trained), None):
-            raise HpcMpError(f"a {self.shape.model_type} model", f"has {kept}, which is never trained: a loop of your own saves "
+        if fixed := next((weight.name for weight in self.family.all_weights(self.shape) if not weight.trained), None):
+            raise HpcMpError(f"a {self.shape.model_type} model", f"has {fixed}, which is never trained: a loop of your own saves "
                              "only what is", "train it with a job file and `hpc-mp launch`")
         if self.loss is not None and job.parallel.context > 1:
             raise HpcMpError(f"parallel.context = {job.parallel.context}", "gives each rank only some of the tokens for loss_fn",

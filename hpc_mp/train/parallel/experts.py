@@ -171,8 +171,8 @@ class Experts(nn.Module):
         """
         if self.ends is None:
             return self._shares(hidden, index, weights)
-        (tensor, samples), given = self.ends, (hidden, index, weights)
-        hidden, index, weights = (x.unflatten(0, (samples, -1)) for x in given)
+        tensor, samples = self.ends
+        hidden, index, weights = (x.unflatten(0, (samples, -1)) for x in (hidden, index, weights))
         whole = tensor.enter(hidden), tensor.spread(index), tensor.enter(weights)
         shares = self._shares(*(x.flatten(0, 1) for x in whole)).unflatten(0, (samples, -1))
         return tensor.leave(shares.clone()).flatten(0, 1)
