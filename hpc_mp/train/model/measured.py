@@ -1,5 +1,4 @@
-"""Measurements of a model's code in transformers: the first values of its parameters, and the factor between the last norm and the
-logits."""
+"""Measurements of a model's code in transformers: first values of parameters, and the factor between the last norm and logits."""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
-"""The division of a block over tensor and expert ranks, by the model's own plan of tensor parallelism in transformers, and by ours
-for types without one. A word that is not known leaves its module whole, with the reason."""
+"""The division of a block over tensor and expert ranks, by transformers' plan of tensor parallelism, and by ours for types without
+one. A word that is not known leaves its module whole, with the reason."""
 
 import re
 from collections.abc import Iterator, Mapping

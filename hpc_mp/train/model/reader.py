@@ -30,7 +30,7 @@ from hpc_mp.layout.models.reading import REFUSED
 from hpc_mp.layout.models.sheet import FORMAT, Sheet
 from hpc_mp.train.model.forward_trace import SINKS, TOKENS, ForwardTrace, is_rotary
 from hpc_mp.train.model.measured import Unmeasured, first_value, head_scale, text_of
-from hpc_mp.train.model.read_blocks import Division, divide, stored_values, older_names, weights_of
+from hpc_mp.train.model.read_blocks import Division, divide, older_names, stored_values, weights_of
 
 PROBE = "hpc_mp_probe"  # the name of the attention function of a reading
 ANOTHER = "use a model of another type, or write your own as layers (hpc_mp.parallel)"
