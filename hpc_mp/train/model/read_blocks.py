@@ -1,5 +1,5 @@
-"""The division of a block over tensor and expert ranks, by transformers' plan of tensor parallelism, and by ours for types without
-one. A word that is not known leaves its module whole, with the reason."""
+"""The division of a block over tensor and expert ranks, by transformers' plan of tensor parallelism, and by ours for types that
+have none. A word that is not known leaves its module whole, with the reason."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ from transformers.integrations import moe
 
 from hpc_mp.layout.models.family import StoredPart, Weight
 from hpc_mp.layout.models.sheet import NO_PLAN
-from hpc_mp.train.model.forward_trace import ForwardTrace, is_experts
+from hpc_mp.train.model.forward_trace import ForwardTrace
 from hpc_mp.train.model.measured import first_value
 
 # Words of transformers' plans: dimension that is cut; None: whole inside a cut module.
@@ -25,12 +25,9 @@ CUT: Mapping[str, int | None] = {
 LIMITED = ("k_", "v_", "key", "value")  # beginnings of the names of projections of key-value heads
 # Gate and up projection side by side, which transformers gathers before it splits them: ours are cut inside both.
 SPLIT = {"gate_up_proj": "colwise_gather_output", "down_proj": "rowwise_split_input"}
-SEPARATE = dict.fromkeys((f"self_attn.{name}_proj" for name in "qkv"), "colwise")
-DECODER = SEPARATE | {"self_attn.o_proj": "rowwise"}
-GATED = {"mlp.gate_proj": "colwise", "mlp.up_proj": "colwise", "mlp.down_proj": "rowwise"}
 PLANS: Mapping[str, Mapping[str, str]] = {  # of types for which transformers has none
-    "gpt_oss": DECODER | {"self_attn.sinks": "colwise"},
-    "stablelm": DECODER | GATED,
+    "gpt_oss": dict.fromkeys((f"self_attn.{name}_proj" for name in "qkv"), "colwise") | {
+        "self_attn.o_proj": "rowwise", "self_attn.sinks": "colwise"},
 }
 
 
@@ -101,28 +98,41 @@ def divide(model: PreTrainedModel, layers: nn.ModuleList, blocks: str, attention
     others = {name for layer, block in enumerate(layers) if layer not in trace.attentions for name, _ in block.named_children()}
     kv_heads = int(getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", None) or 1)
     division = Division((), {}, plan, experts, kv_heads)
-    regions, whole = [], {}
     children = dict.fromkeys(name for block in layers for name, module in block.named_children()
                              if any(True for _ in module.parameters()))
-    for name in children:
-        names = {f"{name}.{inner}" for block in layers if hasattr(block, name)
-                 for inner, _ in block.get_submodule(name).named_parameters()}
-        words = {word for inner in names if (word := division.word(inner)) is not None}
-        own = [module for block in layers if hasattr(block, name) for module in block.get_submodule(name).modules()]
-        if not words:
-            if name == attention.partition(".")[0]:
-                whole[name] = NO_PLAN
-        elif name in others and name == attention:
-            whole[name] = "some layers have no attention there"
-        elif unknown := sorted(words - CUT.keys()):
-            whole[name] = f"its plan has {', '.join(unknown)}"
-        elif "rowwise" not in words or ("." in attention and name == attention.partition(".")[0]):
-            whole[name] = "its plan has no row projection"
-        elif any(map(is_experts, own)) and experts.path is None:
-            whole[name] = "its experts have a form of their own"
-        else:
-            regions.append(name)
-    return Division(tuple(regions), whole, plan, experts, kv_heads)
+    reasons = {name: _kept_whole(name, layers, division, attention, name in others, trace) for name in children}
+    return Division(tuple(name for name, reason in reasons.items() if reason is None),
+                    {name: reason for name, reason in reasons.items() if reason}, plan, experts, kv_heads)
+
+
+def _kept_whole(name: str, layers: nn.ModuleList, division: Division, attention: str, mixed: bool,
+                trace: ForwardTrace) -> str | None:
+    """Return the reason why a module of blocks is not cut; empty if nothing would cut it; None if it is cut.
+
+    Args:
+        mixed: True if some layers without attention have a module of that name.
+    """
+    patterns = [pattern for pattern in division.plan if pattern.partition(".")[0] == name]
+    words = {division.word(pattern) or "" for pattern in patterns}
+    if not words:
+        return NO_PLAN if name == attention.partition(".")[0] else ""
+    if mixed and name == attention:
+        return "some layers have no attention there"
+    if unknown := sorted(words - CUT.keys()):
+        return f"its plan has {', '.join(unknown)}"
+    if "rowwise" not in words or ("." in attention and name == attention.partition(".")[0]):
+        return "its plan has no row projection"
+    experts = division.experts.path
+    inner = {f"{name}.{path}": parameter for block in layers if hasattr(block, name)
+             for path, parameter in block.get_submodule(name).named_parameters()}
+    if any((parameter.dim() > 2 or any(map(str.isdigit, path.split(".")))) and path.rpartition(".")[0] != experts
+           for path, parameter in inner.items()):
+        return "its experts have a form of their own"
+    beside = (path for layer in trace.experts if hasattr(layers[layer], name)
+              for path, _ in layers[layer].get_submodule(name).named_parameters())
+    if any(path.count(".") == 1 and CUT[division.word(f"{name}.{path}") or "local_params"] is not None for path in beside):
+        return "it has projections beside its experts"
+    return None
 
 
 def _experts(layers: nn.ModuleList, trace: ForwardTrace) -> ExpertsRead:
@@ -153,13 +163,9 @@ def _gated(module: Any) -> bool:
         names == {"gate_up_proj", "down_proj"})
 
 
-def weights_of(block: nn.Module, division: Division, model: PreTrainedModel) -> tuple[Weight, ...]:
-    """Return the weights of a block."""
-    return tuple(_block_weights(block, division, model, _converters(model)))
-
-
-def _block_weights(block: nn.Module, division: Division, model: PreTrainedModel,
-                   converters: list[WeightConverter]) -> Iterator[Weight]:
+def weights_of(block: nn.Module, division: Division, model: PreTrainedModel,
+               converters: list[WeightConverter]) -> Iterator[Weight]:
+    """Yield the weights of a block. ``converters``: from ``converters_of``."""
     experts = division.experts.path
     sparse = experts is not None and any(name.startswith(f"{experts}.") for name, _ in block.named_parameters())
     for name, values, trained in stored_values(block):
@@ -192,7 +198,7 @@ def stored_values(module: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
             yield name, buffer, False
 
 
-def _converters(model: PreTrainedModel) -> list[WeightConverter]:
+def converters_of(model: PreTrainedModel) -> list[WeightConverter]:
     """Return how checkpoints store weights otherwise than the model has them."""
     return [transform for transform in get_model_conversion_mapping(model) if isinstance(transform, WeightConverter)]
 

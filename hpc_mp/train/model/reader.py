@@ -30,7 +30,7 @@ from hpc_mp.layout.models.reading import REFUSED
 from hpc_mp.layout.models.sheet import FORMAT, Sheet
 from hpc_mp.train.model.forward_trace import SINKS, TOKENS, ForwardTrace, is_rotary
 from hpc_mp.train.model.measured import Unmeasured, first_value, head_scale, text_of
-from hpc_mp.train.model.read_blocks import Division, divide, older_names, stored_values, weights_of
+from hpc_mp.train.model.read_blocks import Division, converters_of, divide, older_names, stored_values, weights_of
 
 PROBE = "hpc_mp_probe"  # the name of the attention function of a reading
 ANOTHER = "use a model of another type, or write your own as layers (hpc_mp.parallel)"
@@ -72,7 +72,8 @@ def read_model(values: Mapping[str, Any]) -> Sheet:
                       f"has modules that are not called for text: {', '.join(idle)}")
     attention = _attention_path(layers, trace, values)
     division = divide(model, layers, blocks_path, attention, trace, config)
-    tables = [weights_of(block, division, model) for block in layers]
+    converters = converters_of(model)
+    tables = [tuple(weights_of(block, division, model, converters)) for block in layers]
     kinds = {table: number for number, table in enumerate(dict.fromkeys(tables))}
     tied = model.config.tie_word_embeddings and head.weight is embedding.weight
     head_path, embedding_path = paths[head], paths[embedding]
