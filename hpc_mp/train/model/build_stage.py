@@ -99,10 +99,9 @@ def _experts(stage: TransformersStage, model: TransformersModules, whole: nn.Mod
     if family.experts is None:
         return
     parent, leaf = family.experts.rsplit(".", 1)
-    for path in stage.blocks:
+    present = {path for path, _ in stage.named_modules()}
+    for path in (path for path in stage.blocks if f"{path}.{family.experts}" in present):
         module, tensor = stage.get_submodule(f"{path}.{parent}"), _tensor_of(stage, f"{path}.{parent}")
-        if not hasattr(module, leaf):
-            continue  # a dense layer between those with experts
         activation = cast(nn.Module, module.get_submodule(leaf).act_fn)
         positions = stage.positions if tensor.size > 1 else stage.tensor.share(stage.positions, 0)
         sharers, counts = _sharers(stage, tensor.size == 1)

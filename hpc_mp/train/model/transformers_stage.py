@@ -159,7 +159,9 @@ class TransformersStage(UnitStage):
         arguments |= {"position_ids": self.microbatch.places} if "position_ids" in arguments else {}
         if path in self.windows:
             visible = self.microbatch.visible[self.windows[path]]
-            arguments["attention_mask"] = visible.whole(hidden.dtype) if visible and self.family.own_attention else visible
+            arguments["attention_mask"] = visible
+            if visible is not None and self.family.own_attention:
+                arguments["attention_mask"] = visible.whole(hidden.dtype).expand(len(hidden), -1, -1, -1)
         self._noted.append(arguments)
         paths = self.groups[group]
         if path != paths[-1]:
