@@ -128,9 +128,10 @@ def _kept_whole(name: str, layers: nn.ModuleList, division: Division, attention:
     if any((parameter.dim() > 2 or any(map(str.isdigit, path.split(".")))) and path.rpartition(".")[0] != experts
            for path, parameter in inner.items()):
         return "its experts have a form of their own"
-    beside = (path for layer in trace.experts if hasattr(layers[layer], name)
-              for path, _ in layers[layer].get_submodule(name).named_parameters())
-    if any(path.count(".") == 1 and CUT[division.word(f"{name}.{path}") or "local_params"] is not None for path in beside):
+    beside = [f"{name}.{path}" for layer in trace.experts if experts is not None and experts.startswith(f"{name}.")
+              for path, _ in layers[layer].get_submodule(name).named_parameters()]
+    if any(path.count(".") == 2 and path.rpartition(".")[0] != experts and CUT[division.word(path) or "local_params"] is not None
+           for path in beside):
         return "it has projections beside its experts"
     return None
 
