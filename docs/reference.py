@@ -28,6 +28,7 @@ from hpc_mp.environment.machine_rules import RULES as ON_MACHINE  # noqa: E402
 from hpc_mp.job import program, spec  # noqa: E402
 from hpc_mp.job.elsewhere import elsewhere  # noqa: E402
 from hpc_mp.job.values import toml_value  # noqa: E402
+from hpc_mp.layout.models.types import verdicts  # noqa: E402
 from hpc_mp.lint.sbatch.rules import RULES as SBATCH  # noqa: E402
 from hpc_mp.lint.slurm_conf.rules_files import RULES as SLURM_FILES  # noqa: E402
 from hpc_mp.lint.slurm_conf.rules_site import RULES as SLURM_CONF  # noqa: E402
@@ -66,6 +67,11 @@ with the same values, checks and defaults (`microbatches` is 1). Besides these, 
 the optimizer's settings (below), `batches` is `"global"` or `"replica"`, and `example` a batch whose shapes are checked at once.
 Of layers that you have written, `outputs` names the tensors of a list that `loss_fn` gets, `inputs` the arguments with defaults
 that a batch has, and `cut` the linear modules that tensor ranks cut.""",
+    "model-types": """Types of models
+
+The causal language models of transformers, by `model_type`. Verified: loss, gradient norms and parameters of training equal one
+process of plain transformers to 1e-12, in fp64, over tensor and pipeline ranks, both, sequence parallelism and ZeRO-3. Others are
+refused before a job starts. `hpc-mp model --list` prints this table, `hpc-mp model TYPE` how a type is cut.""",
     "queue-reasons": """Why Slurm lets a job wait
 
 `hpc-mp status` and `launch --wait` show these words beside Slurm's reason. Names are as `squeue --format=%r` prints them.""",
@@ -231,9 +237,14 @@ def _command(command: click.Command, context: click.Context, depth: int) -> list
     return text + ([table(("option", "does"), options)] if options else [])
 
 
+def model_types() -> str:
+    return table(("type", "verified", ""), [(f"`{verdict.model_type}`", "✓" if verdict.verified else "–", verdict.reason or (
+        "a table here" if verdict.table else "read from transformers")) for verdict in verdicts()])
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "job-file": job_file, "run-directory": run_directory, "checks": checks, "rules": rules, "queue-reasons": queue_reasons,
-    "commands": commands, "keywords": keywords, "coming-from": lambda: coming_from(),
+    "commands": commands, "model-types": model_types, "keywords": keywords, "coming-from": lambda: coming_from(),
 }
 
 

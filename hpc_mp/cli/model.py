@@ -1,4 +1,4 @@
-"""``hpc-mp model``: what a model is, how it is cut, and which degrees are possible."""
+"""``hpc-mp model``: what a model is, how it is cut, and which degrees are possible; and the list of all types."""
 
 import json
 from dataclasses import asdict
@@ -15,19 +15,37 @@ from hpc_mp.job.layout import read_config
 from hpc_mp.layout.models.description import Description, LayerKind, describe
 from hpc_mp.layout.models.reading import model_shape
 from hpc_mp.layout.models.shape import config_of
+from hpc_mp.layout.models.types import proved_with, verdicts
 
 
 @click.command(help="Show what a model is: its size, the kinds of its layers, how it is cut, and which degrees are possible.\n\n"
                     "MODEL is the directory of a checkpoint, a config.json, a job file, or a type (with transformers' defaults).")
-@click.argument("model")
+@click.argument("model", required=False)
+@click.option("--list", "all_types", is_flag=True, help="Show all types: which are verified, and why others are refused.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def command(model: str, as_json: bool) -> None:
+def command(model: str | None, all_types: bool, as_json: bool) -> None:
+    if (model is None) != all_types:
+        raise HpcMpError("hpc-mp model", "takes either MODEL or --list", "name one of them")
+    if model is None:
+        _list(as_json)
+        return
     config, checkpoint = configuration(model)
     description = describe(model_shape(config, checkpoint))
     if as_json:
         click.echo(json.dumps(asdict(description)))
     else:
         Console().print(picture(description))
+
+
+def _list(as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps({"transformers": proved_with(), "types": [asdict(verdict) for verdict in verdicts()]}))
+        return
+    table = Table("type", "", f"with transformers {proved_with()}", box=None, pad_edge=False)
+    for verdict in verdicts():
+        source = "by a table" if verdict.table else "as read from its code"
+        table.add_row(verdict.model_type, "✓" if verdict.verified else "–", verdict.reason or source)
+    Console().print(table)
 
 
 def configuration(model: str) -> tuple[dict[str, Any], str | None]:

@@ -88,11 +88,20 @@ def check_division(spec: JobSpec, shape: ModelShape) -> None:
     """Raise HpcMpError, with the arithmetic, if the model cannot be divided, or has no use for a setting of its experts. The
     measured profile is not read."""
     check_layout(undivided(spec), shape, Partition(spec.parallel.partition))
+    family = family_of(shape)
+    dropout = family.dropout if spec.train.dropout is None else spec.train.dropout
+    if family.drops_by and dropout:
+        raise HpcMpError(f"a dropout of {dropout:g}", f"is not supported for {shape.model_type}: its own code drops elements by "
+                         f"{family.drops_by}, other ones on every layout", "set train.dropout = 0")
     for key in ("router_balance", "router_z", "expert_capacity"):
         value = getattr(spec.train, key)
         if value and not shape.experts:
             raise HpcMpError(f"train.{key} = {value:g}", f"has no effect: {shape.model_type} has no experts, and so no router",
                              "leave it out")
+    for key in ("router_balance", "router_z"):
+        if (value := getattr(spec.train, key)) and not family.router:
+            raise HpcMpError(f"train.{key} = {value:g}", f"is not supported: the router of {shape.model_type} returns no "
+                             "logits", "leave it out")
 
 
 def partition_of(spec: JobSpec, shape: ModelShape) -> Partition:

@@ -100,11 +100,13 @@ def _check_tensor(layout: Layout, family: Family, shape: ModelShape) -> None:
 def _check_attention(layout: Layout, family: Family, shape: ModelShape) -> None:
     """Check that what mixes tokens supports the tokens of ``context`` and of sequence-parallel ranks."""
     context = layout.degrees.context
-    for key, used in ((f"parallel.context = {context}", context > 1),
-                      ("parallel.sequence = true", layout.sequence_parallel and layout.degrees.tensor > 1)):
-        if used and family.unattended:
-            raise HpcMpError(key, f"gives each rank only some of the tokens, but layer {min(family.unattended)} of a "
-                             f"{shape.model_type} model mixes tokens by something else than attention", "leave it out")
+    mixed = f"layer {min(family.unattended)} mixes tokens by something else than attention" if family.unattended else ""
+    for key, used, needs in (
+            (f"parallel.context = {context}", context > 1, family.needs_samples),
+            ("parallel.sequence = true", layout.sequence_parallel and layout.degrees.tensor > 1, family.needs_tokens)):
+        if used and (reason := mixed or needs):
+            raise HpcMpError(key, f"gives each rank only some of the tokens, but of a {shape.model_type} model {reason}",
+                             "leave it out")
     if context == 1:
         return
     if (window := shape.narrowest(layout.sequence)) is not None:

@@ -2,10 +2,10 @@
 
 A stage consists of units: one for each block, one for the embedding, one for the last norm and the head, and one for an embedding
 that is also the head. With expert parallelism, the experts of a block are a separate unit, because they are replicated on other
-ranks. With adapters, those of a block are a unit beside that of its own weights, which are not trained. A unit is one flat array
-of the parts of its weights that a tensor rank computes with, one after another, padded so that it splits into as many equal parts
-as there are shards. A part is what ZeRO gives a rank to update. A part begins and ends anywhere, also within a row. Its piece of
-a weight is a few rectangles (``boxes``), and checkpoints name it by them.
+ranks. With adapters, those of a block are a unit beside that of its own weights, which are not trained. What a model never trains
+is a unit of its own. A unit is one flat array of the parts of its weights that a tensor rank computes with, one after another,
+padded so that it splits into as many equal parts as there are shards. A part is what ZeRO gives a rank to update. It begins and
+ends anywhere, also within a row. Its piece of a weight is a few rectangles (``boxes``), and checkpoints name it by them.
 
 The engine allocates this layout, and the planner counts it.
 """
@@ -28,6 +28,7 @@ Box = tuple[slice, ...]  # a rectangle of a whole tensor
 
 EMBEDDING, HEAD, TIED = "embedding", "head", "tied"  # units other than blocks; TIED: the embedding that is also the head
 EXPERTS = " experts"  # suffix of a block's name: the unit of the experts that an expert rank has
+FIXED = " fixed"  # the same: the unit of weights that the model never trains, in the format of masters
 ADAPTERS = " adapters"  # suffix of a block's name, before that of experts: the unit of its adapters
 GROUPED = "every-"  # prefix of a number of blocks
 ALIGNED = 8  # elements: a part of 16-bit numbers begins at a multiple of 16 bytes, as vector instructions and NCCL prefer
@@ -132,9 +133,14 @@ class FlatLayout:
         return self.unit.endswith(EXPERTS)
 
     @property
+    def fixed(self) -> bool:
+        """True if the model never trains its weights. A rank has them in the format of masters."""
+        return self.unit.endswith(FIXED)
+
+    @property
     def block(self) -> str:
         """Name of its block; the units of a block are gathered and freed together."""
-        return self.unit.removesuffix(EXPERTS).removesuffix(ADAPTERS)
+        return self.unit.removesuffix(FIXED).removesuffix(EXPERTS).removesuffix(ADAPTERS)
 
     @property
     def trained(self) -> bool:
@@ -190,8 +196,10 @@ def unit_weights(family: Family, shape: ModelShape, span: StageSpan, expert: Exp
         units[f"{block}{EXPERTS}"] = [weight for weight in weights if expert.size > 1 and weight.experts]
     if span.last:
         units[HEAD] = [*family.norm_weights(shape), *family.own_head_weights(shape)]
+    fixed = {f"{unit}{FIXED}": [weight for weight in weights if not weight.trained] for unit, weights in units.items()}
+    units = {unit: [weight for weight in weights if weight.trained] for unit, weights in units.items()}
     adapted = units if shape.adapters is None else dict(_adapted(family, shape.adapters, units))
-    return {unit: weights for unit, weights in adapted.items() if weights}
+    return {unit: weights for unit, weights in (adapted | fixed).items() if weights}
 
 
 def _adapted(family: Family, adapters: Adapters, units: Mapping[str, Sequence[Weight]]) -> Iterator[tuple[str, list[Weight]]]:

@@ -23,7 +23,7 @@ instead. With parameters offloaded, m P/d of them, and c P/d if the formats diff
 have a row for them, count as optimizer bytes. Then units without other shards are also gathered and freed.
 
 Parameters that are not trained, beside adapters, count c P alone, with ZeRO-3 c P/d and two units' c U: a rank holds no masters,
-gradients and state of them.
+gradients and state of them. Those that the model itself never trains have the format of masters.
 """
 
 from collections import Counter
@@ -65,7 +65,10 @@ def _bytes(layout: Layout, units: list[FlatLayout], tensor: int) -> StateBytes:
     together = 1 + (blocks_together(layout.recompute) or 1)
     inside = sum(unit.part for unit in trained if unit not in gathered) if master == computed else 0  # masters in parameters
     masters = (part - inside) * master + sum(unit.part for unit in gathered if not unit.trained) * computed
-    parameters = _whole(units, gathered, together) * computed + (0 if away else masters)
+    fixed = [unit for unit in units if unit.fixed]
+    passing = [unit for unit in gathered if unit.fixed]
+    wider = (_whole(fixed, passing, together) + sum(unit.part for unit in passing)) * (master - computed)
+    parameters = _whole(units, gathered, together) * computed + wider + (0 if away else masters)
     host = masters + (part * computed if master != computed else 0) if away else 0
     gradients = (sum(unit.part for unit in parted) + _whole(trained, parted, 1)) * master
     optimizer = most_state(layout.optimizer, slots, trained, layout.degrees.tensor, tensor) * master

@@ -126,7 +126,7 @@ def _tensor_axis(layout: Layout, shape: ModelShape, spans: list[StageSpan], acti
         for place, layer in enumerate(span.layers):
             path = f"{family.blocks}.{layer}"
             entered = sum(cut.cuts(family.module_of(shape, f"{path}.{inner}.weight"))
-                          or (layout.sequence_parallel and inner == family.attention) for inner in family.enters)
+                          or (layout.sequence_parallel and inner == family.attention) for inner in family.entered(shape, layer))
             left = sum(weight.row and cut.cuts(family.module_of(shape, f"{path}.{weight.name}"))
                        for weight in family.projections(shape, layer).values())
             mixed = shape.experts_of(layer) > 0 and cut.cuts(family.module_of(shape, f"{path}.{family.experts}.weight"))

@@ -78,6 +78,13 @@ def _built(spec: JobSpec) -> PreTrainedModel:
         return AutoModelForCausalLM.from_config(hugging_face).double()
 
 
+def _loaded(spec: JobSpec) -> PreTrainedModel:
+    config = AutoConfig.from_pretrained(spec.model.pretrained)
+    config._experts_implementation = "eager"
+    with StaysDouble():
+        return AutoModelForCausalLM.from_pretrained(spec.model.pretrained, config=config, dtype=torch.float64).train()
+
+
 def _limit(model: PreTrainedModel, spec: JobSpec) -> list[Tensor]:
     """Limit the choices of each sample per expert to the job's capacity; choices beyond it get no weight. The returned list is
     filled later: for each layer computed, a mask of the choices that were taken, counted one by one."""
@@ -146,12 +153,12 @@ def plain(spec: JobSpec, skipped: Collection[int] = (), documents: Sequence[int]
     shape = read_shape(spec)
     family = family_of(shape)
     weights = {w.name: w for w in family.all_weights(shape)}
-    model = _built(spec)
+    model = _built(spec) if spec.model.pretrained is None else _loaded(spec)
     row = getattr(model.get_input_embeddings(), "padding_idx", None)
     padding = {} if row is None else {f"{family.embedding}.weight": row}
     source = initial.drawn(spec.train.seed, shape.layers, shape.initializer_range, padding)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, parameter in model.named_parameters() if spec.model.pretrained is None else ():
             whole = source(weights[name], tuple(slice(0, size) for size in weights[name].shape))
             parameter.copy_(whole.reshape(parameter.shape))
     trained = dict(model.named_parameters())
@@ -228,5 +235,5 @@ def plain(spec: JobSpec, skipped: Collection[int] = (), documents: Sequence[int]
     if shape.adapters is not None:
         state = from_peft(shape, trained)
     else:
-        state = {name: p.detach().reshape(weights[name].shape) for name, p in trained.items()}
+        state = {name: p.detach().reshape(weights[name].shape) for name, p in trained.items() if p.requires_grad}
     return Result(tuple(losses), tuple(norms), state, tuple(dropped), tuple(routers), tuple(evaluations))

@@ -1,16 +1,21 @@
 """Tiny configurations of the causal language models of the installed transformers that have no table."""
 
+import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from hpc_mp.base.assets import asset
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.layout.models import FAMILIES
 from hpc_mp.layout.models.reading import keep, place_of
 from hpc_mp.train.model.reader import read_model
 
 TYPES = [name for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if name in CONFIG_MAPPING]
+LONGEST = 150  # of a reason that is kept
 LAYERS, VOCABULARY, POSITIONS, WINDOW = 4, 307, 64, 7
 SIZES = {
     "hidden_size": 32, "n_embd": 32, "d_model": 32, "intermediate_size": 48, "num_hidden_layers": LAYERS, "n_layer": LAYERS,
@@ -19,7 +24,12 @@ SIZES = {
     "num_experts_per_tok": 2, "moe_intermediate_size": 16, "sliding_window": WINDOW, "n_group": 1, "topk_group": 1,
     "q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8,
     "first_k_dense_replace": 1, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "word_embed_proj_dim": 32,
-    "ffn_dim": 48, "rotary_dim": 4, "shared_expert_intermediate_size": 16, "moe_layer_start_index": 1, "ffn_hidden_size": 48}
+    "ffn_dim": 48, "rotary_dim": 4, "shared_expert_intermediate_size": 16, "moe_layer_start_index": 1, "ffn_hidden_size": 48,
+    "attention_chunk_size": WINDOW}
+
+
+OWN: dict[str, dict[str, Any]] = {
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": WINDOW, "num_layers": LAYERS}}
 
 
 def tiny(model_type: str) -> dict[str, Any]:
@@ -36,7 +46,7 @@ def tiny(model_type: str) -> dict[str, Any]:
         kind(**sizes)
     except Exception:
         sizes.pop("head_dim", None)
-    return {"model_type": model_type, **sizes}
+    return {"model_type": model_type, **sizes, **OWN.get(model_type, {})}
 
 
 def read(config: dict[str, Any]) -> HpcMpError | None:
@@ -51,7 +61,6 @@ def read(config: dict[str, Any]) -> HpcMpError | None:
 
 def inline(config: dict[str, Any]) -> str:
     """Return the keys of a configuration as those of a table of TOML in one line."""
-    import json
     return ", ".join(f"{key} = {json.dumps(value)}" for key, value in config.items())
 
 
@@ -59,3 +68,21 @@ def write_job(directory: Path, config: dict[str, Any], form: str) -> Path:
     path = directory / f"{config['model_type']}.toml"
     path.write_text(form.format(model=inline(config)))
     return path
+
+
+def main() -> None:
+    """Write the reasons of all types that are refused."""
+    path = asset("env/model-types.toml")
+    text = path.read_text()
+    verified = tomllib.loads(text)["verified"]
+    reasons = {kind: refusal.rule for kind in TYPES if kind not in {*verified, *FAMILIES} and (refusal := read(tiny(kind)))}
+    lines = [f"{json.dumps(kind)} = {json.dumps(shortened(reason))}" for kind, reason in sorted(reasons.items())]
+    path.write_text(text[:text.index("[refused]")] + "\n".join(["[refused]", *lines, ""]))
+
+
+def shortened(reason: str) -> str:
+    return reason if len(reason) <= LONGEST else f"{reason[:LONGEST]}…"
+
+
+if __name__ == "__main__":
+    main()

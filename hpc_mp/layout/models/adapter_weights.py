@@ -60,8 +60,13 @@ def adapted_weights(family: Family, shape: ModelShape) -> dict[str, tuple[Weight
 def trained_weights(family: Family, shape: ModelShape) -> list[Weight]:
     """Return what is trained of a model: its own weights, or the factors of its adapters."""
     if shape.adapters is None:
-        return list(family.all_weights(shape))
+        return [weight for weight in family.all_weights(shape) if weight.trained]
     return [factor for _, *pair in adapted_weights(family, shape).values() for factor in pair]
+
+
+def keeps_values(family: Family, shape: ModelShape) -> bool:
+    """Return True if weights of the model keep their first values, which no checkpoint of a run has."""
+    return shape.adapters is not None or not all(weight.trained for weight in family.all_weights(shape))
 
 
 def targets(family: Family, shape: ModelShape) -> tuple[str, ...]:

@@ -92,7 +92,9 @@ class Family:
         transposed: True if projections store (in, out) as GPT-2's Conv1D does, instead of (out, in).
         cut_with: modules at the top of a block that are cut together with another one, by whose name: name -> the other.
         experts: the module of a block's experts, which are cut inside each expert.
-        router: the module beside them that chooses experts for tokens.
+        router: the module beside them that chooses experts for tokens; empty if it does not return logits, weights and choices.
+        apart: modules of a layer with experts that are cut each by itself, the experts first: what is beside them every rank
+            computes in full. Empty: such a layer is cut as a whole, and each rank has a share of the router's gradient.
         block_weights: the parameters of a block, given its layer.
         embedding_weights, norm_weights, head_weights: those around the blocks, by full name; the first are of all embeddings and
             of what is behind them.
@@ -101,6 +103,11 @@ class Family:
         whole: modules of a block that are never cut -> the reason.
         alike: True if a model of one layer has all modules but further layers.
         unattended: layers that mix tokens by something else than attention.
+        needs_samples, needs_tokens: why context ranks, and ranks of sequence parallelism, cannot share the tokens of samples;
+            empty if they can.
+        own_attention: True if its own code computes attention, by scores to which it adds a mask.
+        drops_by: the operation by which its code drops elements, other ones on each layout; empty: it has modules for that.
+        dropout: the largest probability in the configuration of a model that was read.
         tuples: True if a layer returns a tuple, in which hidden states are first.
         head_scale: what hidden states are multiplied with before the head.
     """
@@ -133,7 +140,13 @@ class Family:
     beside: tuple[str, ...] = ()
     whole: Mapping[str, str] = field(default_factory=dict)
     alike: bool = True
+    apart: tuple[str, ...] = ()
     unattended: frozenset[int] = frozenset()
+    needs_samples: str = ""
+    needs_tokens: str = ""
+    own_attention: bool = False
+    drops_by: str = ""
+    dropout: float = 0.0
     tuples: bool = False
     head_scale: float = 1.0
 
@@ -156,6 +169,10 @@ class Family:
     def enters(self) -> tuple[str, ...]:
         """The modules of a block whose input the projections cut in them share."""
         return self.attention, self.mlp
+
+    def entered(self, shape: ModelShape, layer: int) -> tuple[str, ...]:
+        """Return the modules of a layer into which hidden states are copied for the projections cut in them."""
+        return (self.attention, *self.apart) if self.apart and shape.experts_of(layer) else self.enters
 
     def projections(self, shape: ModelShape, layer: int) -> dict[str, Weight]:
         """Return the matrices of the projections of a block by the projections' names inside it."""

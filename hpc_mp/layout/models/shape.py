@@ -37,6 +37,7 @@ class ModelShape:
         dense: layers with one MLP for all tokens in a model with experts.
         windows: number of tokens that a token attends to, including itself, None: all earlier tokens; of the first layers, and of
             all others in turn. Empty: None for all.
+        chunked: True if windows do not end with the token, but are the chunks of this length of a sample, up to the token.
         bidirectional: True if tokens attend to later ones too; such a model learns masked tokens, not the next one.
         token_types: kinds of tokens, each with an embedding beside that of the word; 0: none.
         table: the family of a model that was read; None: that of its model_type.
@@ -62,6 +63,7 @@ class ModelShape:
     expert_intermediate: int = 0
     dense: tuple[int, ...] = ()
     windows: tuple[int | None, ...] = ()
+    chunked: bool = False
     bidirectional: bool = False
     token_types: int = 0
     table: "Family | None" = field(default=None, compare=False, repr=False)

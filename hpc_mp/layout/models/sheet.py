@@ -29,7 +29,9 @@ class Sheet:
         regions: modules of a block that tensor ranks cut as a whole; others are whole on every rank. ``attention`` may be among
             them.
         whole: module of a block -> the reason why it is not cut.
+        experts, router, apart: as in ``Family``.
         unattended: layers without an attention that the engine knows: mixers of tokens of another kind.
+        needs_samples, needs_tokens, own_attention, drops_by, dropout, older_names: as in ``Family``.
         head_scale: what hidden states are multiplied with before the head, or logits behind it.
         embeddings, norm, head: weights around the blocks, by full name.
     """
@@ -48,8 +50,17 @@ class Sheet:
     attention: str
     regions: tuple[str, ...]
     whole: dict[str, str]
+    experts: str | None
+    router: str
+    apart: tuple[str, ...]
     unattended: tuple[int, ...]
     tuples: bool
+    needs_samples: str
+    needs_tokens: str
+    own_attention: bool
+    drops_by: str
+    dropout: float
+    older_names: dict[str, str]
     head_scale: float
     kinds: tuple[int, ...]
     blocks: tuple[tuple[Weight, ...], ...]
@@ -70,7 +81,10 @@ def shape_of(sheet: Sheet) -> ModelShape:
         embedding=sheet.embedding, blocks=sheet.layers, norm=sheet.norm_module, head=sheet.head_module,
         rotary=sheet.rotary, behind_embedding=sheet.before,
         attention=sheet.attention, mlp=mlp, whole=dict.fromkeys({sheet.attention, mlp} - {*sheet.regions}, NO_PLAN) | sheet.whole,
+        experts=sheet.experts, router=sheet.router, apart=sheet.apart,
         block_weights=partial(_block, sheet), alike=False, unattended=frozenset(sheet.unattended), tuples=sheet.tuples,
+        needs_samples=sheet.needs_samples, needs_tokens=sheet.needs_tokens,
+        own_attention=sheet.own_attention, drops_by=sheet.drops_by, dropout=sheet.dropout, older_names=sheet.older_names,
         head_scale=sheet.head_scale,
         embedding_weights=lambda _: sheet.embeddings, norm_weights=lambda _: sheet.norm, head_weights=lambda _: sheet.head)
     sizes: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in sheet.sizes.items()}

@@ -1,4 +1,4 @@
-"""The adapters of a checkpoint: merged into the weights of their model, or in PEFT's format."""
+"""The weights of a checkpoint beside those that keep their values: adapters are merged into these, or stored in PEFT's format."""
 
 from collections.abc import Mapping
 
@@ -14,16 +14,18 @@ from hpc_mp.train.parallel.fill import Source
 
 
 class Merged:
-    """A source of a model's weights with their adapters merged into them: W + scale × B A. ``own``: values of W. ``dtype``: in
-    which they are added."""
+    """A source of a model's weights: what was trained, and first values with adapters merged into them: W + scale × B A. ``own``:
+    first values, W. ``dtype``: in which they are added."""
 
     def __init__(self, family: Family, shape: ModelShape, own: Source, reader: ShardReader, dtype: torch.dtype) -> None:
-        assert shape.adapters is not None
         self.own, self.reader, self.dtype = own, reader, dtype
-        self.transposed, self.scale = family.transposed, shape.adapters.scale
+        self.transposed, self.scale = family.transposed, 0.0 if shape.adapters is None else shape.adapters.scale
+        self.trained = {weight.name for weight in trained_weights(family, shape)}
         self.factors = {weight.name: (down, up) for weight, down, up in adapted_weights(family, shape).values()}
 
     def __call__(self, weight: Weight, box: Box) -> Tensor:
+        if weight.name in self.trained:
+            return self._read(weight, box)
         values = self.own(weight, box).to(self.dtype)
         if weight.name not in self.factors:
             return values
@@ -37,10 +39,13 @@ class Merged:
 
     def _factor(self, factor: Weight, box: Box) -> Tensor:
         """Return a factor; of experts those in the first dimension of ``box``."""
-        part = (*box[:1], *(slice(0, size) for size in factor.shape[1:])) if factor.experts else tuple(
-            slice(0, size) for size in factor.shape)
-        values = torch.empty([side.stop - side.start for side in part], dtype=self.dtype)
-        self.reader.read([LocalPart(factor.name, factor.shape, part, values)])
+        return self._read(factor, (*box[:1], *(slice(0, size) for size in factor.shape[1:])) if factor.experts else tuple(
+            slice(0, size) for size in factor.shape))
+
+    def _read(self, weight: Weight, box: Box) -> Tensor:
+        """Return a part of what was trained."""
+        values = torch.empty([side.stop - side.start for side in box], dtype=self.dtype)
+        self.reader.read([LocalPart(weight.name, weight.shape, box, values)])
         return values
 
 

@@ -26,7 +26,7 @@ from hpc_mp.job.layout import read_config, read_shape
 from hpc_mp.job.tokenizer_files import read_object
 from hpc_mp.layout.flat import Box
 from hpc_mp.layout.models import ModelShape, Weight, family_of
-from hpc_mp.layout.models.adapter_weights import trained_weights
+from hpc_mp.layout.models.adapter_weights import keeps_values, trained_weights
 from hpc_mp.layout.models.peft_files import CONFIG
 from hpc_mp.layout.models.reading import family_in
 from hpc_mp.rundir import RunDirectory, newest_complete, problem, sync, write_json
@@ -211,7 +211,8 @@ def reading(checkpoint: Path) -> Iterator[None]:
 def _outputs(config: PreTrainedConfig, model: ModelShape) -> dict[str, _Output]:
     """Return the tensors of the Hugging Face checkpoint, with the names and shapes that ``save_pretrained`` gives them."""
     family = family_of(model)
-    shapes = {name: parameter.shape for name, parameter in without_values(family, config).named_parameters()}
+    whole = without_values(family, config)
+    shapes = {name: values.shape for name, values in (*whole.named_parameters(), *whole.named_buffers())}
     outputs: dict[str, _Output] = {}
     for weight in family.all_weights(model):
         for at, part in weight.stored or (((), weight.name),):
@@ -221,8 +222,9 @@ def _outputs(config: PreTrainedConfig, model: ModelShape) -> dict[str, _Output]:
 
 
 def _filler(spec: JobSpec, model: ModelShape, reader: ShardReader, saved: torch.dtype) -> Filler:
-    """Return what fills tensors: from the checkpoint, or from the run's first weights with the checkpoint's adapters merged."""
-    if model.adapters is None:
+    """Return what fills tensors: from the checkpoint, and what keeps its values from the run's first weights, with adapters
+    merged."""
+    if not keeps_values(family_of(model), model):
         return lambda tensors: reader.read(LocalPart(output.weight.name, output.weight.shape, output.box, values)
                                            for output, values in tensors)
     merged = Merged(family_of(model), model, own_values(spec, model), reader, saved)

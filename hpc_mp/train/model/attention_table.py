@@ -8,6 +8,7 @@ made for a block of queries at a time, and again in the backward.
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -37,14 +38,17 @@ def attention_function(name: str) -> AttentionFunction:
 
 
 def _fused(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Visible | None,
-           **settings: Any) -> AttentionResult:
+           s_aux: Tensor | None = None, **settings: Any) -> AttentionResult:
     """Attend by torch's fused kernels.
 
     Args:
         query, key, value: (batch, heads, sequence, head_dim); the heads of keys and values divide those of queries.
         attention_mask: what tokens see; None: all tokens before them, or all.
+        s_aux: score of a further key of each head, the sink, whose value is 0, (heads,).
     """
     tensors = module, query, key, value
+    if s_aux is not None:
+        return _with_sinks(*tensors, attention_mask, s_aux, **settings)
     return (SDPA(*tensors, None, **settings) if attention_mask is None else _of_visible(*tensors, attention_mask, **settings))
 
 
@@ -61,6 +65,24 @@ def _of_visible(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, vi
     if len(blocks) == 1:
         return SDPA(module, query, key, value, visible.whole(query.dtype), **settings)
     parts = ((query[:, :, queries], key[:, :, keys], value[:, :, keys], queries, keys) for queries, keys in blocks)
+    return torch.cat([computed_again(compute, *part) for part in parts], 1), None
+
+
+@torch.compiler.disable
+def _with_sinks(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, visible: Visible | None, sinks: Tensor,
+                **settings: Any) -> AttentionResult:
+    """Attend to one more key, whose mask is the score of the sink: the product with a key of zeros adds nothing."""
+    if visible is None:
+        visible = Visible(torch.zeros(1, query.shape[2], dtype=torch.long, device=query.device), query.new_empty(0), None, True)
+
+    def compute(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor, queries: slice, keys: slice) -> Tensor:
+        mask = visible.mask(query.dtype, queries, keys).expand(-1, len(sinks), -1, -1)
+        column = sinks.to(mask.dtype).view(1, -1, 1, 1).expand(len(mask), -1, mask.shape[2], 1)
+        key, value = (F.pad(states, (0, 0, 0, 1)) for states in (key, value))
+        return SDPA(module, query, key, value, torch.cat((mask, column), 3), **settings)[0]
+
+    parts = ((query[:, :, queries], key[:, :, keys], value[:, :, keys], sinks, queries, keys)
+             for queries, keys in visible.blocks())
     return torch.cat([computed_again(compute, *part) for part in parts], 1), None
 
 

@@ -21,7 +21,8 @@ from hpc_mp.train.parallel.adapter import Adapter, InputDropout
 from hpc_mp.train.parallel.capacity import Intake
 from hpc_mp.train.parallel.dropout import HashDropout
 from hpc_mp.train.parallel.experts import ExpertProjection, Experts
-from hpc_mp.train.parallel.projection import Projection, TensorAxis, change_input, change_output
+from hpc_mp.train.parallel.groups import Axis
+from hpc_mp.train.parallel.projection import Projection, TensorAxis, change_flat, change_input, change_output
 from hpc_mp.train.parallel.surroundings import Surroundings
 
 if TYPE_CHECKING:
@@ -79,11 +80,14 @@ def _tensor(stage: TransformersStage, model: "TransformersModel", whole: nn.Modu
             behind_attention = family.block_module(inner) == family.block_module(family.attention)
             if weight.row and behind_attention and projection.tensor.size == 1:
                 change_input(projection, partial(stage.tensor.share, dim=1))  # attention has all tokens
-        for inner in family.enters:
+        for inner in family.entered(model.shape, layer):
             path = f"{block}.{inner}"
-            if path not in present:
-                continue  # layers of other kinds
-            if _tensor_of(stage, path).size > 1:
+            if path not in present or inner == family.experts:
+                continue  # layers of other kinds; experts are entered where they are made
+            if inner in family.apart:
+                if _tensor_of(stage, path).size > 1:
+                    change_flat(stage.get_submodule(path), stage.tensor.enter, stage.around.capacity.samples)
+            elif _tensor_of(stage, path).size > 1:
                 change_input(stage.get_submodule(path), stage.tensor.enter)
             elif inner == family.attention:
                 change_input(stage.get_submodule(path), stage.tensor.all_tokens)
@@ -92,26 +96,35 @@ def _tensor(stage: TransformersStage, model: "TransformersModel", whole: nn.Modu
 
 
 def _experts(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
-    """Replace the experts. Each rank has a share of the output of router and experts, which their parent module sums."""
+    """Replace the experts. Each rank has a share of their output. It is summed behind them, or behind their parent module if
+    that is cut as a whole: then each rank has a share of the router's gradient too."""
     family, count, around = model.family, model.shape.experts, stage.around
     if family.experts is None:
         return
     parent, leaf = family.experts.rsplit(".", 1)
-    for path in stage.blocks:
+    present = {path for path, _ in stage.named_modules()}
+    for path in (path for path in stage.blocks if f"{path}.{family.experts}" in present):
         module, tensor = stage.get_submodule(f"{path}.{parent}"), _tensor_of(stage, f"{path}.{parent}")
-        if not hasattr(module, leaf):
-            continue  # a dense layer between those with experts
         activation = cast(nn.Module, module.get_submodule(leaf).act_fn)
         positions = stage.positions if tensor.size > 1 else stage.tensor.share(stage.positions, 0)
-        others = stage.tensor.sharers if tensor.size == 1 else ()
-        sharers = [stage.context.axis, *others]
-        counts = bool(others) or stage.tensor.rank == 0
+        sharers, counts = _sharers(stage, tensor.size == 1)
         intake = Intake(around.capacity, stage.context.sequence, positions, sharers, counts)
-        setattr(module, leaf, Experts(f"{path}.{family.experts}", count, activation, tensor, around.experts, intake))
-        if tensor.rank == 0:  # their gradients of the router are shares: one rank adds the loss
+        experts = Experts(f"{path}.{family.experts}", count, activation, tensor, around.experts, intake)
+        setattr(module, leaf, experts)
+        if family.router and (family.apart or tensor.rank == 0):  # one rank adds the loss to gradients that are shares
+            sharers, counts = _sharers(stage, tensor.size == 1 or bool(family.apart))
             around.router_loss.attach(module.get_submodule(family.router), count, sharers, counts)
-        if tensor.size > 1:
+        if tensor.size > 1 and family.apart:
+            experts.enter_by(tensor, around.capacity.samples)
+        elif tensor.size > 1:
             module.register_forward_hook(lambda _, inputs, output, tensor=tensor: tensor.leave(output.clone()))
+
+
+def _sharers(stage: TransformersStage, own: bool) -> tuple[list[Axis], bool]:
+    """Return the axes whose ranks have other tokens of the same samples, and whether this rank reports what it computes of them.
+    ``own``: True if a rank has only its own tokens, as between cut layers."""
+    others = stage.tensor.sharers if own else ()
+    return [stage.context.axis, *others], bool(others) or stage.tensor.rank == 0
 
 
 def _head(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
@@ -189,10 +202,12 @@ def _attention(stage: TransformersStage, model: "TransformersModel", whole: nn.M
 
 
 def _buffers(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
-    """Give values to buffers, as transformers does it for a model that was made without any."""
+    """Give values to buffers that no checkpoint has, as transformers does it for a model that was made without any."""
     device = stage.positions.device
+    stored = {weight.name for weight in model.family.all_weights(model.shape) if not weight.trained}
     for path, module in stage.named_modules():
-        empty = {name: buffer for name, buffer in module._buffers.items() if buffer is not None and buffer.is_meta}
+        empty = {name: buffer for name, buffer in module._buffers.items()
+                 if buffer is not None and buffer.is_meta and f"{path}.{name}" not in stored}
         for name, buffer in empty.items():
             module._buffers[name] = torch.full_like(buffer, UNSET if buffer.is_floating_point() else 0, device=device)
         if empty:
@@ -216,8 +231,8 @@ def _compilation(stage: TransformersStage, model: "TransformersModel", whole: nn
     if stage.span.last:
         stage.get_submodule(model.family.norm).compile(dynamic=False)
     for path in stage.blocks:
-        attention = stage.get_submodule(f"{path}.{model.family.attention}")
         if stage.context.axis.size > 1:
+            attention = stage.get_submodule(f"{path}.{model.family.attention}")
             attention.context = torch.compiler.disable(attention.context)
         compile_block(stage.get_submodule(path))
 

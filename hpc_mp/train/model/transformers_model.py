@@ -109,7 +109,8 @@ def hugging_face_config(config: Mapping[str, Any], family: Family, dropout: floa
     drops_attention = any(getattr(built, name) > 0 for name in family.dropouts if name.startswith("att"))
     caps_scores = getattr(built, "attn_logit_softcapping", None) is not None  # torch's fused attention has no cap
     built._experts_implementation = "eager"  # of a model that was read; ours replace those of a table
-    built._attn_implementation = attention_name(drops_attention or caps_scores, recompute)
+    own = family.own_attention
+    built._attn_implementation = "eager" if own else attention_name(drops_attention or caps_scores, recompute)
     return built
 
 
@@ -123,6 +124,7 @@ def _check_table(family: Family, weights: Iterable[Weight], module: nn.Module) -
     """Raise RuntimeError if a family's table of weights does not match a module of transformers."""
     table = {weight.name: prod(weight.shape) for weight in weights}
     actual = {name: parameter.numel() for name, parameter in module.named_parameters()}
+    actual |= {name: buffer.numel() for name, buffer in module.named_buffers() if name in table}
     if table != actual:
         different = sorted(dict(table.items() ^ actual.items()))
         raise RuntimeError(f"the table of {family.model_type} does not match transformers: {', '.join(different)}")

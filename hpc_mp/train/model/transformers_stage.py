@@ -23,7 +23,7 @@ from hpc_mp.train.model.rotary_tables import RotaryTables
 from hpc_mp.train.model.unit_stage import UnitStage, closed, opened
 from hpc_mp.train.model.vocabulary import LogitsObjective, NextToken
 from hpc_mp.train.parallel.data_axis import Unit
-from hpc_mp.train.parallel.masks import Visible, begins_of, first_seen, offsets_of, restarted
+from hpc_mp.train.parallel.masks import Visible, begins_of, first_seen, in_chunks, offsets_of, restarted
 from hpc_mp.train.parallel.surroundings import Surroundings
 from hpc_mp.train.pipeline.stage import Batch, Boundary
 
@@ -75,7 +75,7 @@ class TransformersStage(UnitStage):
         self.whole_samples = self.positions.unsqueeze(0)
         self.all_positions = torch.arange(self.context.sequence, device=self.positions.device)
         self.windows = {path: shape.window_of(layer) for path, layer in zip(self.blocks, span.layers, strict=True)
-                        if layer not in family.unattended}
+                        if layer not in family.unattended or family.own_attention}
         self.rotary: list[RotaryTables] = []
         self._kept: dict[int | None, Visible | None] = {}  # for samples of one document
         self._noted: list[Settings] = []
@@ -154,7 +154,10 @@ class TransformersStage(UnitStage):
         arguments = dict(zip(names, positional, strict=False)) | settings
         arguments |= {"position_ids": self.microbatch.places} if "position_ids" in arguments else {}
         if path in self.windows:
-            arguments["attention_mask"] = self.microbatch.visible[self.windows[path]]
+            visible = self.microbatch.visible[self.windows[path]]
+            arguments["attention_mask"] = visible
+            if visible is not None and self.family.own_attention:
+                arguments["attention_mask"] = visible.whole(hidden.dtype).expand(len(hidden), -1, -1, -1)
         self._noted.append(arguments)
         paths = self.groups[group]
         if path != paths[-1]:
@@ -181,13 +184,24 @@ class TransformersStage(UnitStage):
         """Return what tokens see, by window. Attention without it is causal or bidirectional by itself."""
         if begins is None and self._kept:
             return self._kept
-        offsets = offsets_of(documents, samples, self.context.sequence, self.positions.device)
-        causal = not self.shape.bidirectional
-        first = {window: first_seen(begins, window, self.all_positions) for window in {*self.windows.values()}}
-        visible = {window: None if token is None else Visible(token, offsets, window, causal) for window, token in first.items()}
+        make = self._chunk if self.shape.chunked else self._window
+        visible = {window: make(window, documents, begins, samples) for window in {*self.windows.values()}}
         if begins is None:
             self._kept = visible
         return visible
+
+    def _window(self, window: int | None, documents: Tensor | None, begins: Tensor | None, samples: int) -> Visible | None:
+        first, causal = first_seen(begins, window, self.all_positions), not self.shape.bidirectional
+        if first is None and not self.family.own_attention:
+            return None
+        first = torch.zeros_like(self.all_positions).unsqueeze(0) if first is None else first
+        return Visible(first, offsets_of(documents, samples, self.context.sequence, self.positions.device), window, causal)
+
+    def _chunk(self, chunk: int | None, documents: Tensor | None, begins: Tensor | None, samples: int) -> Visible | None:
+        if chunk is None or chunk >= self.context.sequence:
+            return self._window(None, documents, begins, samples)
+        documents = in_chunks(documents, chunk, samples, self.all_positions)
+        return self._window(None, documents, begins_of(documents, self.all_positions), samples)
 
     def _embed(self, batch: Batch) -> Tensor:
         """Return the tokens' embeddings. What the forward does with them before the first layer needs the same units."""

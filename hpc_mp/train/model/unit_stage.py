@@ -94,11 +94,14 @@ class UnitStage(nn.Module):
         return [unit for unit in self.units.values() if unit.layout.block in blocks]
 
     def adopt(self, units: Mapping[str, Unit]) -> None:
-        """Replace the parameters of modules by those of this stage's units."""
+        """Replace the parameters of modules, and buffers that checkpoints have, by those of this stage's units."""
         self.units = dict(units)
         parameters = {name: parameter for unit in units.values() for name, parameter in unit.parameters.items()}
         sinks = {name: sink for unit in units.values() for name, sink in unit.sinks.items()}
         replace_parameters(self, lambda path, _: parameters[self.weight_name(path)])
+        for module_path, module in self.named_modules():
+            for leaf in module._buffers:
+                module._buffers[leaf] = parameters.get(self.weight_name(f"{module_path}.{leaf}"), module._buffers[leaf])
         owned: set[str] = set()
         for module in self.modules():
             if isinstance(module, Projection | SunkWeight):

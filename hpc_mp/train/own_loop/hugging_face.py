@@ -182,6 +182,9 @@ class HuggingFace:
 
     def check(self, job: JobSpec) -> None:
         check_division(job, self.shape)
+        if fixed := next((weight.name for weight in self.family.all_weights(self.shape) if not weight.trained), None):
+            raise HpcMpError(f"a {self.shape.model_type} model", f"has {fixed}, which is never trained: a loop of your own saves "
+                             "only what is", "train it with a job file and `hpc-mp launch`")
         if self.loss is not None and job.parallel.context > 1:
             raise HpcMpError(f"parallel.context = {job.parallel.context}", "gives each rank only some of the tokens for loss_fn",
                              "set parallel.context = 1, or leave loss_fn out")

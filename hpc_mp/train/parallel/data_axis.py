@@ -14,8 +14,8 @@ With ZeRO-2 and 3 too, a schedule may sum gradients once per step: then ranks ho
 them. Parameters of ZeRO-3 may lie in host memory between uses, see ``host_parameters``. With a shard degree, replicas of a part
 all-reduce it once, at the end of a step. If masters and computation have the same format, the masters lie inside the parameters;
 otherwise ranks hold both. Parameters that are not trained have neither masters, gradients nor state, and the format of
-computation; with ZeRO-3 ranks hold their parts and gather them as all others. The loss is divided by the number of labels of the
-global batch before the backward, so that every reduction is a plain sum.
+computation, or of masters if the model never trains them; with ZeRO-3 ranks hold their parts and gather them as all others. The
+loss is divided by the number of labels of the global batch before the backward, so that every reduction is a plain sum.
 """
 
 from collections import Counter
@@ -154,6 +154,8 @@ class DataAxis:
             holders = groups.holders(flat.of_experts)
             alone = holders.shard.size == 1
             formats = precision if flat.trained else replace(precision, master=precision.compute)
+            if flat.fixed:
+                formats = replace(precision, compute=precision.master)
             away = None if bus is None else HostPart(flat.part, formats, bus)
             gathers = away is not None or (zero == 3 and not alone)
             if not flat.trained:

@@ -108,7 +108,8 @@ class WideDropout(HashDropout):
 
 
 def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Visible | None, scaling: float,
-              dropout: float = 0.0, softcap: float | None = None, **kwargs: Any) -> tuple[Tensor, Tensor]:
+              dropout: float = 0.0, softcap: float | None = None, s_aux: Tensor | None = None,
+              **kwargs: Any) -> tuple[Tensor, Tensor]:
     """Attention by plain products with layout-independent dropout on the weights.
 
     Args:
@@ -116,6 +117,7 @@ def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, atte
         query: (batch, this rank's heads, sequence, head_dim); key, value: the same with key-value heads.
         attention_mask: what tokens see; None: attention is causal if the module is, as with torch's fused attention.
         softcap: see ``soft_cap``.
+        s_aux: score of a further key of each head, the sink, whose value is 0, (this rank's heads,).
     """
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
@@ -126,7 +128,9 @@ def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, atte
     elif module.is_causal:
         visible = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
         scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
-    weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(query.dtype)
+    if s_aux is not None:
+        scores = torch.cat((scores, s_aux.to(scores).view(1, -1, 1, 1).expand(len(scores), -1, length, 1)), 3)
+    weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(query.dtype)[..., :length]
     weights = cast(HashDropout, module.attention_site)(weights)
     return (weights @ value).transpose(1, 2).contiguous(), weights
 

@@ -135,6 +135,10 @@ class Experts(nn.Module):
         activation: activation of the gate.
         ranks: expert axis of the block.
         intake: limit of the choices that experts take.
+
+    Attributes:
+        ends: the tensor axis by which they are entered and left by themselves, and the number of samples in a microbatch; None:
+            together with their router.
     """
 
     def __init__(self, name: str, count: int, activation: Callable[[Tensor], Tensor], tensor: TensorAxis, ranks: ExpertAxis,
@@ -143,13 +147,28 @@ class Experts(nn.Module):
         self.count, self.activation, self.ranks, self.intake = count, activation, ranks, intake
         self.gate_up = ExpertProjection(f"{name}.gate_up_proj", False, tensor)
         self.down = ExpertProjection(f"{name}.down_proj", True, tensor)
+        self.ends: tuple[TensorAxis, int] | None = None
+
+    def enter_by(self, tensor: TensorAxis, samples: int) -> None:
+        """Enter and leave them by themselves."""
+        self.ends = tensor, samples
 
     def forward(self, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
         """Return the outputs, (tokens, hidden). index, weights: experts of each token and their weights, (tokens, choices).
 
-        Every tensor rank routes all tokens alike. The outputs are shares that are summed behind the module of router and experts,
-        so that each rank has a share of the gradients of hidden states and of the router.
+        Every tensor rank routes all tokens alike. The outputs are shares. They are summed here, or behind the module of router
+        and experts: then each rank has a share of the gradients of hidden states and of the router.
         """
+        if self.ends is None:
+            return self._shares(hidden, index, weights)
+        tensor, samples = self.ends
+        hidden, index, weights = (x.unflatten(0, (samples, -1)) for x in (hidden, index, weights))
+        whole = tensor.enter(hidden), tensor.spread(index), tensor.enter(weights)
+        shares = self._shares(*(x.flatten(0, 1) for x in whole)).unflatten(0, (samples, -1))
+        return tensor.leave(shares.clone()).flatten(0, 1)
+
+    def _shares(self, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        """Return this rank's share of the outputs."""
         index, weights = self.intake.apply(index, weights, self.count)
         if self.ranks.size == 1:
             where = dispatch(index, self.count, self.intake.rows)

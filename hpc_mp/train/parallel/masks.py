@@ -1,8 +1,8 @@
 """Visibility in attention: a token sees the tokens from a first one up to itself, or its whole document.
 
-The first visible token is the beginning of the sample, of the token's document if documents are separate (``data.documents``), or
-of a window that ends with the token, whichever is last. Documents are contiguous, so that one number per token is sufficient.
-Without it attention is causal or bidirectional by itself. Padding is a separate document.
+The first visible token is the beginning of the sample, of the token's document if documents are separate (``data.documents``),
+of a window that ends with the token, or of its chunk of the sample, whichever is last. Documents are contiguous, so that one
+number per token is sufficient. Without it attention is causal or bidirectional by itself. Padding is a separate document.
 
 In a batch, ``documents`` has the places in each sample at which its documents begin, (samples, documents), ascending from 0 and
 filled up with the length of the sample. So the host knows a bound of their number from the shape, and no kernel waits for it.
@@ -57,6 +57,17 @@ class Visible:
         hidden = (columns > rows) | (columns < first) if self.causal else self.first[:, None, keys] != first
         mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
         return mask.masked_fill_(hidden, torch.finfo(dtype).min).unsqueeze(1)
+
+
+def in_chunks(documents: Tensor | None, chunk: int, samples: int, positions: Tensor) -> Tensor:
+    """Return documents as in a batch, if every chunk of a sample begins a document too.
+
+    Args:
+        documents: (samples, documents); None: each sample is one.
+        positions: positions of all tokens of a sample, (sequence,).
+    """
+    chunks = positions[::chunk].expand(samples, -1)
+    return chunks if documents is None else torch.cat((documents.to(chunks), chunks), 1).sort(1).values
 
 
 def begins_of(documents: Tensor, positions: Tensor) -> Tensor:

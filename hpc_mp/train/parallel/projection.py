@@ -264,6 +264,18 @@ def change_input(module: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
     module.register_forward_pre_hook(hook, with_kwargs=True)
 
 
+def change_flat(module: Any, change: Callable[[Tensor], Tensor], samples: int) -> None:
+    """Make a module compute with changed hidden states, (samples, tokens, hidden), and also if it gets them without the first
+    two dimensions apart."""
+    forward = module.forward
+
+    def changed(x: Tensor) -> Tensor:
+        result: Tensor = forward(change(x if x.dim() > 2 else x.unflatten(0, (samples, -1))))
+        return result if x.dim() > 2 else result.flatten(0, 1)
+
+    module.forward = changed
+
+
 def change_output(module: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
     """Make a module return changed hidden states, which may be the first of several results."""
     def hook(_: nn.Module, args: tuple[Any, ...], output: Tensor | tuple[Any, ...]) -> Tensor | tuple[Any, ...]:

@@ -15,6 +15,7 @@ from hpc_mp.job import JobSpec
 from hpc_mp.job.layout import check_pretrained, read_config
 from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.models import ModelShape, family_of
+from hpc_mp.layout.models.adapter_weights import keeps_values
 from hpc_mp.layout.schedule import Schedule
 from hpc_mp.rundir import find_run, newest_complete
 from hpc_mp.rundir.checkpoints import put_aside
@@ -89,15 +90,15 @@ def home_of(layout: Layout) -> HomeMaker:
 
 def restore(spec: JobSpec, shape: ModelShape, context: RankContext, engine: Engine, groups: Groups, tokens: TokenSet) -> Counters:
     """Restore state from the run's newest complete checkpoint, else from ``checkpoint.resume``, else set first values.
-    Checkpoints hold what is trained: beside adapters, the model's own weights always begin with their first values. Return the
-    counters. Raises HpcMpError for nothing to resume from, or a checkpoint with another origin."""
+    Checkpoints hold what is trained: other weights, such as the model's own beside adapters, begin with their first values.
+    Return the counters. Raises HpcMpError for nothing to resume from, or a checkpoint with another origin."""
     family = family_of(shape)
     configuration = hugging_face_config(read_config(spec), family, spec.train.dropout).to_dict()
     now = Origin(model_fields(configuration, family.dropouts) | adapter_fields(shape.adapters), spec.train.optimizer,
                  tokens.tokenizer_sha256, tokens.directory.name, spec.data.sequence_length, spec.train.seed, spec.data.documents,
                  [*spec.data.weights])
     damaged: set[Path] = set()
-    if shape.adapters is not None:
+    if keeps := keeps_values(family, shape):
         _start(spec, shape, context, engine)
     while (newest := facts.broadcast(_newest(spec, context, damaged), context.everyone)) is not None:
         path = Path(newest)
@@ -111,7 +112,7 @@ def restore(spec: JobSpec, shape: ModelShape, context: RankContext, engine: Engi
             damaged.add(path)
             if context.who.rank == 0:
                 _skip(path, str(damage), context)
-    if shape.adapters is None:
+    if not keeps:
         _start(spec, shape, context, engine)
     return Counters(step=0, samples=0, tokens=0, origin=now)
 

@@ -1,0 +1,232 @@
+"""The division of a block over tensor and expert ranks, by transformers' plan of tensor parallelism, and by ours for types that
+have none. A word that is not known leaves its module whole, with the reason."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, cast
+
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming
+from transformers.integrations import moe
+
+from hpc_mp.layout.models.family import StoredPart, Weight
+from hpc_mp.layout.models.sheet import NO_PLAN
+from hpc_mp.train.model.forward_trace import ForwardTrace
+from hpc_mp.train.model.measured import first_value
+
+# Words of transformers' plans: dimension that is cut; None: whole inside a cut module.
+CUT: Mapping[str, int | None] = {
+    "colwise": 0, "rowwise": 1, "packed_colwise": 1, "replicated_with_grad_allreduce": None, "mla_kv_a_proj": None,
+    "local_params": None, "moe_tp_experts": None}
+LIMITED = ("k_", "v_", "key", "value")  # beginnings of the names of projections of key-value heads
+# Gate and up projection side by side, which transformers gathers before it splits them: ours are cut inside both.
+SPLIT = {"gate_up_proj": "colwise_gather_output", "down_proj": "rowwise_split_input"}
+PLANS: Mapping[str, Mapping[str, str]] = {  # of types for which transformers has none
+    "gpt_oss": dict.fromkeys((f"self_attn.{name}_proj" for name in "qkv"), "colwise") | {
+        "self_attn.o_proj": "rowwise", "self_attn.sinks": "colwise"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsRead:
+    """The experts of a model.
+
+    Attributes:
+        path: of their module in a block; None: they stay as transformers computes them, on every rank.
+        router: the module beside them that chooses; empty if it does not return logits, weights and choices.
+        count, choices, intermediate: their number, experts of a token, and the inner size of each.
+        dense: layers without experts.
+    """
+
+    path: str | None = None
+    router: str = ""
+    count: int = 0
+    choices: int = 0
+    intermediate: int = 0
+    dense: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """The division of a block.
+
+    Attributes:
+        regions: modules of a block that tensor ranks cut as a whole.
+        whole: module of a block -> the reason why it is not cut.
+        plan: pattern of a module or parameter in a block -> word.
+        kv_heads: of the model.
+    """
+
+    regions: tuple[str, ...]
+    whole: Mapping[str, str]
+    plan: Mapping[str, str]
+    experts: ExpertsRead
+    kv_heads: int
+
+    def word(self, name: str) -> str | None:
+        """Return the word of a parameter, or of the module that has it."""
+        for path in (name, name.rpartition(".")[0]):
+            word = next((word for pattern, word in self.plan.items() if fnmatchcase(path, pattern)), None)
+            leaf = path.rpartition(".")[2]
+            if word is not None:
+                return {"colwise_gather_output": "packed_colwise", "rowwise_split_input": "rowwise"}[word] if (
+                    SPLIT.get(leaf) == word) else word
+        return None
+
+    def apart(self, weights: tuple[Weight, ...]) -> tuple[str, ...]:
+        """Return the modules with cut weights beside the experts, and these; empty for a block without experts."""
+        path = self.experts.path
+        if path is None or not any(weight.experts for weight in weights):
+            return ()
+        region = path.partition(".")[0]
+        inner = [weight.name.rpartition(".")[0] for weight in weights
+                 if weight.cut is not None and not weight.experts and weight.name.startswith(f"{region}.")]
+        return path, *dict.fromkeys(name.rpartition(".")[0] for name in inner)
+
+
+def divide(model: PreTrainedModel, layers: nn.ModuleList, blocks: str, attention: str, trace: ForwardTrace,
+           config: PreTrainedConfig) -> Division:
+    """Return how ranks divide the blocks of a model. ``attention``: its path in a block."""
+    experts = _experts(layers, trace)
+    star = f"{blocks}.*."
+    plan = {pattern.removeprefix(star): word for pattern, word in (model.tp_plan or {}).items() if pattern.startswith(star)}
+    plan = {**plan, **PLANS.get(config.model_type, {})}
+    others = {name for layer, block in enumerate(layers) if layer not in trace.attentions for name, _ in block.named_children()}
+    heads = int(getattr(config, "num_attention_heads", None) or 1)
+    kv = int(getattr(config, "num_key_value_heads", None) or heads)
+    kv_heads = kv if heads % kv == 0 else heads
+    division = Division((), {}, plan, experts, kv_heads)
+    children = dict.fromkeys(name for block in layers for name, module in block.named_children()
+                             if any(True for _ in module.parameters()))
+    reasons = {name: _kept_whole(name, layers, division, attention, name in others, trace) for name in children}
+    return Division(tuple(name for name, reason in reasons.items() if reason is None),
+                    {name: reason for name, reason in reasons.items() if reason}, plan, experts, kv_heads)
+
+
+def _kept_whole(name: str, layers: nn.ModuleList, division: Division, attention: str, mixed: bool,
+                trace: ForwardTrace) -> str | None:
+    """Return the reason why a module of blocks is not cut; empty if nothing would cut it; None if it is cut.
+
+    Args:
+        mixed: True if some layers without attention have a module of that name.
+    """
+    patterns = [pattern for pattern in division.plan if pattern.partition(".")[0] == name]
+    words = {division.word(pattern) or "" for pattern in patterns}
+    if not words:
+        return NO_PLAN if name == attention.partition(".")[0] else ""
+    if mixed and name == attention:
+        return "some layers have no attention there"
+    if unknown := sorted(words - CUT.keys()):
+        return f"its plan has {', '.join(unknown)}"
+    if "rowwise" not in words or ("." in attention and name == attention.partition(".")[0]):
+        return "its plan has no row projection"
+    experts = division.experts.path
+    inner = {f"{name}.{path}": parameter for block in layers if hasattr(block, name)
+             for path, parameter in block.get_submodule(name).named_parameters()}
+    if any((parameter.dim() > 2 or any(map(str.isdigit, path.split(".")))) and path.rpartition(".")[0] != experts
+           for path, parameter in inner.items()):
+        return "its experts have a form of their own"
+    beside = [f"{name}.{path}" for layer in trace.experts if experts is not None and experts.startswith(f"{name}.")
+              for path, _ in layers[layer].get_submodule(name).named_parameters()]
+    if any(path.count(".") == 2 and path.rpartition(".")[0] != experts and CUT[division.word(path) or "local_params"] is not None
+           for path in beside):
+        return "it has projections beside its experts"
+    return None
+
+
+def _experts(layers: nn.ModuleList, trace: ForwardTrace) -> ExpertsRead:
+    """Return the experts of a model, if the engine can compute them: gated MLPs that lie side by side in two parameters."""
+    calls = trace.experts
+    modules = [call.module for call in calls.values()]
+    paths = {next(path for path, module in layers[layer].named_modules() if module is call.module)
+             for layer, call in calls.items()}
+    if len(paths) != 1 or not all(map(_gated, modules)):
+        return ExpertsRead()
+    sizes = {(tuple(cast(Tensor, module.gate_up_proj).shape), call.choices)
+             for module, call in zip(modules, calls.values(), strict=True)}
+    ((count, both, _), choices), path = next(iter(sizes)), next(iter(paths))
+    if len(sizes) != 1 or not choices or "." not in path:
+        return ExpertsRead()
+    parent = layers[min(calls)].get_submodule(path.rpartition(".")[0])
+    router = next((name for name, module in parent.named_children() if module in trace.routers), "")
+    dense = tuple(layer for layer in range(len(layers)) if layer not in calls)
+    return ExpertsRead(path, router, count, choices, both // 2, dense)
+
+
+def _gated(module: Any) -> bool:
+    """Return True for experts that multiply an activated gate with another half, and have no biases."""
+    plain = module.has_gate and module.is_concatenated and not (
+        module.is_transposed or module.has_bias or getattr(module, "has_post_expert_norm", False))
+    names = {name for name, _ in module.named_parameters()}
+    return bool(plain) and type(module)._apply_gate is moe._default_apply_gate and hasattr(module, "act_fn") and (
+        names == {"gate_up_proj", "down_proj"})
+
+
+def weights_of(block: nn.Module, division: Division, model: PreTrainedModel,
+               converters: list[WeightConverter]) -> Iterator[Weight]:
+    """Yield the weights of a block. ``converters``: from ``converters_of``."""
+    experts = division.experts.path
+    sparse = experts is not None and any(name.startswith(f"{experts}.") for name, _ in block.named_parameters())
+    for name, values, trained in stored_values(block):
+        path, _, leaf = name.rpartition(".")
+        region = name.partition(".")[0] in division.regions
+        word = division.word(name) if region else None
+        shape, init = tuple(values.shape), first_value(model, block.get_submodule(path), leaf)
+        if experts is not None and path == experts:
+            whole = (shape[0], 2, shape[1] // 2, shape[2]) if leaf == "gate_up_proj" else shape
+            yield Weight(name, whole, cut=2, experts=True, stored=tuple(_stored(name, whole, converters)))
+        elif word == "packed_colwise":
+            yield Weight(name, (2, shape[0] // 2, *shape[1:]), cut=1, init=init)
+        elif word == "colwise":
+            limited = path.rpartition(".")[2].startswith(LIMITED) and shape[0] % division.kv_heads == 0
+            yield Weight(name, shape, cut=0, init=init, most_parts=division.kv_heads if limited else None)
+        elif word == "rowwise":
+            yield Weight(name, shape, cut=1 if leaf == "weight" else None, init=init, row=True)
+        else:  # beside experts every rank computes it in full
+            apart = sparse and experts is not None and name.partition(".")[0] == experts.partition(".")[0]
+            yield Weight(name, shape, init=init, partial=region and trained and not apart, trained=trained)
+
+
+def stored_values(module: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
+    """Yield the names and values that a checkpoint has of a module, and whether they are trained."""
+    buffers = module.state_dict().keys()
+    for name, parameter in module.named_parameters():
+        yield name, parameter, parameter.requires_grad
+    for name, buffer in module.named_buffers():
+        if name in buffers:
+            yield name, buffer, False
+
+
+def converters_of(model: PreTrainedModel) -> list[WeightConverter]:
+    """Return how checkpoints store weights otherwise than the model has them."""
+    return [transform for transform in get_model_conversion_mapping(model) if isinstance(transform, WeightConverter)]
+
+
+def _stored(name: str, shape: tuple[int, ...], converters: list[WeightConverter]) -> Iterator[StoredPart]:
+    """Yield the places of experts in a checkpoint that stores each projection of each expert by itself."""
+    for converter in converters:
+        targets, sources = (list(patterns) for patterns in (converter.target_patterns, converter.source_patterns))
+        target = targets[0].replace("\\.", ".")
+        plain = [source.replace("\\.", ".") for source in sources]
+        kinds = [type(operation).__name__ for operation in converter.operations]
+        halves = 2 if len(shape) == 4 else 1
+        if len(targets) == 1 and name.endswith(target) and len(plain) == halves and all(
+                source.count(".*.") == 1 and not re.search(r"[\[\](){}|?+^$\\]", source) for source in plain) and (
+                kinds == ["MergeModulelist", "Concatenate"][:halves]):
+            before = name.removesuffix(target)
+            for expert in range(shape[0]):
+                for half, source in enumerate(plain):
+                    yield (expert, half)[:halves], before + source.replace("*", str(expert))
+            return
+
+
+def older_names(model: PreTrainedModel) -> dict[str, str]:
+    """Return names that older checkpoints have: pattern of a part of a weight's name -> the same there."""
+    plain = re.compile(r"[\w.]+")
+    pairs = [(transform.target_patterns[0].replace("\\.", "."), transform.source_patterns[0].replace("\\.", "."))
+             for transform in get_model_conversion_mapping(model, add_legacy=False) if type(transform) is WeightRenaming]
+    return {re.escape(target): source for target, source in pairs if plain.fullmatch(target) and plain.fullmatch(source)}

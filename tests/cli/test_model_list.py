@@ -1,0 +1,32 @@
+"""``hpc-mp model --list``: the verdict on every type."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cli.main import cli
+from hpc_mp.layout.models import FAMILIES
+
+
+def test_every_type_has_a_verdict_with_its_reason() -> None:
+    result = CliRunner().invoke(cli, ["model", "--list", "--json"])
+    assert result.exit_code == 0
+    verdicts = {verdict["model_type"]: verdict for verdict in json.loads(result.stdout)["types"]}
+    assert all(verdicts[name]["verified"] and verdicts[name]["table"] for name in FAMILIES)
+    assert verdicts["mistral"]["verified"] and not verdicts["mistral"]["table"]
+    assert "random numbers" in verdicts["phimoe"]["reason"]
+    assert all(bool(verdict["reason"]) is not verdict["verified"] for verdict in verdicts.values())
+
+
+def test_the_list_is_a_table() -> None:
+    lines = CliRunner().invoke(cli, ["model", "--list"]).stdout.splitlines()
+    row = next(line for line in lines if line.startswith("phimoe"))
+    assert "–" in row and next(line for line in lines if line.startswith("llama ")).split()[1] == "✓"
+
+
+@pytest.mark.parametrize("words", [[], ["llama", "--list"]])
+def test_one_of_a_model_and_the_list_is_shown(words: list[str]) -> None:
+    result = CliRunner().invoke(cli, ["model", *words])
+    assert isinstance(result.exception, HpcMpError) and "MODEL or --list" in result.exception.rule
