@@ -21,6 +21,7 @@ from hpc_mp.layout.models import ModelShape, family_of
 from hpc_mp.layout.models.adapter_weights import targets, trained_weights
 from hpc_mp.layout.models.adapters import chooses
 from hpc_mp.layout.models.tensor import matches, tensor_modules
+from hpc_mp.layout.placement.grid import ALIASES
 from hpc_mp.layout.schedule.names import is_table
 
 STEPS, TOKENS, HEADS, EXPERTS, CHOICES, RANK = 2, 24, 4, 4, 2, 3
@@ -62,10 +63,11 @@ def shrunk(spec: JobSpec, shape: ModelShape) -> JobSpec:
     microbatches = spec.microbatches if table else _microbatches(spec)
     samples = min(2, spec.microbatch_size)
     uneven = p.sequence and context == 1 and spec.data.sequence_length % p.tensor
+    order = ALIASES.get("cluster" if p.order == "auto" else p.order, p.order)
     parallel = _changed(p, tensor=tensor, context=context, expert=expert, pipeline=pipeline, shard_degree=shards,
                         virtual_stages=p.virtual_stages if table else min(2, p.virtual_stages), microbatches=microbatches,
                         recompute=f"{GROUPED}2" if p.recompute.startswith(GROUPED) else p.recompute, rank_map="auto",
-                        offload="none", offload_directory=None, offload_horizon=None, profile=None, memory_weight=None)
+                        partition="auto", reduce=spec.reduce, order=order, offload="none", offload_directory=None, offload_horizon=None, profile=None, memory_weight=None)
     train = _changed(spec.train, **ALWAYS, global_batch=data * microbatches * samples, clip=0.5 if spec.train.clip else 0.0,
                      optimizer="sgd" if spec.train.optimizer == "sgd" else "adamw")
     return _changed(
@@ -125,15 +127,23 @@ def partition_of(layers: int, held: Sequence[int], stages: int) -> tuple[int, ..
     return tuple(numbers.get(stage, 0) for stage in range(stages))
 
 
+def layout_words(spec: JobSpec) -> str:
+    """Return the layout of a job in words."""
+    p = spec.parallel
+    axes = {"tensor": p.tensor, "pipeline": p.pipeline, "context": p.context, "data": spec.data_degree, "expert": p.expert}
+    sizes = " × ".join(f"{name} {size}" for name, size in axes.items() if size > 1) or "one rank"
+    return f"{sizes}, zero {p.zero}" + (f", {p.schedule}" if spec.stages > 1 else "")
+
+
 def _kinds(shape: ModelShape) -> int:
     """Return the least number of first layers among which is every kind."""
     family = family_of(shape)
-    seen: dict[object, int] = {}
+    firsts: dict[object, int] = {}
     for layer in range(shape.layers):
         weights = tuple((weight.name, weight.shape, weight.cut) for weight in family.block_weights(shape, layer))
         kind = shape.window_of(layer), shape.experts_of(layer), layer in family.unattended, weights
-        seen.setdefault(kind, layer)
-    return max(seen.values()) + 1
+        firsts.setdefault(kind, layer)
+    return max(firsts.values()) + 1
 
 
 def _data(spec: JobSpec, context: int, expert: int) -> tuple[int, int | None]:
@@ -148,8 +158,8 @@ def _data(spec: JobSpec, context: int, expert: int) -> tuple[int, int | None]:
 
 
 def _microbatches(spec: JobSpec) -> int:
-    most = min(spec.microbatches, 2 if spec.parallel.pipeline == 1 else 4)
-    return most - most % 2 if spec.parallel.schedule == "interleaved_1f1b" and spec.parallel.pipeline > 1 else most
+    limit = min(spec.microbatches, 2 if spec.parallel.pipeline == 1 else 4)
+    return limit - limit % 2 if spec.parallel.schedule == "interleaved_1f1b" and spec.parallel.pipeline > 1 else limit
 
 
 def _lora(spec: JobSpec, shape: ModelShape) -> Lora:

@@ -223,8 +223,7 @@ def _outputs(config: PreTrainedConfig, model: ModelShape) -> dict[str, _Output]:
 def _filler(spec: JobSpec, model: ModelShape, reader: ShardReader, saved: torch.dtype) -> Filler:
     """Return what fills tensors: from the checkpoint, or from the run's first weights with the checkpoint's adapters merged."""
     if model.adapters is None:
-        return lambda tensors: reader.read(LocalPart(output.weight.name, output.weight.shape, output.box, values)
-                                           for output, values in tensors)
+        return _of_checkpoint(reader)
     merged = Merged(family_of(model), model, own_values(spec, model), reader, saved)
 
     def fill(tensors: Iterable[tuple[_Output, Tensor]]) -> None:
@@ -236,12 +235,27 @@ def _filler(spec: JobSpec, model: ModelShape, reader: ShardReader, saved: torch.
 
 def _convert(checkpoint: Path, fill: Filler, outputs: dict[str, _Output], dtype: torch.dtype, path: Path) -> int:
     """Write tensors to one file, reshaped to Hugging Face's shapes. Return their bytes."""
+    with reading(checkpoint):
+        tensors = _filled(fill, outputs, dtype)
+    save_file(tensors, path, metadata={"format": "pt"})
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
+def _filled(fill: Filler, outputs: dict[str, _Output], dtype: torch.dtype) -> dict[str, Tensor]:
     tensors = {name: torch.empty([part.stop - part.start for part in output.box], dtype=dtype)
                for name, output in outputs.items()}
-    with reading(checkpoint):
-        fill((output, tensors[name]) for name, output in outputs.items())
-    save_file({name: tensor.view(outputs[name].shape) for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
-    return sum(tensor.nbytes for tensor in tensors.values())
+    fill((output, tensors[name]) for name, output in outputs.items())
+    return {name: tensor.view(outputs[name].shape) for name, tensor in tensors.items()}
+
+
+def model_tensors(config: PreTrainedConfig, model: ModelShape, reader: ShardReader, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return all tensors that an export of a checkpoint without adapters has."""
+    return _filled(_of_checkpoint(reader), _outputs(config, model), dtype)
+
+
+def _of_checkpoint(reader: ShardReader) -> Filler:
+    return lambda tensors: reader.read(LocalPart(output.weight.name, output.weight.shape, output.box, values)
+                                       for output, values in tensors)
 
 
 def _save_generation_config(spec: JobSpec, config: PreTrainedConfig, directory: Path) -> None:

@@ -39,9 +39,13 @@ def attach(model: nn.Module, shape: ModelShape, source: Source, drop: Drop) -> d
             path, _, parameter = target.rpartition(".")
             parametrize.register_parametrization(model.get_submodule(path), parameter, ExpertSum(down, up, adapters.scale))
         else:
-            dropped = lambda x, site=f"{target}.{DOWN}": drop(x, adapters.dropout, site)
+            dropped = partial(_dropped, drop, adapters.dropout, f"{target}.{DOWN}")
             model.get_submodule(target).register_forward_hook(partial(_added, down, up, adapters.scale, dropped))
     return factors
+
+
+def _dropped(drop: Drop, probability: float, site: str, x: Tensor) -> Tensor:
+    return drop(x, probability, site)
 
 
 def _added(down: Tensor, up: Tensor, scale: float, dropped: Callable[[Tensor], Tensor], _: nn.Module, args: tuple[Any, ...],

@@ -28,7 +28,7 @@ class Output:
 
 @dataclass(slots=True)
 class Observed:
-    """What one process has computed.
+    """The numbers that one process has computed.
 
     Attributes:
         losses, norms: of every step.
@@ -53,9 +53,9 @@ def watched(family: Family, root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield name, module
 
 
-def hidden_of(given: Any) -> Tensor | None:
+def hidden_of(values: Any) -> Tensor | None:
     """Return the hidden states among the arguments of a layer, or in its output."""
-    first = next((value for value in given if isinstance(value, Tensor)), None) if isinstance(given, tuple) else given
+    first = next((value for value in values if isinstance(value, Tensor)), None) if isinstance(values, tuple) else values
     return first if isinstance(first, Tensor) and first.dim() == 3 else None
 
 

@@ -74,8 +74,8 @@ class Plain(StaysDouble):
             index = torch.arange(x.shape[1] * self.length**2).view(-1, self.length, self.length)[:, self.places, self.places]
         else:
             index = torch.arange(self.length * x.shape[2:].numel()).view(self.length, *x.shape[2:])[self.places]
-        kept = keep(self.clock.site_keys(zlib.crc32(site.encode()), x.device), index.to(torch.int32), probability)
-        return torch.where(kept, x / (1.0 - probability), 0.0)
+        stays = keep(self.clock.site_keys(zlib.crc32(site.encode()), x.device), index.to(torch.int32), probability)
+        return torch.where(stays, x / (1.0 - probability), 0.0)
 
     def _watch(self) -> None:
         """Note the outputs of modules, and which module drops."""

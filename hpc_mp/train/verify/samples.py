@@ -35,8 +35,8 @@ class DrawnSamples:
 
     def documents(self, positions: Iterable[int]) -> NDArray[np.int64] | None:
         """Return the places at which documents begin, as ``TokenRows.documents`` does."""
-        most = max(map(len, CUTS))
-        rows = [[0, *cuts, *[self.length] * (most - len(cuts))] for cuts in map(self.cuts, positions)]
+        limit = max(map(len, CUTS))
+        rows = [[0, *cuts, *[self.length] * (limit - len(cuts))] for cuts in map(self.cuts, positions)]
         return np.array(rows, np.int64) if self.separate else None
 
     def label_count(self, positions: Iterable[int]) -> int:

@@ -51,8 +51,8 @@ def small_model(config: Mapping[str, Any], shape: ModelShape, sizes: Sizes) -> t
         HpcMpError: transformers, or the reader of its code, refuses what results.
     """
     kind = config["model_type"]
-    given = {key: value for key, value in config.items() if key not in NO_FIELDS}
-    whole = CONFIG_MAPPING[kind](**given).to_dict()
+    fields = {key: value for key, value in config.items() if key not in NO_FIELDS}
+    whole = CONFIG_MAPPING[kind](**fields).to_dict()
     own_head = shape.head_dim * shape.heads != shape.hidden
     numbers = {
         "layers": sizes.layers, "hidden": HIDDEN, "heads": sizes.heads, "kv_heads": sizes.kv_heads,
@@ -69,14 +69,14 @@ def small_model(config: Mapping[str, Any], shape: ModelShape, sizes: Sizes) -> t
     result = {"model_type": kind, **small}
     try:
         CONFIG_MAPPING[kind](**small)
-        found = FAMILIES[kind].read(result) if kind in FAMILIES else shape_of(read_model(result))
+        model = FAMILIES[kind].read(result) if kind in FAMILIES else shape_of(read_model(result))
     except Exception as error:  # transformers validates with exceptions of many kinds
         raise HpcMpError(f"model_type = {kind!r}", f"cannot be verified: its code does not take a small model ({error})",
                          UNVERIFIED) from None
-    if (parameters := sum(prod(weight.shape) for weight in family_of(found).all_weights(found))) > MOST:
+    if (parameters := sum(prod(weight.shape) for weight in family_of(model).all_weights(model))) > MOST:
         raise HpcMpError(f"model_type = {kind!r}", f"cannot be verified: a small model of it has {parameters} parameters",
                          UNVERIFIED)
-    return result, found
+    return result, model
 
 
 def _with(whole: Mapping[str, Any], numbers: Mapping[str, int], sizes: Sizes) -> Config:
@@ -115,8 +115,8 @@ def _within(value: Any, vocabulary: int) -> Any:
 def _rotary(parameters: Mapping[str, Any], head_dim: int) -> Config:
     """Return parameters of rotary positions, with factors for the frequencies of a small head."""
     frequencies = int(head_dim * parameters.get("partial_rotary_factor", 1.0)) // 2
-    small = {dict: lambda value: _rotary(value, head_dim), list: lambda value: value[:frequencies]}
-    return {name: small.get(type(value), lambda value: value)(value) for name, value in parameters.items()}
+    return {name: value[:frequencies] if isinstance(value, list) else
+            _rotary(value, head_dim) if isinstance(value, dict) else value for name, value in parameters.items()}
 
 
 def _learns_positions(shape: ModelShape) -> bool:
