@@ -64,10 +64,11 @@ def shrunk(spec: JobSpec, shape: ModelShape) -> JobSpec:
     samples = min(2, spec.microbatch_size)
     uneven = p.sequence and context == 1 and spec.data.sequence_length % p.tensor
     order = ALIASES.get("cluster" if p.order == "auto" else p.order, p.order)
-    parallel = _changed(p, tensor=tensor, context=context, expert=expert, pipeline=pipeline, shard_degree=shards,
-                        virtual_stages=p.virtual_stages if table else min(2, p.virtual_stages), microbatches=microbatches,
-                        recompute=f"{GROUPED}2" if p.recompute.startswith(GROUPED) else p.recompute, rank_map="auto",
-                        partition="auto", reduce=spec.reduce, order=order, offload="none", offload_directory=None, offload_horizon=None, profile=None, memory_weight=None)
+    parallel = _changed(
+        p, tensor=tensor, context=context, expert=expert, pipeline=pipeline, shard_degree=shards, microbatches=microbatches,
+        virtual_stages=p.virtual_stages if table else min(2, p.virtual_stages), partition="auto", reduce=spec.reduce, order=order,
+        recompute=f"{GROUPED}2" if p.recompute.startswith(GROUPED) else p.recompute, rank_map="auto", profile=None,
+        memory_weight=None, offload="none", offload_directory=None, offload_horizon=None)
     train = _changed(spec.train, **ALWAYS, global_batch=data * microbatches * samples, clip=0.5 if spec.train.clip else 0.0,
                      optimizer="sgd" if spec.train.optimizer == "sgd" else "adamw")
     return _changed(

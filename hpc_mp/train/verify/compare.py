@@ -55,7 +55,8 @@ def compared(shape: ModelShape, plain: Observed, ranks: Sequence[Observed], stor
     outputs, gradients = _outputs(plain, ranks), _gradients(shape, plain, ranks)
     head = family_of(shape).head_module(shape)
     backward = [*reversed(plain.order)]  # the gradient of what is computed last comes first
-    gradients.sort(key=lambda gradient: backward.index(module) if (module := _module(gradient.name)) in backward else len(backward))
+    places = {module: place for place, module in enumerate(backward)}
+    gradients.sort(key=lambda gradient: places.get(_module(gradient.name), len(backward)))
     parameters = [*_tensors(stored, exported)]
     last = len(plain.losses) - 1
     numbers = [_of_step("the loss", head, plain.losses, (rank.losses for rank in ranks), 0), *gradients,

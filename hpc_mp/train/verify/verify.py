@@ -59,8 +59,8 @@ def verify(spec: JobSpec) -> Verified:
     if (difference := result.first) is not None:
         raise HpcMpError(
             f"model_type = {shape.model_type!r} on {layout_words(spec)}",
-            f"{difference.name}: {difference.what} differs by {difference.size:.1e} from that in transformers {transformers.__version__}, as a "
-            f"small model in fp64 on {layout_words(small)} shows", ANOTHER)
+            f"{difference.name}: {difference.what} differs by {difference.size:.1e} from that in transformers "
+            f"{transformers.__version__}, as a small model in fp64 on {layout_words(small)} shows", ANOTHER)
     return Verified(shape.model_type, layout_words(spec), layout_words(small), small.ranks, small.train.steps, **result.counts,
                     difference=result.largest, seconds=time.perf_counter() - began,
                     versions={"torch": torch.__version__, "transformers": transformers.__version__})
