@@ -5,13 +5,11 @@ shows the scale of gradients: AdamW of a large eps, or SGD. What the job's tenso
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from hpc_mp.job.layout import stage_cut
 from hpc_mp.job.learning_rate import ScheduleOptions
 from hpc_mp.job.lora import Lora
 from hpc_mp.job.spec import Checkpoint, Evaluate, JobSpec, LossScale, Train
@@ -24,34 +22,12 @@ from hpc_mp.layout.models.tensor import matches, tensor_modules
 from hpc_mp.layout.placement.grid import ALIASES
 from hpc_mp.layout.schedule.names import is_table
 
-STEPS, TOKENS, HEADS, EXPERTS, CHOICES, RANK = 2, 24, 4, 4, 2, 3
-WINDOW, UNSEEN = 7, 2 * TOKENS  # of tokens: one that hides some of a sample, and one that hides none
+STEPS, TOKENS, RANK = 2, 24, 3
 ALWAYS = {"steps": STEPS, "epochs": None, "gradient_accumulation_steps": None, "learning_rate": 1e-2, "eps": 1e-2,
           "warmup_steps": 0, "lr_schedule": "constant", "lr_schedule_options": ScheduleOptions(), "precision": "fp64",
-          "compile": False, "loss_scale": LossScale(), "router_balance": 0.0, "router_z": 0.0, "expert_capacity": None,
+          "compile": False, "seed": 0, "loss_scale": LossScale(), "router_balance": 0.0, "router_z": 0.0, "expert_capacity": None,
           "muon_momentum": Train.model_fields["muon_momentum"].default}
 Table = TypeVar("Table", bound=BaseModel)
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """The numbers of a shrunk model.
-
-    Attributes:
-        layers: its first ones, which have every kind; ``whole``: their number in the model itself.
-        experts, choices: of a token among them; at most as many as the model has.
-        uneven: names of numbers that the tensor ranks of the job cut unevenly: "vocabulary", "intermediate".
-        windows: True if a window hides tokens of a sample.
-    """
-
-    layers: int
-    whole: int
-    heads: int
-    kv_heads: int
-    experts: int
-    choices: int
-    uneven: frozenset[str]
-    windows: bool
 
 
 def shrunk(spec: JobSpec, shape: ModelShape) -> JobSpec:
@@ -75,21 +51,6 @@ def shrunk(spec: JobSpec, shape: ModelShape) -> JobSpec:
         spec, parallel=parallel, train=train, lora=_lora(spec, shape), evaluate=Evaluate(), checkpoint=Checkpoint(),
         job=_changed(spec.job, nodes=1, ranks_per_node=tensor * context * pipeline * data, device="cpu"), sweep=Sweep(),
         data=_changed(spec.data, sequence_length=TOKENS + bool(uneven), weights=()))
-
-
-def sizes_of(spec: JobSpec, shape: ModelShape, small: JobSpec) -> Sizes:
-    """Return the numbers of the model of a shrunk job. Raises HpcMpError as ``stage_cut``."""
-    tensor, held = spec.parallel.tensor, stage_cut(spec, shape).layers
-    full = max(1, small.stages - (held[0] == 0) - (held[-1] == 0 and len(held) > 1))
-    least = full * (2 if spec.parallel.recompute.startswith(GROUPED) else 1) + (full > 1)
-    alone = shape.kv_heads == 1 or tensor > shape.kv_heads
-    numbers = {"vocabulary": shape.vocabulary, "intermediate": shape.intermediate}
-    return Sizes(
-        layers=min(shape.layers, max(_kinds(shape), least, 2)), whole=shape.layers,
-        heads=HEADS, kv_heads=HEADS if shape.heads == shape.kv_heads else 1 if alone else 2,
-        experts=EXPERTS - bool(shape.experts % spec.parallel.expert), choices=CHOICES,
-        uneven=frozenset(name for name, number in numbers.items() if number % tensor),
-        windows=shape.narrowest(spec.data.sequence_length) is not None)
 
 
 def with_model(small: JobSpec, config: Mapping[str, Any], shape: ModelShape, held: Sequence[int]) -> JobSpec:
@@ -134,17 +95,6 @@ def layout_words(spec: JobSpec) -> str:
     axes = {"tensor": p.tensor, "pipeline": p.pipeline, "context": p.context, "data": spec.data_degree, "expert": p.expert}
     sizes = " × ".join(f"{name} {size}" for name, size in axes.items() if size > 1) or "one rank"
     return f"{sizes}, zero {p.zero}" + (f", {p.schedule}" if spec.stages > 1 else "")
-
-
-def _kinds(shape: ModelShape) -> int:
-    """Return the least number of first layers among which is every kind."""
-    family = family_of(shape)
-    firsts: dict[object, int] = {}
-    for layer in range(shape.layers):
-        weights = tuple((weight.name, weight.shape, weight.cut) for weight in family.block_weights(shape, layer))
-        kind = shape.window_of(layer), shape.experts_of(layer), layer in family.unattended, weights
-        firsts.setdefault(kind, layer)
-    return max(firsts.values()) + 1
 
 
 def _data(spec: JobSpec, context: int, expert: int) -> tuple[int, int | None]:

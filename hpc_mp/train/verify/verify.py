@@ -28,9 +28,9 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, resolve
-from hpc_mp.job.layout import check_job, read_config, read_shape, stage_cut
+from hpc_mp.job.layout import check_job, read_shape, stage_cut
 from hpc_mp.job.lora import adapters_of
-from hpc_mp.job.shrunk import layout_words, shrunk, sizes_of, with_model
+from hpc_mp.job.shrunk import layout_words, shrunk, with_model
 from hpc_mp.layout.models import ModelShape, family_of
 from hpc_mp.rundir.checkpoint_index import read_indexes
 from hpc_mp.rundir.verified import FORMAT, REFUSED, Verified
@@ -75,7 +75,7 @@ def comparison(spec: JobSpec, shape: ModelShape) -> tuple[Comparison, JobSpec]:
     torch.set_num_threads(1)  # nothing here starts threads, which would not survive a fork
     import_model_code(family_of(shape))
     small = shrunk(spec, shape)
-    config, model = small_model(read_config(spec), shape, sizes_of(spec, shape, small))
+    config, model = small_model(spec, shape, small)
     small = with_model(small, config, model, stage_cut(spec, shape).layers)
     small_shape = replace(model, adapters=adapters_of(small.lora, family_of(model), model))
     with TemporaryDirectory(prefix="hpc-mp-verify-") as name, socket.create_server((LOCAL, 0), backlog=small.ranks) as listener:
@@ -94,7 +94,7 @@ def _plain(small: JobSpec, shape: ModelShape, folder: Path) -> Observed:
     observed = plain.train(DrawnSamples(shape.vocabulary, small.data.sequence_length, small.data.documents == "separate"))
     folder.mkdir()
     if shape.adapters is None:
-        plain.model.save_pretrained(folder)
+        plain.model.save_pretrained(folder, state_dict=dict(plain.trained))
     else:
         save_file({name: values.contiguous() for name, values in as_peft(shape, plain.trained).items()},
                   folder / "adapters.safetensors")
