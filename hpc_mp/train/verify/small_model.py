@@ -22,7 +22,7 @@ from hpc_mp.train.model.reader import read_model
 
 HEADS, EXPERTS, CHOICES = 4, 4, 2
 WINDOW, UNSEEN = 7, 2 * TOKENS  # of tokens: one that hides some of a sample, and one that hides none
-HIDDEN, INTERMEDIATE, EXPERT_INTERMEDIATE, VOCABULARY, POSITIONS, LATENT = 32, 48, 16, 96, 64, 8
+HIDDEN, INTERMEDIATE, EXPERT_INTERMEDIATE, VOCABULARY, POSITIONS, LATENT = 64, 48, 16, 96, 64, 8
 MOST = 4_000_000  # parameters of a shrunk model: more of them are a sign of a number that no name here shrinks
 NAMES: Mapping[str, tuple[str, ...]] = {  # a number of the shrunk model -> its names in configurations
     "layers": ("num_hidden_layers", "n_layer", "num_layers"),
