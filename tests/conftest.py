@@ -15,6 +15,7 @@ from slurm_lab.why_not import why_not
 from xdist.scheduler import LoadFileScheduling
 
 os.environ["OMP_NUM_THREADS"] = "1"  # many ranks share few cores, and sums keep one order; read when torch is first imported
+os.environ["HPC_MP_VERIFY"] = "0"  # launches do not verify: tests/train/test_verify.py does
 # Started in the background or under nohup, a process ignores these, and so would all that tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)

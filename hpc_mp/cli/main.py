@@ -43,6 +43,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "lab": ("lab", "Run a Slurm cluster of several hosts on this machine, for tests."),
     },
     "Understand": {
+        "verify": ("verify", "Compare a job's model and layout, shrunk, with Hugging Face's own model."),
         "model": ("model", "Show what a model is: sizes, how it is cut, which degrees are possible."),
         "placement": ("placement", "Show the place and the coordinates of each rank, and the cost."),
         "schedule": ("schedule", "Show the action table of a pipeline schedule."),

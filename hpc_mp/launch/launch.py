@@ -30,6 +30,7 @@ from hpc_mp.launch.resume import Resumed, resuming
 from hpc_mp.launch.run_files import check_writable, next_run, next_runs, script
 from hpc_mp.launch.summary import describe, describe_program, table
 from hpc_mp.launch.training_text import TrainingText, check_text, counted_steps, estimated_steps, report_text, tokenizer_of
+from hpc_mp.launch.verification import verify_first
 from hpc_mp.report.conclude import conclude
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.history import saved_step
@@ -121,7 +122,7 @@ def launch(request: LaunchRequest, listener: Listener) -> Outcome:
     """Launch like ``run_job``; the listener also gets the progress of the ranks."""
     plans = plan_job(request, partial(counted_steps, listener=listener))
     backend = BACKENDS[plans[0].where.place]
-    checks, summary = iter([_check_models(plans, request, listener)]), _summary(plans, backend)  # all runs before the first one
+    checks, summary = iter([_check_all(plans, request, listener)]), _summary(plans, backend)  # all runs before the first one
 
     def start(plan: JobPlan, text: str | None = None) -> Outcome:
         with _resumed(plan, request) as resumed:
@@ -273,6 +274,17 @@ def _unfinished(plan: JobPlan, request: LaunchRequest) -> str:
 
 def _unchecked(_ask: ModelChecker) -> None:
     """Check nothing: the models of all runs were checked before the first one."""
+
+
+def _check_all(plans: Sequence[JobPlan], request: LaunchRequest, listener: Listener) -> Callable[[ModelChecker], None]:
+    """Return the checks of the models, and of new runs the verification."""
+
+    def check(ask: ModelChecker) -> None:
+        _check_models(plans, request, listener)(ask)
+        if not request.resume:
+            verify_first([plan.spec for plan in plans if isinstance(plan, TrainingPlan)], listener)
+
+    return check
 
 
 def _check_models(plans: Sequence[JobPlan], request: LaunchRequest, listener: Listener) -> Callable[[ModelChecker], None]:

@@ -13,11 +13,12 @@ from typing import NamedTuple
 from hpc_mp.base.assets import asset
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.bad_nodes import write_exclusions
-from hpc_mp.job import AnySpec, ProgramSpec, dump_job
+from hpc_mp.job import AnySpec, JobSpec, ProgramSpec, dump_job
 from hpc_mp.job.values import toml_value
 from hpc_mp.launch.plan import JobPlan
 from hpc_mp.launch.render import JobScript, render
 from hpc_mp.launch.resume import Resumed
+from hpc_mp.launch.verification import known
 from hpc_mp.layout.placement import to_dict
 from hpc_mp.rundir import RunDirectory, create_run, prepare_resume, write_json, write_text
 from hpc_mp.rundir.history import AttemptEnd, furthest_step, record
@@ -131,6 +132,10 @@ def _write(plan: JobPlan, run: RunDirectory, rendered: JobScript) -> None:
         if plan.avoided:
             write_exclusions(run.excluded, plan.avoided)
         write_text(run.clean_environment, asset(f"slurm/{run.clean_environment.name}").read_text(encoding="utf-8"))
+        record = known(plan.spec) if isinstance(plan.spec, JobSpec) else None
+        run.verified.unlink(missing_ok=True)
+        if record is not None:
+            write_json(run.verified, asdict(record))
         if plan.measured is not None:
             write_json(run.measured, asdict(plan.measured))
     except OSError as error:

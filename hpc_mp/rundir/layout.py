@@ -96,6 +96,8 @@ class RunDirectory:
         "the node and the coordinates of every rank, and all groups")
     plan = RunFile("plan.json", "launch", "supervisor, status, report, resume",
         "the layers of every stage, bytes per axis and per rank, every choice with its reason")
+    verified = RunFile("verified.json", "launch", "you",
+        "what was compared with Hugging Face's own model before the first start, and the largest difference")
     program = RunFile("program.json", "launch", "every rank",
         "with `[program]`: the command of the ranks, its directory and its variables, byte for byte")
     program_script = RunFile("program.sh", "supervisor", "every rank",

@@ -225,8 +225,7 @@ def _filler(spec: JobSpec, model: ModelShape, reader: ShardReader, saved: torch.
     """Return what fills tensors: from the checkpoint, and what keeps its values from the run's first weights, with adapters
     merged."""
     if not keeps_values(family_of(model), model):
-        return lambda tensors: reader.read(LocalPart(output.weight.name, output.weight.shape, output.box, values)
-                                           for output, values in tensors)
+        return _of_checkpoint(reader)
     merged = Merged(family_of(model), model, own_values(spec, model), reader, saved)
 
     def fill(tensors: Iterable[tuple[_Output, Tensor]]) -> None:
@@ -238,12 +237,27 @@ def _filler(spec: JobSpec, model: ModelShape, reader: ShardReader, saved: torch.
 
 def _convert(checkpoint: Path, fill: Filler, outputs: dict[str, _Output], dtype: torch.dtype, path: Path) -> int:
     """Write tensors to one file, reshaped to Hugging Face's shapes. Return their bytes."""
+    with reading(checkpoint):
+        tensors = _filled(fill, outputs, dtype)
+    save_file(tensors, path, metadata={"format": "pt"})
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
+def _filled(fill: Filler, outputs: dict[str, _Output], dtype: torch.dtype) -> dict[str, Tensor]:
     tensors = {name: torch.empty([part.stop - part.start for part in output.box], dtype=dtype)
                for name, output in outputs.items()}
-    with reading(checkpoint):
-        fill((output, tensors[name]) for name, output in outputs.items())
-    save_file({name: tensor.view(outputs[name].shape) for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
-    return sum(tensor.nbytes for tensor in tensors.values())
+    fill((output, tensors[name]) for name, output in outputs.items())
+    return {name: tensor.view(outputs[name].shape) for name, tensor in tensors.items()}
+
+
+def model_tensors(config: PreTrainedConfig, model: ModelShape, reader: ShardReader, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return all tensors that an export of a checkpoint without adapters has."""
+    return _filled(_of_checkpoint(reader), _outputs(config, model), dtype)
+
+
+def _of_checkpoint(reader: ShardReader) -> Filler:
+    return lambda tensors: reader.read(LocalPart(output.weight.name, output.weight.shape, output.box, values)
+                                       for output, values in tensors)
 
 
 def _save_generation_config(spec: JobSpec, config: PreTrainedConfig, directory: Path) -> None:

@@ -1,0 +1,163 @@
+"""The reference of a verification: Hugging Face's own model and torch.optim in one process.
+
+Each document is a sequence of its own, so that there are no masks but those that the model makes. Of ours are only the samples,
+the first values, and the elements that dropout drops, which are a hash of the place in the sample.
+"""
+
+import zlib
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from hpc_mp.job import JobSpec
+from hpc_mp.job.layout import read_config
+from hpc_mp.layout.models import ModelShape, family_of
+from hpc_mp.train.data.rows import IGNORE
+from hpc_mp.train.device.precision import StaysDouble
+from hpc_mp.train.parallel.dropout import DropoutClock, Moment, keep
+from hpc_mp.train.verify.adapters import attach
+from hpc_mp.train.verify.observed import INPUT, Observed, Output, drawn, hidden_of, watched, whole
+from hpc_mp.train.verify.samples import DrawnSamples
+
+
+class Plain(StaysDouble):
+    """Hugging Face's model for the documents of samples, in fp64. As a mode of torch it replaces the random numbers of dropout.
+
+    Attributes:
+        trained: the parameters that are trained, by their names in the engine.
+    """
+
+    def __init__(self, spec: JobSpec, shape: ModelShape) -> None:
+        super().__init__()
+        self.spec, self.family, self.clock = spec, family_of(shape), DropoutClock(spec.train.seed)
+        self.sites: list[str] = []  # names of the modules that run and drop something
+        self.sample, self.places, self.length = 0, slice(0), spec.data.sequence_length
+        self.observed = Observed()
+        source = drawn(spec.train.seed)
+        self.model = self._built()
+        weights = {weight.name: weight for weight in self.family.all_weights(shape)}
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                parameter.copy_(source(weights[name], whole(weights[name].shape)).reshape(parameter.shape))
+        self.trained = dict(self.model.named_parameters())
+        self._watch()
+        if shape.adapters is not None:
+            self.trained = attach(self.model, shape, source, self.drop)
+
+    def _built(self) -> PreTrainedModel:
+        config = read_config(self.spec)
+        values = {key: value for key, value in config.items() if key != "model_type"}
+        if self.spec.train.dropout is not None:
+            values |= dict.fromkeys(self.family.dropouts, self.spec.train.dropout)
+        with self:
+            hugging_face = AutoConfig.for_model(config["model_type"], **values)
+            hugging_face._experts_implementation = "eager"  # the other implementations of transformers do not support fp64
+            return AutoModelForCausalLM.from_config(hugging_face, attn_implementation="eager").double().train()
+
+    def __torch_function__(self, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        if function is nn.functional.dropout and self.sites:
+            values = dict(zip(("input", "p", "training"), args, strict=False)) | (kwargs or {})
+            return self.drop(values["input"], values.get("p", 0.5) if values.get("training", True) else 0.0, self.sites[-1])
+        return super().__torch_function__(function, types, args, kwargs)
+
+    def drop(self, x: Tensor, probability: float, site: str) -> Tensor:
+        """Return a tensor with the elements dropped that the engine drops: (1, tokens, …), or weights of attention."""
+        if probability == 0.0:
+            return x
+        if x.dim() == 4:  # (1, heads, tokens, tokens)
+            index = torch.arange(x.shape[1] * self.length**2).view(-1, self.length, self.length)[:, self.places, self.places]
+        else:
+            index = torch.arange(self.length * x.shape[2:].numel()).view(self.length, *x.shape[2:])[self.places]
+        stays = keep(self.clock.site_keys(zlib.crc32(site.encode()), x.device), index.to(torch.int32), probability)
+        return torch.where(stays, x / (1.0 - probability), 0.0)
+
+    def _watch(self) -> None:
+        """Note the outputs of modules, and which module drops."""
+        attentions = {f"{self.family.blocks}.{layer}.{self.family.attention}": f"attention.{layer}"
+                      for layer in range(self.model.config.num_hidden_layers)}
+        inner = self.family.attention_dropout
+        attentions |= {f"{path}.{inner}": site for path, site in attentions.items()} if inner is not None else {}
+        for name, module in self.model.named_modules():
+            module.register_forward_hook(partial(self._ended, name))
+            if name in attentions or isinstance(module, nn.Dropout):
+                site = attentions.get(name, name)
+                module.register_forward_pre_hook(lambda _, args, site=site: self.sites.append(site))
+                module.register_forward_hook(lambda *_: self.sites.pop() and None)
+        for name, module in watched(self.family, self.model):
+            module.register_forward_hook(lambda _, args, output, name=name: self._note(name, output))
+        first = self.model.get_submodule(f"{self.family.blocks}.0")
+        first.register_forward_pre_hook(lambda _, args, more: self._note(
+            f"{INPUT}{self.family.blocks}.0", (*args, *more.values())), with_kwargs=True)
+
+    def _ended(self, name: str, *_: Any) -> None:
+        if name not in self.observed.order:
+            self.observed.order.append(name)
+
+    def _note(self, name: str, output: Any) -> None:
+        hidden = hidden_of(output)
+        if name.startswith(INPUT):
+            self._ended(name)
+        if hidden is not None and self.clock.moment.step == 0:
+            places = torch.arange(self.length)[self.places].numpy()
+            self.observed.outputs.setdefault(name, []).append(Output((self.sample,), places, hidden.detach().numpy().copy()))
+
+    def loss(self, samples: DrawnSamples, position: int) -> Tensor:
+        """Return the loss of a sample, summed over its labels."""
+        ids, labels = map(torch.from_numpy, samples.at(position))
+        cuts, total = (0, *samples.cuts(position), self.length), torch.zeros((), dtype=torch.float64)
+        train = self.spec.train
+        self.sample = position
+        for begin, end in pairwise(cuts):
+            self.places = slice(begin, end)
+            with self:
+                logits = self.model(input_ids=ids[None, self.places], use_cache=False).logits[0]
+                own = labels[self.places]
+                total = total + nn.functional.cross_entropy(logits, own, ignore_index=IGNORE, reduction="sum",
+                                                            label_smoothing=train.label_smoothing)
+                total = total + train.z_loss * torch.logsumexp(logits, -1)[own != IGNORE].square().sum()
+        return total
+
+    def train(self, samples: DrawnSamples) -> Observed:
+        """Train the steps of the job."""
+        settings, shapes = self.spec.train, {name: parameter.shape for name, parameter in self.trained.items()}
+        optimizer = self._optimizer()
+        for step in range(settings.steps):
+            batch = range(step * settings.global_batch, (step + 1) * settings.global_batch)
+            labels, loss = samples.label_count(batch), 0.0
+            for position in batch:
+                self.clock.set(Moment(step, (position,)))
+                part = self.loss(samples, position) / labels
+                part.backward()
+                loss += part.item()
+            self.observed.losses.append(loss)
+            norm = nn.utils.clip_grad_norm_(self.trained.values(), settings.clip or float("inf"))
+            self.observed.norms.append(float(norm))
+            if step == 0:
+                self.observed.gradients = [(name, whole(shapes[name]), _gradient(parameter))
+                                           for name, parameter in self.trained.items()]
+            optimizer.step()
+            optimizer.zero_grad()
+        return self.observed
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        settings = self.spec.train
+        groups = []
+        for name, parameter in self.trained.items():
+            spared = any(fnmatchcase(name, pattern) for pattern in settings.no_decay)
+            factor = next((factor for pattern, factor in settings.lr_factors.items() if fnmatchcase(name, pattern)), 1.0)
+            groups.append({"params": [parameter], "lr": settings.learning_rate * factor,
+                           "weight_decay": 0.0 if spared else settings.weight_decay})
+        if settings.optimizer == "sgd":
+            return torch.optim.SGD(groups, lr=settings.learning_rate, momentum=settings.momentum, foreach=False)
+        return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=settings.betas, eps=settings.eps, foreach=False)
+
+
+def _gradient(parameter: nn.Parameter) -> Any:
+    return (torch.zeros_like(parameter) if parameter.grad is None else parameter.grad).numpy().copy()
+

@@ -1,0 +1,43 @@
+"""Samples of a verification: drawn tokens, of which some do not count in the loss, in documents of several lengths."""
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpc_mp.train.data.rows import IGNORE
+
+COUNTED = 0.8  # share of the labels that count, so that their number differs among microbatches and ranks
+CUTS = ((), (9,), (4, 17), (15,))  # places at which documents begin, of samples in turn
+
+
+class DrawnSamples:
+    """Samples by position, as ``trainer.share`` takes them. ``separate``: True if documents do not see each other."""
+
+    def __init__(self, vocabulary: int, length: int, separate: bool) -> None:
+        self.vocabulary, self.length, self.separate = vocabulary, length, separate
+
+    def at(self, position: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return inputs and labels of a sample, (length,)."""
+        generator = np.random.default_rng(position)
+        tokens = generator.integers(0, self.vocabulary, self.length + 1)
+        labels = np.where(generator.random(self.length) < COUNTED, tokens[1:], IGNORE)
+        labels[[cut - 1 for cut in self.cuts(position)]] = IGNORE  # nothing precedes the first token of a document
+        return tokens[:-1], labels
+
+    def cuts(self, position: int) -> tuple[int, ...]:
+        """Return the places behind the first token at which documents begin that are separate."""
+        return CUTS[position % len(CUTS)] if self.separate else ()
+
+    def batch(self, positions: Iterable[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        inputs, labels = zip(*map(self.at, positions), strict=True)
+        return np.stack(inputs), np.stack(labels)
+
+    def documents(self, positions: Iterable[int]) -> NDArray[np.int64] | None:
+        """Return the places at which documents begin, as ``TokenRows.documents`` does."""
+        limit = max(map(len, CUTS))
+        rows = [[0, *cuts, *[self.length] * (limit - len(cuts))] for cuts in map(self.cuts, positions)]
+        return np.array(rows, np.int64) if self.separate else None
+
+    def label_count(self, positions: Iterable[int]) -> int:
+        return sum(int((self.at(position)[1] != IGNORE).sum()) for position in positions)
