@@ -15,7 +15,7 @@ from hpc_mp.base.text import counted, data_size, duration, memory_size, several
 from hpc_mp.cli.output import number_table, terminal
 from hpc_mp.job import load_job
 from hpc_mp.job.layout import check_job, layout_of, read_shape
-from hpc_mp.layout.owners import OWNED
+from hpc_mp.layout.optimizers import WHOLE_WEIGHTS
 from hpc_mp.layout.placement import place
 from hpc_mp.planner.order import choose_rank_order
 from hpc_mp.planner.traffic import traffic_of
@@ -53,7 +53,7 @@ def _at(job: Path, overrides: Sequence[str], rank: int) -> tuple[str, "DryRun"]:
     check_job(spec, shape)
     if not 0 <= rank < spec.ranks:
         raise HpcMpError(f"--rank {rank}", f"must be 0 to {spec.ranks - 1} in this job", "pass one of these ranks")
-    if spec.train.optimizer in OWNED:
+    if spec.train.optimizer in WHOLE_WEIGHTS:
         raise HpcMpError(f"train.optimizer = {spec.train.optimizer!r}", "updates weights by their numbers, which a dry run does "
                          "not have", "use --set train.optimizer=adamw for all but the optimizer")
     layout = layout_of(spec, shape)

@@ -9,7 +9,7 @@ from hpc_mp.job.lora import check_lora
 from hpc_mp.job.program import ProgramSpec
 from hpc_mp.job.spec import UNCOUNTED, JobSpec, LossScale, Train
 from hpc_mp.job.sweep import runs_of
-from hpc_mp.layout.owners import OWNED
+from hpc_mp.layout.optimizers import WHOLE_WEIGHTS
 from hpc_mp.layout.schedule.names import check_sizes, stages_per_rank
 
 MUON_MOMENTUM = Train.model_fields["muon_momentum"].default
@@ -161,7 +161,7 @@ def _check_whole_weights(spec: JobSpec) -> None:
     if t.optimizer != "muon" and t.muon_momentum != MUON_MOMENTUM:
         raise HpcMpError(f"train.muon_momentum = {t.muon_momentum}", f"has no effect with optimizer = {t.optimizer!r}",
                          "leave it out")
-    if t.optimizer not in OWNED:
+    if t.optimizer not in WHOLE_WEIGHTS:
         return
     for kind in ("optimizer", "parameters"):
         if kind in p.offload:

@@ -5,20 +5,21 @@ from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job.learning_rate import check_factors
-from hpc_mp.job.lora import adapters_of
+from hpc_mp.job.lora import Lora
 from hpc_mp.job.spec import JobSpec
 from hpc_mp.layout.checks import check_layout
 from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.model_profile import ModelProfile, conditions, read_profile
-from hpc_mp.layout.models import ModelShape, family_of
+from hpc_mp.layout.models import Family, ModelShape, family_of
 from hpc_mp.layout.models.adapter_weights import trained_weights
+from hpc_mp.layout.models.adapters import Adapters
+from hpc_mp.layout.models.peft_files import stored_adapters
 from hpc_mp.layout.models.reading import model_shape
 from hpc_mp.layout.models.shape import Config, config_of
 from hpc_mp.layout.models.weight_files import check_weights
+from hpc_mp.layout.optimizers import SLOTS
 from hpc_mp.layout.placement import Degrees
 from hpc_mp.layout.stages import Partition, StageCut, cut_stages
-
-SLOTS = {"adamw": 2, "muon": 2, "sgd": 0, "adafactor": 0}  # numbers of optimizer state per parameter; momentum is one more
 
 
 def read_config(spec: JobSpec) -> Config:
@@ -35,6 +36,16 @@ def read_shape(spec: JobSpec) -> ModelShape:
     impossible sizes, an unknown field of its configuration, or adapters of another model."""
     shape = model_shape(read_config(spec), spec.model.pretrained)
     return replace(shape, adapters=adapters_of(spec.lora, family_of(shape), shape))
+
+
+def adapters_of(lora: Lora, family: Family, shape: ModelShape) -> Adapters | None:
+    """Return the adapters of a model; None if its own weights are trained. Raises HpcMpError if those in ``pretrained`` are not
+    adapters of this model."""
+    if lora.pretrained is not None:
+        return stored_adapters(Path(lora.pretrained), family, shape, lora.dropout)
+    if lora.rank == 0:
+        return None
+    return Adapters(lora.rank, lora.rank if lora.alpha is None else lora.alpha, lora.modules, lora.dropout, lora.rslora)
 
 
 def check_pretrained(spec: JobSpec) -> None:

@@ -1,13 +1,8 @@
 """``[lora]``: the adapters that a job trains in place of the model's own weights."""
 
-from pathlib import Path
-
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import shown
 from hpc_mp.job import values
-from hpc_mp.layout.models import Family, ModelShape
-from hpc_mp.layout.models.adapters import Adapters
-from hpc_mp.layout.models.peft_files import stored_adapters
 
 
 class Lora(values.Section):
@@ -41,13 +36,3 @@ def check_lora(lora: Lora) -> None:
     if lora.pretrained is not None and read:
         raise HpcMpError(f"lora.{read[0]} = {shown(getattr(lora, read[0]))}", "has no effect beside lora.pretrained, whose "
                          "adapter_config.json decides it", f"leave one of {read[0]} and pretrained out")
-
-
-def adapters_of(lora: Lora, family: Family, shape: ModelShape) -> Adapters | None:
-    """Return the adapters of a model; None if its own weights are trained. Raises HpcMpError if those in ``pretrained`` are not
-    adapters of this model."""
-    if lora.pretrained is not None:
-        return stored_adapters(Path(lora.pretrained), family, shape, lora.dropout)
-    if lora.rank == 0:
-        return None
-    return Adapters(lora.rank, lora.rank if lora.alpha is None else lora.alpha, lora.modules, lora.dropout, lora.rslora)

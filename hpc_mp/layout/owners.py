@@ -13,6 +13,7 @@ from math import prod
 
 from hpc_mp.layout.flat import EMBEDDING, HEAD, TIED, FlatLayout, ParameterSlot
 from hpc_mp.layout.models import Weight
+from hpc_mp.layout.optimizers import WHOLE_WEIGHTS
 
 Shape = tuple[int, ...]
 
@@ -51,7 +52,7 @@ OWNED: Mapping[str, OwnedState] = {
 def owners(optimizer: str, units: Iterable[FlatLayout], places: int) -> dict[str, int]:
     """Return the owner of each weight that has one, as a number of a place: shard rank × tensor ranks + tensor rank."""
     sizes = {slot.weight.name: prod(slot.weight.shape) for unit in units for slot in unit.slots
-             if optimizer in OWNED and OWNED[optimizer].owns(unit.unit, slot.weight)}
+             if optimizer in WHOLE_WEIGHTS and OWNED[optimizer].owns(unit.unit, slot.weight)}
     loads, chosen = [0] * places, {}
     for name, size in sorted(sizes.items(), key=lambda item: (-item[1], item[0])):
         chosen[name] = loads.index(min(loads))

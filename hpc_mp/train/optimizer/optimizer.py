@@ -11,7 +11,8 @@ from torch import Tensor
 
 from hpc_mp.layout.flat import Box, FlatLayout, Piece
 from hpc_mp.layout.learning_rate import RateSettings
-from hpc_mp.layout.owners import OWNED, owned_elements
+from hpc_mp.layout.optimizers import WHOLE_WEIGHTS
+from hpc_mp.layout.owners import owned_elements
 from hpc_mp.train.optimizer.optimizer_state import MASTER, HomeMaker, OnDevice, StateShape, Stretch, Turn
 from hpc_mp.train.optimizer.whole_weights import WholeWeights
 from hpc_mp.train.parallel.data_axis import TrainedUnit
@@ -82,7 +83,7 @@ class Optimizer:
         self.slots = SLOTS[settings.optimizer] if settings.optimizer != "sgd" or settings.momentum > 0 else ()
         self.units, self.settings = units, settings
         self.whole = WholeWeights(units, layouts, shapes or {}, settings, tensor, lambda name: _treatment(name, settings)) \
-            if settings.optimizer in OWNED else None
+            if settings.optimizer in WHOLE_WEIGHTS else None
         owned = {} if self.whole is None else self.whole.owners
         self.wide = dtype == torch.float64  # the scale of torch's fused optimizers has only 32 bits
         self.gradients = [(unit.gradient.part[begin:end], float(counts and unit.gradient.replicate.rank == 0))

@@ -16,7 +16,7 @@ from hpc_mp.base.text import did_you_mean
 from hpc_mp.job import JobSpec
 from hpc_mp.job.load import resolve
 from hpc_mp.layout.learning_rate import SCHEDULES, UNENDING, options_of
-from hpc_mp.layout.owners import OWNED
+from hpc_mp.layout.optimizers import WHOLE_WEIGHTS
 from hpc_mp.train.step.settings import Rate
 
 KEYS: Mapping[str, str] = {  # keyword -> key of the job file
@@ -104,7 +104,7 @@ def read_keywords(keywords: Mapping[str, Any]) -> Keywords:
         if condition and (names := [f'optimizer["{name}"]' for name in idle if name in optimizer]):
             raise HpcMpError(", ".join(names), f"{'has' if len(names) == 1 else 'have'} no effect{reason}",
                              f"leave {'it' if len(names) == 1 else 'them'} out")
-    if optimizer.get("name") in OWNED:
+    if optimizer.get("name") in WHOLE_WEIGHTS:
         raise HpcMpError(f"""optimizer["name"] = {optimizer['name']!r}""", "is for trainings with a job file",
                          'use "adamw" or "sgd"')
     if keywords.get("partition") == "profile":

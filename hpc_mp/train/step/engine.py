@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hpc_mp.layout.flat import stage_spans
 from hpc_mp.layout.layout import Layout
-from hpc_mp.layout.owners import OWNED
+from hpc_mp.layout.optimizers import WHOLE_WEIGHTS
 from hpc_mp.train.device.readback import Instant, Readback
 from hpc_mp.train.device.spans import profiled
 from hpc_mp.train.optimizer.optimizer import Held, Optimizer
@@ -74,7 +74,7 @@ class Engine:
         units = model.units(layout, mine.values(), *place)
         names = {stage: list(model.units(layout, [span], *place)) for stage, span in mine.items()}
         self.data = DataAxis(units, names, schedule, groups, layout, device)
-        whole = settings.optimizer.optimizer in OWNED
+        whole = settings.optimizer.optimizer in WHOLE_WEIGHTS
         layouts = [model.units(layout, mine.values(), rank, groups.expert.rank)
                    for rank in range(groups.tensor.size if whole else 0)]
         shapes = model.module_shapes(mine.values()) if whole else {}

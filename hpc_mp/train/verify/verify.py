@@ -28,8 +28,7 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, resolve
-from hpc_mp.job.layout import check_job, read_shape, stage_cut
-from hpc_mp.job.lora import adapters_of
+from hpc_mp.job.layout import adapters_of, check_job, read_shape, stage_cut
 from hpc_mp.job.shrunk import layout_words, shrunk, with_model
 from hpc_mp.layout.models import ModelShape, family_of
 from hpc_mp.rundir.checkpoint_index import read_indexes
