@@ -45,7 +45,9 @@ def expected() -> tuple[str, str]:
     text = DEMO.read_text().replace("pp_size=2", "pp_size=1")
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=100, env=CLEAN)
     assert done.returncode == 0, done.stderr
-    return said(done.stdout)
+    first, last = said(done.stdout)
+    assert float(first) > 5 and float(last) < 3, "it learns"
+    return first, last
 
 
 @pytest.mark.parametrize("launcher", WORDS)
