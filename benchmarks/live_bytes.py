@@ -27,13 +27,14 @@ from hpc_mp.train.parallel import flash, masks
 from hpc_mp.train.parallel.groups import Axis
 from hpc_mp.train.parallel.projection import TensorAxis, WeightGradients
 from hpc_mp.train.parallel.ring_attention import AttentionRing, ring_attention
-from hpc_mp.train.parallel.surroundings import LossGradient
 
 HIDDEN, VOCABULARY, HEADS, KV_HEADS, HEAD = 4096, 128_256, 32, 8, 128
 
 
 class Head:
     """A head whose weight gradient is kept in fp32, as the engine's is."""
+
+    trained = True
 
     def __init__(self) -> None:
         self.tensor = TensorAxis(Axis(), (), WeightGradients())
@@ -70,8 +71,8 @@ def loss(tokens: int, chunk: int) -> tuple[int, int]:
 
     def piece(hidden: Tensor, labels: Tensor) -> Tensor:
         with patch.object(vocabulary, "CHUNK", chunk):
-            objective = vocabulary.NextToken(heads[0], VOCABULARY, heads[0].tensor, None, LossGradient(torch.ones(())), False)  # type: ignore[arg-type]
-        return objective(hidden, {"labels": labels}, lambda values: values)[0]
+            objective = vocabulary.NextToken(heads[0], VOCABULARY, heads[0].tensor, None, False)  # type: ignore[arg-type]
+        return objective(hidden, {"labels": labels}, lambda values: values, torch.ones(()))[0]
 
     return peak_of(make, piece)
 

@@ -165,7 +165,8 @@ def ours(case: Case, device: Any, compiled: bool) -> Step:
     from hpc_mp.layout.models import FAMILIES
     from hpc_mp.layout.placement import place
     from hpc_mp.layout.schedule_of import schedule_of
-    from hpc_mp.train.model.transformers_model import TransformersModel, hugging_face_config
+    from hpc_mp.train.model.transformers_model import TransformersModel
+    from hpc_mp.train.model.transformers_modules import hugging_face_config
     from hpc_mp.train.parallel.communicators import build, everyone
     from hpc_mp.train.parallel.dropout import Moment
     from hpc_mp.train.pipeline.stage import Microbatches

@@ -12,7 +12,7 @@ from rich.table import Table
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import load_job
 from hpc_mp.job.layout import read_config
-from hpc_mp.layout.models.description import Description, LayerKind, describe
+from hpc_mp.layout.models.description import LayerKind, ModelDescription, describe
 from hpc_mp.layout.models.reading import model_shape
 from hpc_mp.layout.models.shape import config_of
 from hpc_mp.layout.models.types import proved_with, verdicts
@@ -70,7 +70,7 @@ def configuration(model: str) -> tuple[dict[str, Any], str | None]:
     return config, model
 
 
-def picture(model: Description) -> Table:
+def picture(model: ModelDescription) -> Table:
     """Return the description as a table."""
     table = Table(show_header=False, box=None, pad_edge=False)
     whole = [f"{name}: {reason}" for name, reason in model.whole.items()]

@@ -30,7 +30,7 @@ class RateSettings(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ScheduledStep:
     """Step ``number`` (from 0) of ``steps``, of which the first ``warmup`` are the warm-up; ``rate``: the full rate."""
 
     number: int
@@ -63,43 +63,43 @@ def above(factor: float, least: float) -> float:
     return factor * (1 - least) + least
 
 
-def ours(fall: Callable[[float], float]) -> Callable[[Step], float]:
+def ours(fall: Callable[[float], float]) -> Callable[[ScheduledStep], float]:
     """Return a schedule whose warm-up ends with the full rate, and whose factor then is a function of the progress."""
     return lambda step: fall(step.progress) if step.warmed else (step.number + 1) / step.warmup
 
 
-def constant_with_warmup(step: Step) -> float:
+def constant_with_warmup(step: ScheduledStep) -> float:
     return 1.0 if step.warmed else step.rise
 
 
-def cosine_with_restarts(step: Step, *, num_cycles: int = 1) -> float:
+def cosine_with_restarts(step: ScheduledStep, *, num_cycles: int = 1) -> float:
     if not step.warmed:
         return step.rise
     return max(0.0, 0.5 * (1.0 + math.cos(math.pi * ((num_cycles * step.progress) % 1.0))))
 
 
-def polynomial(step: Step, *, lr_end: float = 1e-7, power: float = 1.0) -> float:
+def polynomial(step: ScheduledStep, *, lr_end: float = 1e-7, power: float = 1.0) -> float:
     if not step.warmed:
         return step.rise
     left = 1 - (step.number - step.warmup) / (step.steps - step.warmup)
     return float((step.rate - lr_end) * left**power + lr_end) / step.rate
 
 
-def inverse_sqrt(step: Step, *, timescale: int | None = None) -> float:
+def inverse_sqrt(step: ScheduledStep, *, timescale: int | None = None) -> float:
     if not step.warmed:
         return step.rise
     scale = timescale or step.warmup or 10_000
     return 1.0 / math.sqrt((step.number + (scale - step.warmup)) / scale)
 
 
-def cosine_with_min_lr(step: Step, *, num_cycles: float = 0.5, min_lr: float | None = None,
+def cosine_with_min_lr(step: ScheduledStep, *, num_cycles: float = 0.5, min_lr: float | None = None,
                        min_lr_rate: float | None = None) -> float:
     if not step.warmed:
         return step.rise
     return max(0.0, above(wave(step.progress, num_cycles), least_factor(step, min_lr, min_lr_rate)))
 
 
-def cosine_warmup_with_min_lr(step: Step, *, num_cycles: float = 0.5, min_lr: float | None = None,
+def cosine_warmup_with_min_lr(step: ScheduledStep, *, num_cycles: float = 0.5, min_lr: float | None = None,
                               min_lr_rate: float | None = None, warmup_lr_rate: float | None = None) -> float:
     if not step.warmed and warmup_lr_rate is None:
         return (step.number + 1.0) / max(1.0, step.warmup)
@@ -109,12 +109,12 @@ def cosine_warmup_with_min_lr(step: Step, *, num_cycles: float = 0.5, min_lr: fl
     return max(0.0, above(wave(progress, num_cycles), least_factor(step, min_lr, min_lr_rate)))
 
 
-def least_factor(step: Step, min_lr: float | None, min_lr_rate: float | None) -> float:
+def least_factor(step: ScheduledStep, min_lr: float | None, min_lr_rate: float | None) -> float:
     """Return the least factor, given as a rate or as a factor; 0 if neither is."""
     return min_lr / step.rate if min_lr is not None else min_lr_rate or 0.0
 
 
-def warmup_stable_decay(step: Step, *, num_decay_steps: int = 0, num_stable_steps: int | None = None,
+def warmup_stable_decay(step: ScheduledStep, *, num_decay_steps: int = 0, num_stable_steps: int | None = None,
                         warmup_type: Shape = "linear", decay_type: Shape = "cosine", min_lr_ratio: float = 0,
                         num_cycles: float = 0.5) -> float:
     rises: Mapping[Shape, Callable[[float], float]] = {
@@ -153,7 +153,7 @@ def learning_rate(number: int, settings: RateSettings) -> float:
     schedule = SCHEDULES[settings.lr_schedule]
     options = {name: value for name in options_of(settings.lr_schedule)
                if (value := getattr(settings.lr_schedule_options, name)) is not None}
-    step = Step(number, settings.warmup_steps, settings.steps, settings.learning_rate)
+    step = ScheduledStep(number, settings.warmup_steps, settings.steps, settings.learning_rate)
     return settings.learning_rate * schedule(step, **options)
 
 

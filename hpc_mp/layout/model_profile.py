@@ -7,7 +7,7 @@ is refused.
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -70,7 +70,9 @@ class ModelProfile:
 
 def conditions(layout: Layout, shape: ModelShape, documents: str, dropout: float | None) -> dict[str, Any]:
     """Return the settings that measured seconds and bytes depend on, without the number of layers."""
-    sizes = json.loads(json.dumps(asdict(replace(shape, table=None))))  # with lists for tuples, as the profile is read
+    sizes = asdict(shape)
+    sizes.pop("family", None)  # of a model that was read
+    sizes = json.loads(json.dumps(sizes))  # with lists for tuples, as the profile is read
     sizes["dense"] = sorted(shape.dense)
     del sizes["layers"], sizes["initializer_range"]
     return {**sizes, "sequences of a microbatch": layout.samples, "sequence_length": layout.sequence, "documents": documents,

@@ -45,7 +45,7 @@ def loaded_after(code: str, watched: tuple[str, ...]) -> list[str]:
 
 
 RANK_HALF = [("hpc_mp", "train", room) for room in (
-    "rank", "checkpoint", "dry_run", "own_loop", "device", "model", "optimizer", "parallel", "pipeline", "step")]
+    "rank", "checkpoint", "dry_run", "own_loop", "device", "model", "optimizer", "parallel", "pipeline", "step", "verify")]
 RANK_PROGRAMS = ("hpc_mp/doctor/bench/ranks/", "hpc_mp/doctor/compute/")  # what the doctor starts on nodes
 
 

@@ -17,7 +17,8 @@ from transformers.models.bert import modeling_bert
 from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.models import FAMILIES, Family
 from hpc_mp.train.model import initial
-from hpc_mp.train.model.transformers_model import TransformersModel, hugging_face_config
+from hpc_mp.train.model.transformers_model import TransformersModel
+from hpc_mp.train.model.transformers_modules import hugging_face_config
 from hpc_mp.train.model.vocabulary import IGNORED
 from hpc_mp.train.parallel.dropout import DropoutClock
 from hpc_mp.train.parallel.fill import Source

@@ -32,7 +32,7 @@ class LayerKind:
 
 
 @dataclass(frozen=True, slots=True)
-class Description:
+class ModelDescription:
     """A model.
 
     Attributes:
@@ -67,14 +67,14 @@ class Description:
     expert: int
 
 
-def describe(shape: ModelShape) -> Description:
+def describe(shape: ModelShape) -> ModelDescription:
     """Return the description of a model."""
     family = family_of(shape)
     weights = family.all_weights(shape)
     idle = sum(_size(weight) // shape.experts * (shape.experts - shape.experts_per_token) for weight in weights if weight.experts)
     degrees = tuple(tensor for tensor in range(1, shape.heads + 1) if len({*head_counts(family, shape, TensorCut(tensor))}) == 1)
     modules = dict.fromkeys(family.without_layer(name)[0].format("*") for name in tensor_modules(family, shape))
-    return Description(
+    return ModelDescription(
         shape.model_type, family.architecture, TABLE if shape.model_type in FAMILIES else READ,
         sum(map(_size, weights)), sum(map(_size, weights)) - idle, sum(map(_size, family.embedding_weights(shape))),
         tuple(_kinds(shape)), shape.hidden, shape.heads, shape.kv_heads, shape.head_dim, shape.vocabulary, shape.positions,

@@ -3,17 +3,14 @@
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import shown
 from hpc_mp.layout.models.adapters import Adapters
 from hpc_mp.layout.models.fields import is_number
-
-if TYPE_CHECKING:
-    from hpc_mp.layout.models.family import Family
 
 Config = dict[str, Any]  # the fields of a Hugging Face configuration
 MOST, MOST_LAYERS = 2**31 - 1, 2**16
@@ -40,7 +37,6 @@ class ModelShape:
         chunked: True if windows do not end with the token, but are the chunks of this length of a sample, up to the token.
         bidirectional: True if tokens attend to later ones too; such a model learns masked tokens, not the next one.
         token_types: kinds of tokens, each with an embedding beside that of the word; 0: none.
-        table: the family of a model that was read; None: that of its model_type.
         adapters: what is trained in place of the model's own weights; None: these are.
     """
 
@@ -66,7 +62,6 @@ class ModelShape:
     chunked: bool = False
     bidirectional: bool = False
     token_types: int = 0
-    table: "Family | None" = field(default=None, compare=False, repr=False)
     adapters: Adapters | None = None
 
     def experts_of(self, layer: int) -> int:

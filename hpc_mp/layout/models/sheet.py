@@ -4,7 +4,7 @@
 control half makes the same ``Family`` and ``ModelShape`` as from a table.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -72,8 +72,15 @@ class Sheet:
 FORMAT = TypeAdapter(Sheet)
 
 
-def shape_of(sheet: Sheet) -> ModelShape:
-    """Return the shape of a model that was read, with its family."""
+@dataclass(frozen=True, slots=True)
+class ReadShape(ModelShape):
+    """The shape of a model that was read, and its family, for which no table stands."""
+
+    family: Family = field(kw_only=True, compare=False, repr=False)
+
+
+def shape_of(sheet: Sheet) -> ReadShape:
+    """Return the shape of a model that was read."""
     mlp = next((region for region in sheet.regions if region != sheet.attention), "mlp")
     family = Family(
         model_type=sheet.sizes["model_type"], architecture=sheet.architecture, code=sheet.module,
@@ -88,7 +95,7 @@ def shape_of(sheet: Sheet) -> ModelShape:
         head_scale=sheet.head_scale,
         embedding_weights=lambda _: sheet.embeddings, norm_weights=lambda _: sheet.norm, head_weights=lambda _: sheet.head)
     sizes: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in sheet.sizes.items()}
-    return ModelShape(**sizes, table=family)
+    return ReadShape(**sizes, family=family)
 
 
 def _block(sheet: Sheet, _: ModelShape, layer: int) -> tuple[Weight, ...]:

@@ -37,7 +37,7 @@ from hpc_mp.train.checkpoint.shard_file import FORMATS, Damaged, LocalPart, Shar
 from hpc_mp.train.data.bpe import CLASS
 from hpc_mp.train.data.cache import SUMS
 from hpc_mp.train.data.tokenizer_agreement import agreeing_settings
-from hpc_mp.train.model.transformers_model import hugging_face_config, without_values
+from hpc_mp.train.model.transformers_modules import hugging_face_config, without_values
 from hpc_mp.train.rank.first_values import own_values
 
 FILE_BYTES = 5_000_000_000  # limit of weights per output file: huggingface_hub's default

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from hpc_mp.layout.models.tensor import heads_of, part_of
 from hpc_mp.train.model.attention_table import attention_function
 from hpc_mp.train.model.compilation import compile_block
 from hpc_mp.train.model.rotary_tables import RotaryTables
+from hpc_mp.train.model.transformers_modules import TransformersModules
 from hpc_mp.train.model.transformers_stage import Absent, TransformersStage
 from hpc_mp.train.model.vocabulary import LogitsObjective, NextToken, VocabularyEmbedding
 from hpc_mp.train.parallel.adapter import Adapter, InputDropout
@@ -25,13 +26,10 @@ from hpc_mp.train.parallel.groups import Axis
 from hpc_mp.train.parallel.projection import Projection, TensorAxis, change_flat, change_input, change_output
 from hpc_mp.train.parallel.surroundings import Surroundings
 
-if TYPE_CHECKING:
-    from hpc_mp.train.model.transformers_model import TransformersModel
-
 UNSET = -987654321.0  # in buffers without values
 
 
-def build_stage(model: "TransformersModel", span: StageSpan, around: Surroundings) -> TransformersStage:
+def build_stage(model: TransformersModules, span: StageSpan, around: Surroundings) -> TransformersStage:
     """Build a stage without parameters, which ``adopt`` gives it."""
     whole, stage = model.skeleton(), TransformersStage(model.family, model.shape, span, around)
     for path, layer in zip(stage.blocks, span.layers, strict=True):
@@ -47,7 +45,7 @@ def _tensor_of(stage: TransformersStage, path: str) -> TensorAxis:
     return stage.tensor if stage.tensor.cut.cuts(module) else stage.tensor.alone
 
 
-def _embedding(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
+def _embedding(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
     """Attach the embedding to the first stage, cut along the vocabulary, with its further lookups and the modules behind it."""
     family = model.family
     if not stage.span.first:
@@ -67,7 +65,7 @@ def embedding_scale(embedding: nn.Module) -> tuple[float, bool]:
     return (float(getattr(embedding, "embed_scale", 1.0)), False) if scale is None else (float(scale), True)
 
 
-def _tensor(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
+def _tensor(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
     """Put column and row projections in place of linear ones; sum gradients of shared inputs."""
     family, present = model.family, {path for path, _ in stage.named_modules()}
     for layer, block in zip(stage.span.layers, stage.blocks, strict=True):
@@ -95,7 +93,7 @@ def _tensor(stage: TransformersStage, model: "TransformersModel", whole: nn.Modu
                     change_output(stage.get_submodule(path), partial(stage.tensor.share, dim=1))
 
 
-def _experts(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
+def _experts(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
     """Replace the experts. Each rank has a share of their output. It is summed behind them, or behind their parent module if
     that is cut as a whole: then each rank has a share of the router's gradient too."""
     family, count, around = model.family, model.shape.experts, stage.around
@@ -127,7 +125,7 @@ def _sharers(stage: TransformersStage, own: bool) -> tuple[list[Axis], bool]:
     return [stage.context.axis, *others], bool(others) or stage.tensor.rank == 0
 
 
-def _head(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
+def _head(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
     """Attach the last norm, the head and the loss to the last stage, cut along the vocabulary."""
     family, vocabulary = model.family, model.shape.vocabulary
     if not stage.span.last:
@@ -143,7 +141,7 @@ def _head(stage: TransformersStage, model: "TransformersModel", whole: nn.Module
         stage.objective = LogitsObjective(head, vocabulary, cap, model.loss)
 
 
-def _dropout(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
+def _dropout(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
     """Drop with masks that are the same on every layout."""
     tokens = stage.tensor.share(stage.positions, 0)
     for path, module in list(stage.named_modules()):
@@ -151,7 +149,7 @@ def _dropout(stage: TransformersStage, model: "TransformersModel", whole: nn.Mod
             stage.set_submodule(path, HashDropout(module.p, path, stage.around.clock, tokens))
 
 
-def _adapters(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
+def _adapters(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
     """Attach the model's adapters to projections and experts."""
     adapters, adapted = model.shape.adapters, adapted_weights(model.family, model.shape)
     if adapters is None:
@@ -174,7 +172,7 @@ def _adapters(stage: TransformersStage, model: "TransformersModel", whole: nn.Mo
             module.adapter = Adapter(adapters.scale, dropout, *projections)
 
 
-def _attention(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
+def _attention(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
     """Attach this rank's heads, their dropout, and the context axis to attention modules."""
     family, shape = model.family, model.shape
     for block, layer in zip(stage.blocks, stage.span.layers, strict=True):
@@ -201,7 +199,7 @@ def _attention(stage: TransformersStage, model: "TransformersModel", whole: nn.M
         stage.context.attach(attention, own, attention_function)
 
 
-def _buffers(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
+def _buffers(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
     """Give values to buffers that no checkpoint has, as transformers does it for a model that was made without any."""
     device = stage.positions.device
     stored = {weight.name for weight in model.family.all_weights(model.shape) if not weight.trained}
@@ -224,7 +222,7 @@ def _unset(module: nn.Module, names: Iterable[str]) -> list[str]:
     return [name for name in names if bool((cast(Tensor, module._buffers[name]) == UNSET).any())]
 
 
-def _compilation(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
+def _compilation(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
     """Compile blocks, with the exchanges of the context axis outside of their graphs, and the last norm."""
     if not stage.around.compile:
         return
@@ -237,7 +235,7 @@ def _compilation(stage: TransformersStage, model: "TransformersModel", whole: nn
         compile_block(stage.get_submodule(path))
 
 
-def _driver(stage: TransformersStage, model: "TransformersModel", whole: nn.Module) -> None:
+def _driver(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
     """Let the model's own forward drive. Around the layers it calls the stage's modules, or nothing."""
     family = model.family
     ends = {path: stage.span.first for path in (*family.lookups, *family.behind_embedding)}

@@ -40,15 +40,15 @@ def head_scale(model: PreTrainedModel, head: nn.Linear, name: str) -> float:
     Unmeasured. ``name``: of the module that has the layers."""
     hidden, logits, inputs = torch.randn(1, 3, head.in_features), torch.randn(1, 3, head.out_features), []
 
-    class Result(dict[int, Tensor]):
+    class LayerOutput(dict[int, Tensor]):
         last_hidden_state = hidden
 
         def __getattr__(self, name: str) -> None:
             return None
 
     class Base(nn.Module):
-        def forward(self, *args: Any, **settings: Any) -> Result:
-            return Result({0: hidden})
+        def forward(self, *args: Any, **settings: Any) -> LayerOutput:
+            return LayerOutput({0: hidden})
 
     class Head(nn.Module):
         weight = head.weight

@@ -165,7 +165,7 @@ class _CrossEntropy(torch.autograd.Function):
                 gradient: Tensor | None) -> Tensor:
         head, losses, gradients = objective.head, [], []
         terms = NO_TERMS if gradient is None else objective.terms
-        target = Target(1.0 - terms.smoothing, terms.smoothing / objective.vocabulary, terms.z, objective.cap)
+        target = TokenTarget(1.0 - terms.smoothing, terms.smoothing / objective.vocabulary, terms.z, objective.cap)
         columns = hidden, labels - objective.start, labels != IGNORED
         chunks = list(zip(*(column.split(objective.rows) for column in columns), strict=True))
         for number, (rows, places, counted) in enumerate(chunks, 1):
@@ -195,7 +195,7 @@ class _CrossEntropy(torch.autograd.Function):
         return gradient, None, None, None, None
 
 
-class Target(NamedTuple):
+class TokenTarget(NamedTuple):
     """The distribution over words that a token's logits are compared with, and how.
 
     Attributes:
@@ -211,7 +211,7 @@ class Target(NamedTuple):
     cap: float | None
 
 
-def _scores(logits: Tensor, places: Tensor, target: Target) -> tuple[Tensor, Tensor]:
+def _scores(logits: Tensor, places: Tensor, target: TokenTarget) -> tuple[Tensor, Tensor]:
     """Return the logarithm of the sum of the exponentials of each token's logits, and this rank's part of the mean of its logits
     over the target; both (tokens,).
 
@@ -232,7 +232,7 @@ def _scores(logits: Tensor, places: Tensor, target: Target) -> tuple[Tensor, Ten
     return word - log_share, matched
 
 
-def _slopes(logits: Tensor, places: Tensor, total: Tensor, weights: Tensor, target: Target) -> Tensor:
+def _slopes(logits: Tensor, places: Tensor, total: Tensor, weights: Tensor, target: TokenTarget) -> Tensor:
     """The gradient of the logits, in their format.
 
     Args:

@@ -21,7 +21,8 @@ from hpc_mp.layout.models.weight_files import check_weights
 from hpc_mp.rundir.origin import model_fields
 from hpc_mp.train.checkpoint.export import GENERATION
 from hpc_mp.train.model import initial
-from hpc_mp.train.model.transformers_model import TransformersModel, hugging_face_config, without_values
+from hpc_mp.train.model.transformers_model import TransformersModel
+from hpc_mp.train.model.transformers_modules import hugging_face_config, without_values
 from hpc_mp.train.model.vocabulary import IGNORED, LossFunction
 from hpc_mp.train.own_loop.keywords import written
 from hpc_mp.train.own_loop.saved_tensor import SavedTensor, fingerprint_of

@@ -24,7 +24,8 @@ from hpc_mp.train.checkpoint import checkpoint
 from hpc_mp.train.checkpoint.shard_file import Damaged
 from hpc_mp.train.data import TokenSet
 from hpc_mp.train.device.precision import since_a100
-from hpc_mp.train.model.transformers_model import TransformersModel, hugging_face_config
+from hpc_mp.train.model.transformers_model import TransformersModel
+from hpc_mp.train.model.transformers_modules import hugging_face_config
 from hpc_mp.train.optimizer.optimizer_state import HomeMaker, OnDevice, Streamed
 from hpc_mp.train.optimizer.state_stores import FileStore, MemoryStore
 from hpc_mp.train.parallel.groups import Groups

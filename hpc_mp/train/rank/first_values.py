@@ -8,7 +8,8 @@ from hpc_mp.layout.models import ModelShape, family_of
 from hpc_mp.layout.models.peft_files import stored_names
 from hpc_mp.rundir.staged import staged, staging_root
 from hpc_mp.train.model import initial
-from hpc_mp.train.model.transformers_model import TransformersModel, hugging_face_config
+from hpc_mp.train.model.transformers_model import TransformersModel
+from hpc_mp.train.model.transformers_modules import hugging_face_config
 from hpc_mp.train.parallel.fill import Source
 
 
