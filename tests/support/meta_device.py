@@ -136,7 +136,7 @@ def without_gpu(waits: Waits) -> None:
     here = NoStream()
     for name, value in {"Event": NoEvent, "Stream": NoStream, "stream": no_stream, "current_stream": lambda device=None: here,
                         "max_memory_allocated": lambda device=None: 0, "current_device": lambda: 0,
-                        "get_device_properties": lambda device: SimpleNamespace(total_memory=80 << 30, major=9)}.items():
+                        "get_device_properties": lambda device: SimpleNamespace(total_memory=80 << 30, major=9, minor=0)}.items():
         setattr(torch.cuda, name, value)
     for name in ("empty", "zeros"):
         setattr(torch, name, pageable(getattr(torch, name)))

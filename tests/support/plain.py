@@ -205,7 +205,7 @@ def plain(spec: JobSpec, skipped: Collection[int] = (), documents: Sequence[int]
             given, own = _separated(firsts, spec.data.sequence_length, documents, shape.window_of(0))
             labels = labels.where(own, IGNORE)
         with StaysDouble():
-            logits = model(ids, **given).logits
+            logits = model(ids, use_cache=False, **given).logits
         added, choices = _router_losses(spec, choices), []
         routers.append(float(added))
         dropped.append(1 - float(torch.cat(taken).mean()) if taken else None)

@@ -173,7 +173,7 @@ def test_text_without_a_loss_is_refused(place: Path, tmp_path: Path, text: str, 
 def test_one_token_alone_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokens.bin").write_bytes(b"\1\0")
     with pytest.raises(HpcMpError, match=r"evaluate.files \(1 tokens\): holds no token whose loss"):
-        HeldOut(TokenSet(tmp_path, 1, "uint16", tmp_path, "", False), 24)
+        HeldOut(TokenSet(tmp_path, 1, "uint16", tmp_path, "", False, (1,)), 24)
 
 
 def test_text_that_is_trained_on_too_is_named(place: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -54,7 +54,7 @@ def test_experts_in_some_layers_are_shared_out(engine: Engine, reference: Refere
     assert engine("qwen3_moe", *EXPERTS[name]).distance(reference("qwen3_moe")) < EXACT
 
 
-unscaled_embedding = wrapped(build_stage, "embedding_scale", lambda scale: lambda embedding: 1.0)
+unscaled_embedding = wrapped(build_stage, "embedding_scale", lambda right: lambda embedding: (1.0, False))
 unsummed_norm_of_heads = wrapped(groups.Groups, "sharing", lambda sharing: lambda self, slot: (
     groups.Axis() if slot.weight.name.endswith(("q_norm.weight", "k_norm.weight")) else sharing(self, slot)))
 

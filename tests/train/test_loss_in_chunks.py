@@ -49,6 +49,7 @@ def test_no_more_than_a_chunk_of_logits_is_there_at_once(monkeypatch: pytest.Mon
     class Head:
         """A projection of 8 numbers to 50 words, which is alone."""
 
+        trained = True
         weight = torch.randn(50, 8, dtype=torch.float64)
         gradient = torch.zeros_like(weight)
 

@@ -58,7 +58,7 @@ WRONG: dict[str, tuple[Any, dict[str, Any]]] = {
         NO_CUTS, {"inputs": ("mask",), "loss_fn": objective}),
     "loss_fn = 3: must be a function": (LLAMA, {"loss_fn": 3}),
     "cp_size = 2: gives each rank only some of the tokens": (LLAMA, {"cp_size": 2, "loss_fn": objective}),
-    "is not one of": ({"model_type": "lama"}, {}),
+    "is no causal language model of transformers": ({"model_type": "lama"}, {}),
     "does not name the model's family": ({"hidden_size": 8}, {}),
     "hiden_size": (LLAMA | {"hiden_size": 8}, {}),
     "model = 7: cannot be divided between ranks": (7, {}),

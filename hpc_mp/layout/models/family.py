@@ -11,7 +11,7 @@ from typing import Any, Literal
 from hpc_mp.layout.models.fields import DROPOUT, ConfigField
 from hpc_mp.layout.models.shape import ModelShape
 
-Init = Literal["normal", "residual", "uniform", "ones", "zeros"]
+Init = Literal["normal", "residual", "uniform", "ones", "zeros"] | float  # a number: a constant
 StoredPart = tuple[tuple[int, ...], str]
 POSITIONS = "positions"  # of a token in its document
 

@@ -1,6 +1,6 @@
 """The shape of a model from its configuration: by its family's table, else as its code in transformers was read.
 
-To read code takes a process with torch and transformers, some seconds. What it finds out is kept, by configuration and release,
+To read code takes a process with torch and transformers, some seconds. What it finds out is kept, by configuration and releases,
 in ``$XDG_CACHE_HOME/hpc-mp/models`` (``~/.cache`` by default).
 """
 
@@ -82,5 +82,7 @@ def place_of(config: Mapping[str, Any], environ: Mapping[str, str] = os.environ)
     """Return the file of a model's sheet."""
     cache = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     library = getattr(find_spec("transformers"), "origin", None)
-    content = json.dumps([library, library and Path(library).stat().st_mtime_ns, config], sort_keys=True, default=repr)
+    code = Path(__file__).parents[2] / "train" / "model"  # with the reader's
+    changed = [path.stat().st_mtime_ns for path in (*([Path(library)] if library else ()), *sorted(code.glob("*.py")))]
+    content = json.dumps([library, changed, config], sort_keys=True, default=repr)
     return cache / "hpc-mp" / "models" / f"{hashlib.sha256(content.encode()).hexdigest()}.json"

@@ -242,8 +242,9 @@ def _driver(stage: TransformersStage, model: TransformersModules, whole: nn.Modu
     ends[family.norm] = stage.span.last or ends.get(family.norm, False)
     replaced = {path: stage.get_submodule(path) if held else Absent() for path, held in ends.items()}
     for path in family.rotary:
+        empty = whole.get_submodule(path)
         with stage.precision.computing():
-            rotary = type(whole.get_submodule(path))(model.config)
+            rotary = type(empty)(getattr(empty, "config", model.config))  # several may have frequencies of their own
         replaced[path] = tables = RotaryTables(rotary, stage.whole_samples, stage.context.sequence)
         stage.rotary.append(tables)
     for path, module in replaced.items():

@@ -83,8 +83,10 @@ class ForwardTrace:
                 hooks += [experts.register_forward_pre_hook(partial(self._choose, number)),
                           experts.register_forward_hook(self._chosen),
                           *(other.register_forward_hook(self._route) for other in parent.children() if other is not experts)]
-        hooks += [module.register_forward_pre_hook(self._beside) for module in base.children() if module is not layers]
-        hooks += [module.register_forward_hook(self._turn) for module in base.children() if is_rotary(module)]
+        beside = [module for child in base.children() if child is not layers
+                  for module in (child if isinstance(child, nn.ModuleList) else (child,))]
+        hooks += [module.register_forward_pre_hook(self._beside) for module in beside]
+        hooks += [module.register_forward_hook(self._turn) for module in beside if is_rotary(module)]
         dropouts = {module: module.p for module in base.modules() if isinstance(module, nn.Dropout)}
         for module in dropouts:
             module.p = 0.0

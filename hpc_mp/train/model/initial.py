@@ -36,8 +36,9 @@ def drawn(seed: int, layers: int, initializer_range: float, padding: dict[str, i
     constants = {"ones": 1.0, "zeros": 0.0}
 
     def source(weight: Weight, box: Box) -> Tensor:
-        if weight.init in constants:
-            return torch.full([part.stop - part.start for part in box], constants[weight.init])
+        constant = constants.get(weight.init) if isinstance(weight.init, str) else weight.init
+        if constant is not None:
+            return torch.full([part.stop - part.start for part in box], constant)
         if weight.init == "uniform":
             return torch.from_numpy(uniform(key_of(seed, weight.name), weight.shape, box)).mul_(weight.shape[-1]**-0.5)
         scale = initializer_range / math.sqrt(2 * layers) if weight.init == "residual" else initializer_range

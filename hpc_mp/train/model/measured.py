@@ -1,5 +1,6 @@
 """Measurements of a model's code in transformers: first values of parameters, and the factor between the last norm and logits."""
 
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -9,12 +10,16 @@ from transformers import PreTrainedModel
 from hpc_mp.layout.models.family import Init
 
 
+UNSET = 0.4140625  # in parameters and buffers that nothing has set
+
+
 class Unmeasured(Exception):
     """The code cannot be measured; its text says why, without a subject."""
 
 
 def first_value(model: PreTrainedModel, module: nn.Module, leaf: str) -> Init:
-    """Return how transformers sets the first values of a parameter or a buffer: constants are measured."""
+    """Return how transformers sets the first values of a parameter or a buffer: constants are measured, in what it does to a module
+    without values, or in what the module's constructor does."""
     values = getattr(module, leaf)
     if (values.dim() > 1 and values.shape[0] > 1) or values.numel() > 1 << 20:
         return "normal"
@@ -30,9 +35,13 @@ def first_value(model: PreTrainedModel, module: nn.Module, leaf: str) -> Init:
         values = getattr(copy, leaf)
     except Exception:
         return "zeros"
-    if bool((values == 1).all()):
-        return "ones"
-    return "zeros" if bool((values == 0).all()) else "normal"
+    if bool((values == UNSET).all()):
+        with suppress(TypeError):  # a constructor that takes arguments
+            values = getattr(type(module)(), leaf)
+    constant = float(values.detach().flatten()[0])
+    if constant == UNSET or not bool((values == constant).all()):
+        return "normal"
+    return {0.0: "zeros", 1.0: "ones"}.get(constant, constant)
 
 
 def head_scale(model: PreTrainedModel, head: nn.Linear, name: str) -> float:
@@ -81,7 +90,7 @@ def text_of(error: Exception) -> str:
 
 
 def _filled(values: Tensor) -> Tensor:
-    return torch.full_like(values, 0.5, device="cpu")
+    return torch.full_like(values, UNSET, device="cpu")
 
 
 def _ratio(result: Tensor, base: Tensor) -> float | None:

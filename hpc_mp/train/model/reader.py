@@ -36,7 +36,7 @@ PROBE = "hpc_mp_probe"  # the name of the attention function of a reading
 ANOTHER = "use a model of another type, or write your own as layers (hpc_mp.parallel)"
 ATTENTIONS = ("full_attention", "sliding_attention", "chunked_attention")  # kinds of layers
 # Types whose layers compute attention in their own code, by scores to which they add a mask of all tokens.
-OWN_ATTENTION = ("bloom", "falcon", "gpt_neo", "xglm")
+OWN_ATTENTION = ("bloom", "falcon", "gpt_neo")
 MIXERS = ("linear_attention", "conv", "mamba")  # those that mix tokens by something else
 
 
@@ -50,6 +50,15 @@ def read_model(values: Mapping[str, Any]) -> Sheet:
     Args:
         values: its configuration, with ``model_type``.
     """
+    try:
+        return _read(values)
+    except HpcMpError:
+        raise
+    except Exception as error:  # code of transformers, which may be of any kind
+        raise refused(values, f"cannot be read ({text_of(error)})") from error
+
+
+def _read(values: Mapping[str, Any]) -> Sheet:
     config, trace = _config(values), ForwardTrace()
     model = _model(config, trace, values)
     paths = {module: path for path, module in model.named_modules()}
@@ -82,7 +91,7 @@ def read_model(values: Mapping[str, Any]) -> Sheet:
     norm = _weights(model, behind[0])
     if strange := [weight.name for weight in (*embeddings, *norm, *(weight for table in kinds for weight in table))
                    if not weight.trained and weight.init == "normal"]:
-        raise refused(values, f"has {strange[0]}, which is not trained, and begins with neither zeros nor ones")
+        raise refused(values, f"has {strange[0]}, which is not trained, and does not begin with a constant")
     try:
         scale = head_scale(model, head, blocks_path.rpartition(".")[0])
     except Unmeasured as reason:
@@ -153,6 +162,8 @@ def _ends(model: PreTrainedModel, values: Mapping[str, Any]) -> tuple[nn.Embeddi
     scaled = hasattr(embedding, "scalar_embed_scale") or hasattr(embedding, "embed_scale")
     if not isinstance(embedding, nn.Embedding) or (type(embedding) is not nn.Embedding and not scaled):
         raise refused(values, f"has an embedding of its own kind ({type(embedding).__name__})")
+    if isinstance(head, nn.Linear) and head.out_features != embedding.num_embeddings:
+        raise refused(values, f"embeds {embedding.num_embeddings} words and has logits of {head.out_features}")
     if type(head) is not nn.Linear:
         raise refused(values, f"has a head of its own kind ({type(head).__name__})")
     return embedding, head
@@ -163,9 +174,12 @@ def _run(model: PreTrainedModel, layers: nn.ModuleList, trace: ForwardTrace, val
     path = next(path for path, module in model.named_modules() if module is layers)
     hidden = torch.zeros(1, TOKENS, model.get_input_embeddings().weight.shape[1], device="meta", requires_grad=True)
     places = torch.zeros(1, TOKENS, dtype=torch.long, device="meta")
+    # Without a mask, the masks of an attention of its own would depend on the values of positions.
+    mask = torch.ones(1, TOKENS, dtype=torch.long, device="meta") if model.config.model_type in OWN_ATTENTION else None
     try:
         with trace.of(model.get_submodule(path.rpartition(".")[0]), layers):
-            model.get_submodule(path.partition(".")[0])(inputs_embeds=hidden, position_ids=places, use_cache=False)
+            model.get_submodule(path.partition(".")[0])(
+                inputs_embeds=hidden, position_ids=places, attention_mask=mask, use_cache=False)
     except Exception as error:
         raise refused(values, f"cannot be run without values ({text_of(error)})") from None
 

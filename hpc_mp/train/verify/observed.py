@@ -33,7 +33,7 @@ class Observed:
     Attributes:
         losses, norms: of every step.
         outputs: of modules in the forwards of the first step, by name, in the order of their ends.
-        gradients: of the first step, clipped: name of a parameter, rectangle of it, values.
+        gradients: of the first step, before their clipping: name of a parameter, rectangle of it, values.
         order: names of all modules in the order of their ends in a forward; only of Hugging Face's model.
     """
 

@@ -136,11 +136,11 @@ class Plain(StaysDouble):
                 part.backward()
                 loss += part.item()
             self.observed.losses.append(loss)
-            norm = nn.utils.clip_grad_norm_(self.trained.values(), settings.clip or float("inf"))
-            self.observed.norms.append(float(norm))
             if step == 0:
                 self.observed.gradients = [(name, whole(shapes[name]), _gradient(parameter))
                                            for name, parameter in self.trained.items()]
+            norm = nn.utils.clip_grad_norm_(self.trained.values(), settings.clip or float("inf"))
+            self.observed.norms.append(float(norm))
             optimizer.step()
             optimizer.zero_grad()
         return self.observed

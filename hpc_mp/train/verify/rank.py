@@ -57,7 +57,8 @@ def run_rank(rank: int, spec: JobSpec, shape: ModelShape, listener: socket.socke
         observed.losses.append(numbers.loss)
         observed.norms.append(numbers.norm)
         if step == 0:
-            observed.gradients = [*_gradients(engine)]
+            clip = spec.train.clip
+            observed.gradients = [*_gradients(engine, max(1.0, (numbers.norm + 1e-6) / clip) if clip else 1.0)]
     Writing(folder, spec.train.steps, {}, groups).write_all(engine.held())
     facts.barrier(host)
     dist.destroy_process_group()
@@ -71,12 +72,16 @@ def _store(rank: int, world: int, listener: socket.socket) -> dist.Store:
                          master_listen_fd=listener.fileno() if rank == 0 else None)
 
 
-def _gradients(engine: Engine) -> Any:
-    """Yield the rectangles of gradients that this rank updates parameters with."""
+def _gradients(engine: Engine, scale: float) -> Any:
+    """Yield the rectangles of gradients that this rank updates parameters with.
+
+    Args:
+        scale: what undoes their clipping, in which a fault of one gradient would be one of all.
+    """
     for unit in engine.data.trained.values():
         for piece in unit.layout.pieces(unit.shard.rank):
             values = unit.gradient.part[piece.begin:piece.begin + piece.size].view(piece.shape)
-            yield piece.slot.weight.name, piece.box, values.numpy().copy()
+            yield piece.slot.weight.name, piece.box, values.numpy() * scale
 
 
 def _watch(stage: TransformersStage, observed: Observed) -> None:
