@@ -1,5 +1,6 @@
 """Models without a table, read from their code in transformers, equal one process of plain transformers in fp64 to 1e-12."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from hpc_mp.job.layout import check_division, read_shape
 from hpc_mp.layout.models import FAMILIES, family_of, reading
 from hpc_mp.layout.models.shape import config_of
 from hpc_mp.train.checkpoint.export import export
+from hpc_mp.train.data import bpe
 from hpc_mp.train.model import attention_table, transformers_stage
 from hpc_mp.train.parallel.projection import TensorAxis
 
@@ -117,6 +119,8 @@ def test_what_is_never_trained_is_read_and_exported(plain: Plain, job: Job, plac
 
     if not directory.exists():
         run_ranks(1, save)
+        made = bpe.train([place / "text.jsonl"], ["text"], vocabulary=read_types.VOCABULARY, cache=tmp_path / "cache")
+        shutil.copy(made / "tokenizer.json", directory)
     assert read_types.read(config_of(directory)) is None
     path = place / f"saved-{kind}.toml"
     path.write_text(JOB.replace("config = {{ {model} }}", 'pretrained = "{model}"').format(model=directory))

@@ -9,7 +9,6 @@ from transformers import PreTrainedModel
 
 from hpc_mp.layout.models.family import Init
 
-
 UNSET = 0.4140625  # in parameters and buffers that nothing has set
 
 
@@ -18,8 +17,8 @@ class Unmeasured(Exception):
 
 
 def first_value(model: PreTrainedModel, module: nn.Module, leaf: str) -> Init:
-    """Return how transformers sets the first values of a parameter or a buffer: constants are measured, in what it does to a module
-    without values, or in what the module's constructor does."""
+    """Return how transformers sets the first values of a parameter or a buffer. Constants are measured, in what it does to a
+    module without values, or in what the module's constructor does."""
     values = getattr(module, leaf)
     if (values.dim() > 1 and values.shape[0] > 1) or values.numel() > 1 << 20:
         return "normal"
@@ -41,7 +40,7 @@ def first_value(model: PreTrainedModel, module: nn.Module, leaf: str) -> Init:
     constant = float(values.detach().flatten()[0])
     if constant == UNSET or not bool((values == constant).all()):
         return "normal"
-    return {0.0: "zeros", 1.0: "ones"}.get(constant, constant)
+    return "zeros" if constant == 0.0 else "ones" if constant == 1.0 else constant
 
 
 def head_scale(model: PreTrainedModel, head: nn.Linear, name: str) -> float:
