@@ -164,8 +164,10 @@ def _reason(family: Family, shape: ModelShape, weight: Weight, tensor: TensorCut
 
 
 def _ranges(layers: Iterable[int | None], all_layers: int) -> str:
-    """Return ``*`` for all layers, else their numbers such as ``0,3-5``; ``layers`` in ascending order."""
+    """Return ``*`` for all layers, else their numbers such as ``0,3-5``, or how many they are; ``layers`` in ascending order."""
     numbers = [layer for layer in layers if layer is not None]
     runs = [[layer for _, layer in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
-    return "*" if len(numbers) == all_layers else ",".join(
-        f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+    if len(numbers) == all_layers:
+        return "*"
+    ranges = ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+    return ranges if len(runs) <= 3 else f"({len(numbers)} of {all_layers})"

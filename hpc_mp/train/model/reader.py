@@ -152,8 +152,10 @@ def _layers(model: PreTrainedModel, config: PreTrainedConfig, values: Mapping[st
     """Return the one stack of layers."""
     number = getattr(config, "num_hidden_layers", None)
     stacks = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == number]
+    if number is None:
+        raise refused(values, "has no num_hidden_layers of its own: it is more than a model of text")
     if len(stacks) != 1:
-        raise refused(values, f"has {len(stacks)} stacks of {number} layers, not one")
+        raise refused(values, f"has {len(stacks) or 'no'} stack{'s' * bool(stacks)} of {number} layers, not one")
     return stacks[0]
 
 
