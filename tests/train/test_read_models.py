@@ -1,5 +1,6 @@
 """Models without a table, read from their code in transformers, equal one process of plain transformers in fp64 to 1e-12."""
 
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -35,7 +36,8 @@ LAYOUTS = {"pp2": layout(1, 2, microbatches=3), "zero3": layout(data=2, zero=3),
            "sp2 ep2": layout(2, 1, 2, sequence="true", expert=2)}
 QUICK = {("mistral", "tp2 pp2"), ("gpt-sw3", "pp2"), ("deepseek_v2", "zero3"), ("gemma3_text", "sequence"), ("gpt_oss", "tp2"),
          ("llama4_text", "pp2"), ("qwen2_moe", "sp2 ep2"), ("bloom", "pp2")}
-OTHERS = {"sequence": "parallel.sequence = true", "ep2": "has no experts", "sp2 ep2": "has no experts"}  # what a type may refuse
+OTHERS = {"sequence": "parallel.sequence = true", "ep2": "has no experts",  # what a type may refuse
+          "sp2 ep2": "has no experts|parallel.sequence = true"}
 
 Job = Callable[..., JobSpec]  # (type, *overrides)
 
@@ -56,7 +58,7 @@ def test_a_type_equals_one_process(trained: Trained, plain: Plain, job: Job, kin
     try:
         check_division(spec, read_shape(spec))
     except HpcMpError as refusal:
-        assert OTHERS[name] in str(refusal) and (kind, name) not in QUICK
+        assert re.search(OTHERS[name], str(refusal)) and (kind, name) not in QUICK
         return
     assert trained(spec).distance(plain(job(kind))) < EXACT
 
