@@ -30,6 +30,7 @@ SIZES = {
 MIXED = ["linear_attention", "full_attention"] * 2
 OWN: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": WINDOW, "num_layers": LAYERS},
+    "gpt_bigcode": {"num_key_value_heads": 1},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "kimi_linear": {"layer_types": MIXED, "linear_head_dim": 8, "linear_num_heads": 4},
     "bailing_hybrid": {"layer_types": MIXED, "linear_head_dim": 8, "linear_num_heads": 4},

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -120,13 +121,18 @@ def early_sums() -> None:
     gradients.UnitGradient.__init__ = lambda self, layout, groups, kept, *rest: original(self, layout, groups, True, *rest)
 
 
-@planted(pipeline.Pipeline, "_performed")
-def forgotten_microbatch(perform: Any, line: pipeline.Pipeline, step: pipeline._Step, action: pipeline.Action) -> None:
-    kept = step.scale
-    if action.microbatch == 0 and kept is not None:
-        step.scale = torch.zeros_like(kept)
-    perform(line, step, action)
-    step.scale = kept
+@planted(pipeline.Pipeline, "__init__")
+def forgotten_microbatch(original: Any, line: pipeline.Pipeline, *given: Any) -> None:
+    original(line, *given)
+
+    def forgetful(perform: Any, step: pipeline._Step, action: pipeline.Action) -> None:
+        kept = step.scale
+        if action.microbatch == 0 and kept is not None:
+            step.scale = torch.zeros_like(kept)
+        perform(step, action)
+        step.scale = kept
+
+    line.perform = {kind: partial(forgetful, perform) for kind, perform in line.perform.items()}
 
 
 @planted(optimizer.Optimizer, "__init__")

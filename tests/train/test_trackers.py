@@ -34,7 +34,7 @@ def of_mlflow(run: RunDirectory) -> Numbers:
     client = MlflowClient(f"sqlite:///{run.mlflow}")
     (experiment,) = client.search_experiments(filter_string="name = 'a proof'")
     (found,) = client.search_runs([experiment.experiment_id])
-    assert found.info.run_name == "exact/0001" and found.data.params["train.global_batch"] == "24"
+    assert found.info.run_name == f"exact/{run.path.name}" and found.data.params["train.global_batch"] == "24"
     assert not any("environment" in name or "hunter2" in value for name, value in found.data.params.items())
     return {name: {metric.step: metric.value for metric in client.get_metric_history(found.info.run_id, name)}
             for name in found.data.metrics}

@@ -25,7 +25,7 @@ Job = Callable[..., JobSpec]  # (model, *overrides)
 MODELS: dict[str, str] = table(__file__, "verify.toml", "models")
 MORE = {"tp2 pp2": layout(2, 2, microbatches=4), "documents": ['data.documents="separate"'],
         "dropout": ["train.dropout=0.1", *layout(2)], "lora": ["lora.rank=2", "lora.alpha=8.0", "lora.dropout=0.1", *layout(2)],
-        "one": [],
+        "one": [], "no dropout": ["train.dropout=0.0"],
         "tp4 pp4 dp2": [*layout(4, 4, 2, zero=1, schedule='"interleaved_1f1b"', virtual_stages=2, microbatches=4)]}
 HEALTHY: list[tuple[str, str]] = [tuple(pair) for pair in table(__file__, "verify.toml", "healthy")]
 QUICK = {("gpt2", "tp2 pp2"), ("gemma2", "documents")}
@@ -131,12 +131,12 @@ FAULTS: dict[str, tuple[str, str, Callable[[], None], str]] = {
     "bias": ("gpt2", "one", no_bias, "transformer.h.1.mlp: its output"),
     "window": ("mistral", "one", window_off_by_one, "model.layers.0.self_attn: its output"),
     "doubled gradient": ("llama", "tp2 pp2", doubled_gradient, "model.layers.1.mlp.up_proj.weight: its gradient"),
-    "heads": ("gpt2", "one", of_attentions(more_heads), "transformer.h.1.attn: its output"),
+    "heads": ("gpt2", "no dropout", of_attentions(more_heads), "transformer.h.1.attn: its output"),
     "documents": ("llama", "documents", documents_seen, "model.layers.0.self_attn: its output"),
     "positions": ("gpt2", "one", positions_twice, "the input of transformer.h.0: its output"),
     "adapters": ("llama", "lora", adapters_of_another_layer, "base_model.model.model.layers.0.mlp.down_proj"),
     "factor of the embedding": ("gemma", "one", unscaled_embedding, "model.embed_tokens: its output"),
-    "sum of gradients": ("llama", "tp2 pp2", unsummed, "model.layers.2.mlp"),
+    "sum of gradients": ("llama", "tp2 pp2", unsummed, "model.norm.weight: its gradient"),
 }
 
 

@@ -14,6 +14,7 @@ from hpc_mp.layout.models.shape import ModelShape
 Init = Literal["normal", "residual", "uniform", "ones", "zeros"] | float  # a number: a constant
 StoredPart = tuple[tuple[int, ...], str]
 POSITIONS = "positions"  # of a token in its document
+ATTENTION_DROPOUT = "att"  # what the fields begin with that hold the dropout of attention weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +166,10 @@ class Family:
         """The fields of its configuration that hold a dropout probability."""
         return tuple(name for name, entry in self.fields.items() if entry is DROPOUT)
 
+    def attention_probability(self, config: Any) -> float:
+        """Return the probability with which a configuration of transformers drops attention weights."""
+        return max((getattr(config, name) for name in self.dropouts if name.startswith(ATTENTION_DROPOUT)), default=0.0)
+
     @property
     def enters(self) -> tuple[str, ...]:
         """The modules of a block whose input the projections cut in them share."""
@@ -183,7 +188,7 @@ class Family:
         """Return the parameters of a block under their Hugging Face names."""
         path = f"{self.blocks}.{layer}"
         return tuple(replace(weight, name=f"{path}.{weight.name}",
-                             stored=tuple((at, f"{path}.{name}") for at, name in weight.stored))
+                             stored=tuple((at, name.replace("{}", f"{layer}", 1)) for at, name in weight.stored))
                      for weight in self.block_weights(shape, layer))
 
     def own_head_weights(self, shape: ModelShape) -> tuple[Weight, ...]:

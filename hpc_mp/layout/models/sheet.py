@@ -31,7 +31,7 @@ class Sheet:
         whole: module of a block -> the reason why it is not cut.
         experts, router, apart: as in ``Family``.
         unattended: layers without an attention that the engine knows: mixers of tokens of another kind.
-        needs_samples, needs_tokens, own_attention, drops_by, dropout, older_names: as in ``Family``.
+        needs_samples, needs_tokens, own_attention, drops_by, dropout: as in ``Family``.
         head_scale: what hidden states are multiplied with before the head, or logits behind it.
         embeddings, norm, head: weights around the blocks, by full name.
     """
@@ -60,7 +60,6 @@ class Sheet:
     own_attention: bool
     drops_by: str
     dropout: float
-    older_names: dict[str, str]
     head_scale: float
     kinds: tuple[int, ...]
     blocks: tuple[tuple[Weight, ...], ...]
@@ -91,7 +90,7 @@ def shape_of(sheet: Sheet) -> ReadShape:
         experts=sheet.experts, router=sheet.router, apart=sheet.apart,
         block_weights=partial(_block, sheet), alike=False, unattended=frozenset(sheet.unattended), tuples=sheet.tuples,
         needs_samples=sheet.needs_samples, needs_tokens=sheet.needs_tokens,
-        own_attention=sheet.own_attention, drops_by=sheet.drops_by, dropout=sheet.dropout, older_names=sheet.older_names,
+        own_attention=sheet.own_attention, drops_by=sheet.drops_by, dropout=sheet.dropout,
         head_scale=sheet.head_scale,
         embedding_weights=lambda _: sheet.embeddings, norm_weights=lambda _: sheet.norm, head_weights=lambda _: sheet.head)
     sizes: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in sheet.sizes.items()}

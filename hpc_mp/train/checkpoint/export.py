@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 
@@ -38,6 +39,7 @@ from hpc_mp.train.data.bpe import CLASS
 from hpc_mp.train.data.cache import SUMS
 from hpc_mp.train.data.tokenizer_agreement import agreeing_settings
 from hpc_mp.train.model.transformers_modules import hugging_face_config, without_values
+from hpc_mp.train.parallel.fill import Source
 from hpc_mp.train.rank.first_values import own_values
 
 FILE_BYTES = 5_000_000_000  # limit of weights per output file: huggingface_hub's default
@@ -105,7 +107,7 @@ def export(run: RunDirectory, output: Path, *, step: int | None = None, dtype: s
         f"{CLASS}.from_pretrained takes it as it is", spec.data.format)
     model = read_shape(spec)
     reader, saved = reader_of(checkpoint, model)
-    outputs, fill = _outputs(config, model), _filler(spec, model, reader, saved)
+    outputs, fill = _outputs(config, model), _filler(partial(own_values, spec, model), model, reader, saved)
     config.dtype = DTYPES.get(dtype, saved)
     split = split_torch_state_dict_into_shards(
         {name: torch.empty(output.shape, dtype=config.dtype, device="meta") for name, output in outputs.items()},
@@ -221,12 +223,13 @@ def _outputs(config: PreTrainedConfig, model: ModelShape) -> dict[str, _Output]:
     return outputs
 
 
-def _filler(spec: JobSpec, model: ModelShape, reader: ShardReader, saved: torch.dtype) -> Filler:
+def _filler(own: Callable[[], Source], model: ModelShape, reader: ShardReader, saved: torch.dtype) -> Filler:
     """Return what fills tensors: from the checkpoint, and what keeps its values from the run's first weights, with adapters
-    merged."""
+    merged. ``own``: returns these weights."""
     if not keeps_values(family_of(model), model):
-        return _of_checkpoint(reader)
-    merged = Merged(family_of(model), model, own_values(spec, model), reader, saved)
+        return lambda tensors: reader.read(LocalPart(output.weight.name, output.weight.shape, output.box, values)
+                                           for output, values in tensors)
+    merged = Merged(family_of(model), model, own(), reader, saved)
 
     def fill(tensors: Iterable[tuple[_Output, Tensor]]) -> None:
         for output, values in tensors:
@@ -250,14 +253,10 @@ def _filled(fill: Filler, outputs: dict[str, _Output], dtype: torch.dtype) -> di
     return {name: tensor.view(outputs[name].shape) for name, tensor in tensors.items()}
 
 
-def model_tensors(config: PreTrainedConfig, model: ModelShape, reader: ShardReader, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return all tensors that an export of a checkpoint without adapters has."""
-    return _filled(_of_checkpoint(reader), _outputs(config, model), dtype)
-
-
-def _of_checkpoint(reader: ShardReader) -> Filler:
-    return lambda tensors: reader.read(LocalPart(output.weight.name, output.weight.shape, output.box, values)
-                                       for output, values in tensors)
+def model_tensors(config: PreTrainedConfig, model: ModelShape, reader: ShardReader, own: Callable[[], Source],
+                  dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return all tensors that an export of a checkpoint has. ``own``: returns the run's first weights."""
+    return _filled(_filler(own, model, reader, dtype), _outputs(config, model), dtype)
 
 
 def _save_generation_config(spec: JobSpec, config: PreTrainedConfig, directory: Path) -> None:

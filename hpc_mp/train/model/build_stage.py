@@ -143,10 +143,12 @@ def _head(stage: TransformersStage, model: TransformersModules, whole: nn.Module
 
 def _dropout(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
     """Drop with masks that are the same on every layout."""
-    tokens = stage.tensor.share(stage.positions, 0)
+    tokens, attention = stage.tensor.share(stage.positions, 0), model.family.attention
+    whole_attentions = tuple(f"{block}.{attention}." for block in stage.blocks if attention in model.family.whole)
     for path, module in list(stage.named_modules()):
         if isinstance(module, nn.Dropout):
-            stage.set_submodule(path, HashDropout(module.p, path, stage.around.clock, tokens))
+            rows = stage.positions if path.startswith(whole_attentions) else tokens  # attention has all tokens
+            stage.set_submodule(path, HashDropout(module.p, path, stage.around.clock, rows))
 
 
 def _adapters(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
@@ -189,8 +191,8 @@ def _attention(stage: TransformersStage, model: TransformersModules, whole: nn.M
             if hasattr(attention, name):  # a module has some of these numbers
                 setattr(attention, name, value)
         inner = family.attention_dropout
-        probability = cast(float, getattr(attention, "attention_dropout", 0.0) if inner is None
-                           else attention.get_submodule(inner).p)
+        probability = family.attention_probability(model.config) if inner is None else cast(
+            float, attention.get_submodule(inner).p)
         rows = torch.arange(own.query.start, own.query.stop, device=stage.positions.device)
         site = HashDropout(probability, f"attention.{layer}", stage.around.clock, rows)
         attention.attention_site = site

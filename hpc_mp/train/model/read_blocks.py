@@ -3,20 +3,20 @@ have none. A word that is not known leaves its module whole, with the reason."""
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, cast
 
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, WeightRenaming
+from transformers.core_model_loading import PrefixChange, WeightConverter
 from transformers.integrations import moe
 
 from hpc_mp.layout.models.family import StoredPart, Weight
 from hpc_mp.layout.models.sheet import NO_PLAN
 from hpc_mp.train.model.forward_trace import ForwardTrace
-from hpc_mp.train.model.measured import first_value
+from hpc_mp.train.model.measured import Unmeasured, first_value
 
 # Words of transformers' plans: dimension that is cut; None: whole inside a cut module.
 CUT: Mapping[str, int | None] = {
@@ -166,9 +166,66 @@ def _gated(module: Any) -> bool:
         names == {"gate_up_proj", "down_proj"})
 
 
-def weights_of(block: nn.Module, division: Division, model: PreTrainedModel,
-               converters: list[WeightConverter]) -> Iterator[Weight]:
-    """Yield the weights of a block. ``converters``: from ``converters_of``."""
+class StoredNames:
+    """The names under which transformers saves a model's weights, as it was published.
+
+    Attributes:
+        converters: of tensors that a checkpoint has otherwise; their ends are those of the model's weights.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        changes = [change for change in get_model_conversion_mapping(model, add_legacy=False)
+                   if not isinstance(change, PrefixChange)]
+        self.converters = [change for change in changes if isinstance(change, WeightConverter)]
+        self._back = [change.reverse_transform() for change in reversed(changes)]
+
+    def of(self, name: str, shape: tuple[int, ...]) -> tuple[StoredPart, ...]:
+        """Return the places of a weight in a checkpoint; empty if it is stored under its own name.
+
+        Raises:
+            Unmeasured: it is stored in another form than this code knows.
+        """
+        if experts := tuple((at, self._renamed(part)) for at, part in _of_experts(name, shape, self.converters)):
+            return experts
+        if any(change.rename_source_key(name)[1] for change in self._back if isinstance(change, WeightConverter)):
+            raise Unmeasured(f"stores {name} in another form than it has")
+        renamed = self._renamed(name)
+        return () if renamed == name else (((), renamed),)
+
+    def _renamed(self, name: str) -> str:
+        for change in self._back:
+            if not isinstance(change, WeightConverter):
+                name = change.rename_source_key(name)[0]
+        return name
+
+
+def _of_experts(name: str, shape: tuple[int, ...], converters: list[WeightConverter]) -> Iterator[StoredPart]:
+    """Yield the places of experts in a checkpoint that stores each projection of each expert by itself."""
+    for converter in converters:
+        targets, sources = (list(patterns) for patterns in (converter.target_patterns, converter.source_patterns))
+        target = targets[0].replace("\\.", ".")
+        plain = [source.replace("\\.", ".") for source in sources]
+        kinds = [type(operation).__name__ for operation in converter.operations]
+        halves = 2 if len(shape) == 4 else 1
+        if len(targets) == 1 and name.endswith(target) and len(plain) == halves and all(
+                source.count(".*.") == 1 and not re.search(r"[\[\](){}|?+^$\\]", source) for source in plain) and (
+                kinds == ["MergeModulelist", "Concatenate"][:halves]):
+            before = name.removesuffix(target)
+            for expert in range(shape[0]):
+                for half, source in enumerate(plain):
+                    yield (expert, half)[:halves], before + source.replace("*", str(expert))
+            return
+
+
+def weights_of(block: nn.Module, path: str, division: Division, model: PreTrainedModel, names: StoredNames) -> Iterator[Weight]:
+    """Yield the weights of a block at a path. Raises Unmeasured as ``StoredNames``."""
+    number = path.rpartition(".")[2]
+    for weight in _weights_of(block, division, model):
+        stored = names.of(f"{path}.{weight.name}", weight.shape)
+        yield replace(weight, stored=tuple((at, name.replace(f".{number}.", ".{}.", 1)) for at, name in stored))
+
+
+def _weights_of(block: nn.Module, division: Division, model: PreTrainedModel) -> Iterator[Weight]:
     experts = division.experts.path
     sparse = experts is not None and any(name.startswith(f"{experts}.") for name, _ in block.named_parameters())
     for name, values, trained in stored_values(block):
@@ -178,7 +235,7 @@ def weights_of(block: nn.Module, division: Division, model: PreTrainedModel,
         shape, init = tuple(values.shape), first_value(model, block.get_submodule(path), leaf)
         if experts is not None and path == experts:
             whole = (shape[0], 2, shape[1] // 2, shape[2]) if leaf == "gate_up_proj" else shape
-            yield Weight(name, whole, cut=2, experts=True, stored=tuple(_stored(name, whole, converters)))
+            yield Weight(name, whole, cut=2, experts=True)
         elif word == "packed_colwise":
             yield Weight(name, (2, shape[0] // 2, *shape[1:]), cut=1, init=init)
         elif word == "colwise":
@@ -199,34 +256,3 @@ def stored_values(module: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
     for name, buffer in module.named_buffers():
         if name in buffers:
             yield name, buffer, False
-
-
-def converters_of(model: PreTrainedModel) -> list[WeightConverter]:
-    """Return how checkpoints store weights otherwise than the model has them."""
-    return [transform for transform in get_model_conversion_mapping(model) if isinstance(transform, WeightConverter)]
-
-
-def _stored(name: str, shape: tuple[int, ...], converters: list[WeightConverter]) -> Iterator[StoredPart]:
-    """Yield the places of experts in a checkpoint that stores each projection of each expert by itself."""
-    for converter in converters:
-        targets, sources = (list(patterns) for patterns in (converter.target_patterns, converter.source_patterns))
-        target = targets[0].replace("\\.", ".")
-        plain = [source.replace("\\.", ".") for source in sources]
-        kinds = [type(operation).__name__ for operation in converter.operations]
-        halves = 2 if len(shape) == 4 else 1
-        if len(targets) == 1 and name.endswith(target) and len(plain) == halves and all(
-                source.count(".*.") == 1 and not re.search(r"[\[\](){}|?+^$\\]", source) for source in plain) and (
-                kinds == ["MergeModulelist", "Concatenate"][:halves]):
-            before = name.removesuffix(target)
-            for expert in range(shape[0]):
-                for half, source in enumerate(plain):
-                    yield (expert, half)[:halves], before + source.replace("*", str(expert))
-            return
-
-
-def older_names(model: PreTrainedModel) -> dict[str, str]:
-    """Return names that older checkpoints have: pattern of a part of a weight's name -> the same there."""
-    plain = re.compile(r"[\w.]+")
-    pairs = [(transform.target_patterns[0].replace("\\.", "."), transform.source_patterns[0].replace("\\.", "."))
-             for transform in get_model_conversion_mapping(model, add_legacy=False) if type(transform) is WeightRenaming]
-    return {re.escape(target): source for target, source in pairs if plain.fullmatch(target) and plain.fullmatch(source)}

@@ -13,7 +13,8 @@ import json
 import logging
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -25,12 +26,12 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import did_you_mean, shown
-from hpc_mp.layout.models.family import Weight
+from hpc_mp.layout.models.family import ATTENTION_DROPOUT, Weight
 from hpc_mp.layout.models.reading import REFUSED
 from hpc_mp.layout.models.sheet import FORMAT, Sheet
 from hpc_mp.train.model.forward_trace import SINKS, TOKENS, ForwardTrace, is_rotary
 from hpc_mp.train.model.measured import Unmeasured, first_value, head_scale, text_of
-from hpc_mp.train.model.read_blocks import Division, converters_of, divide, older_names, stored_values, weights_of
+from hpc_mp.train.model.read_blocks import Division, StoredNames, divide, stored_values, weights_of
 
 PROBE = "hpc_mp_probe"  # the name of the attention function of a reading
 ANOTHER = "use a model of another type, or write your own as layers (hpc_mp.parallel)"
@@ -54,6 +55,8 @@ def read_model(values: Mapping[str, Any]) -> Sheet:
         return _read(values)
     except HpcMpError:
         raise
+    except Unmeasured as reason:
+        raise refused(values, str(reason)) from None
     except Exception as error:  # code of transformers, which may be of any kind
         raise refused(values, f"cannot be read ({text_of(error)})") from error
 
@@ -81,21 +84,20 @@ def _read(values: Mapping[str, Any]) -> Sheet:
                       f"has modules that are not called for text: {', '.join(idle)}")
     attention = _attention_path(layers, trace, values)
     division = divide(model, layers, blocks_path, attention, trace, config)
-    converters = converters_of(model)
-    tables = [tuple(weights_of(block, division, model, converters)) for block in layers]
+    names = StoredNames(model)
+    tables = [tuple(weights_of(block, paths[block], division, model, names)) for block in layers]
     kinds = {table: number for number, table in enumerate(dict.fromkeys(tables))}
     tied = model.config.tie_word_embeddings and head.weight is embedding.weight
     head_path, embedding_path = paths[head], paths[embedding]
-    embeddings = (Weight(f"{embedding_path}.weight", tuple(embedding.weight.shape), cut=0),
-                  *(weight for path in before for weight in _weights(model, path)))
-    norm = _weights(model, behind[0])
+    embeddings = stored((Weight(f"{embedding_path}.weight", tuple(embedding.weight.shape), cut=0),
+                         *(weight for path in before for weight in _weights(model, path))), names)
+    norm = stored(_weights(model, behind[0]), names)
+    heads = stored((Weight(f"{head_path}.{name}", tuple(parameter.shape), cut=0, init="normal" if name == "weight" else "zeros")
+                    for name, parameter in head.named_parameters()), names)
     if strange := [weight.name for weight in (*embeddings, *norm, *(weight for table in kinds for weight in table))
                    if not weight.trained and weight.init == "normal"]:
         raise refused(values, f"has {strange[0]}, which is not trained, and does not begin with a constant")
-    try:
-        scale = head_scale(model, head, blocks_path.rpartition(".")[0])
-    except Unmeasured as reason:
-        raise refused(values, str(reason)) from None
+    scale = head_scale(model, head, blocks_path.rpartition(".")[0])
     counted = "its layers count the tokens that they get" if trace.counted else ""
     sinks = any(SINKS in call.tensors for calls in trace.attentions.values() for call in calls)
     return Sheet(
@@ -110,10 +112,8 @@ def _read(values: Mapping[str, Any]) -> Sheet:
         needs_tokens=f"its layers get {', '.join(trace.placed)} for them" if trace.placed else "",
         own_attention=config.model_type in OWN_ATTENTION, drops_by=_drops_by(config, values),
         dropout=max((getattr(config, name) for name in _dropouts(config)), default=0.0),
-        older_names=older_names(model),
         head_scale=scale, kinds=tuple(kinds[table] for table in tables), blocks=tuple(kinds), embeddings=embeddings, norm=norm,
-        head=tuple(Weight(f"{head_path}.{name}", tuple(parameter.shape), cut=0, init="normal" if name == "weight" else "zeros")
-                   for name, parameter in head.named_parameters()))
+        head=heads)
 
 
 def _config(values: Mapping[str, Any]) -> PreTrainedConfig:
@@ -233,6 +233,11 @@ def _weights(model: PreTrainedModel, path: str) -> tuple[Weight, ...]:
                  for name, stored, trained in stored_values(module))
 
 
+def stored(weights: Iterable[Weight], names: StoredNames) -> tuple[Weight, ...]:
+    """Return weights beside the layers with their places in checkpoints."""
+    return tuple(replace(weight, stored=names.of(weight.name, weight.shape)) for weight in weights)
+
+
 def _drops_by(config: PreTrainedConfig, values: Mapping[str, Any]) -> str:
     """Return the operation by which a model drops elements outside of modules of dropout, whatever its probabilities are now;
     empty if it does not."""
@@ -241,9 +246,11 @@ def _drops_by(config: PreTrainedConfig, values: Mapping[str, Any]) -> str:
         return "an attention of its own" if names else ""
     dropping, trace = copy.deepcopy(config), ForwardTrace()
     for name in names:
-        setattr(dropping, name, 0.5)
+        setattr(dropping, name, 0.5 if name.startswith(ATTENTION_DROPOUT) else 0.25)
     model = _model(dropping, trace, values)
     _run(model, _layers(model, dropping, values), trace, values)
+    if any(call.settings.get("dropout") == 0.25 for calls in trace.attentions.values() for call in calls):
+        return "a dropout of attention weights that is not named so"
     return next((name.partition(".")[0] for name in trace.dropped), "")
 
 

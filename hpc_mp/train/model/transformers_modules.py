@@ -78,7 +78,7 @@ def hugging_face_config(config: Mapping[str, Any], family: Family, dropout: floa
     if dropout is not None:
         values |= dict.fromkeys(family.dropouts, dropout)
     built = AutoConfig.for_model(family.model_type, **values)
-    drops_attention = any(getattr(built, name) > 0 for name in family.dropouts if name.startswith("att"))
+    drops_attention = family.attention_probability(built) > 0
     caps_scores = getattr(built, "attn_logit_softcapping", None) is not None  # torch's fused attention has no cap
     built._experts_implementation = "eager"  # of a model that was read; ours replace those of a table
     own = family.own_attention

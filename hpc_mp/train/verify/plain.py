@@ -30,6 +30,7 @@ class Plain(StaysDouble):
     """Hugging Face's model for the documents of samples, in fp64. As a mode of torch it replaces the random numbers of dropout.
 
     Attributes:
+        stored: the parameters and buffers that a checkpoint has, by name.
         trained: the parameters that are trained, by their names in the engine.
     """
 
@@ -43,9 +44,11 @@ class Plain(StaysDouble):
         self.model = self._built()
         weights = {weight.name: weight for weight in self.family.all_weights(shape)}
         with torch.no_grad():
-            for name, parameter in self.model.named_parameters():
-                parameter.copy_(source(weights[name], whole(weights[name].shape)).reshape(parameter.shape))
-        self.trained = dict(self.model.named_parameters())
+            self.stored = {name: values for name, values in (*self.model.named_parameters(), *self.model.named_buffers())
+                           if name in weights}
+            for name, values in self.stored.items():
+                values.copy_(source(weights[name], whole(weights[name].shape)).reshape(values.shape))
+        self.trained = {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
         self._watch()
         if shape.adapters is not None:
             self.trained = attach(self.model, shape, source, self.drop)

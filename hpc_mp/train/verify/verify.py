@@ -40,7 +40,7 @@ from hpc_mp.train.rank.assemble import model_of
 from hpc_mp.train.rank.main import import_model_code
 from hpc_mp.train.verify.adapters import as_peft
 from hpc_mp.train.verify.compare import Comparison, compared
-from hpc_mp.train.verify.observed import Observed
+from hpc_mp.train.verify.observed import Observed, drawn
 from hpc_mp.train.verify.plain import Plain
 from hpc_mp.train.verify.rank import LOCAL, run_rank
 from hpc_mp.train.verify.samples import DrawnSamples
@@ -93,7 +93,7 @@ def _plain(small: JobSpec, shape: ModelShape, folder: Path) -> Observed:
     observed = plain.train(DrawnSamples(shape.vocabulary, small.data.sequence_length, small.data.documents == "separate"))
     folder.mkdir()
     if shape.adapters is None:
-        plain.model.save_pretrained(folder, state_dict=dict(plain.trained))
+        plain.model.save_pretrained(folder, state_dict=plain.stored)
     else:
         save_file({name: values.contiguous() for name, values in as_peft(shape, plain.trained).items()},
                   folder / "adapters.safetensors")
@@ -104,7 +104,7 @@ def _exported(small: JobSpec, shape: ModelShape, checkpoint: Path) -> dict[str, 
     reader = ShardReader(checkpoint, read_indexes(checkpoint))
     if shape.adapters is not None:
         return dict(peft_tensors(family_of(shape), shape, reader, torch.float64))
-    return model_tensors(model_of(small, shape).config, shape, reader, torch.float64)
+    return model_tensors(model_of(small, shape).config, shape, reader, partial(drawn, small.train.seed), torch.float64)
 
 
 def _forked(calls: Sequence[Callable[[], Any]], folder: Path, spec: JobSpec) -> list[Any]:

@@ -45,10 +45,11 @@ def with_experts(s: ModelShape, weights: tuple[Weight, ...], module: str, gate: 
         module: the name of ``mlp`` in checkpoints.
         gate, up, down: names of an expert's three projections in checkpoints.
     """
-    experts = [f"{module}.experts.{number}" for number in range(s.experts)]
+    path = f"{llama.FAMILY.blocks}.{{}}.{module}"
+    experts = [f"{path}.experts.{number}" for number in range(s.experts)]
     return (
         *(weight for weight in weights if not weight.name.startswith("mlp.")),
-        Weight("mlp.gate.weight", (s.experts, s.hidden), partial=True, stored=(((), f"{module}.gate.weight"),)),
+        Weight("mlp.gate.weight", (s.experts, s.hidden), partial=True, stored=(((), f"{path}.gate.weight"),)),
         Weight("mlp.experts.gate_up_proj", (s.experts, 2, s.expert_intermediate, s.hidden), cut=2, experts=True, stored=tuple(
             ((e, part), f"{expert}.{name}.weight") for e, expert in enumerate(experts) for part, name in enumerate((gate, up)))),
         Weight("mlp.experts.down_proj", (s.experts, s.hidden, s.expert_intermediate), cut=2, experts=True, stored=tuple(
