@@ -92,8 +92,10 @@ class WholeWeights:
         return Owned(unit.layout.unit, slot, shape, parameter, optimizer, state, factor)
 
     def _owned_by(self, unit: TrainedUnit, shard: int) -> list[ParameterSlot]:
-        """Return the slots of a unit that are owned by the tensor ranks of a shard rank."""
-        return [slot for slot in unit.layout.slots if self.owners.get(slot.weight.name, -1) // self.tensor.size == shard]
+        """Return the slots of a unit that are owned by the tensor ranks of a shard rank, in an order that all tensor ranks have:
+        that of the unit depends on how many ranks share a slot."""
+        slots = (slot for slot in unit.layout.slots if self.owners.get(slot.weight.name, -1) // self.tensor.size == shard)
+        return sorted(slots, key=lambda slot: slot.weight.name)
 
     def _place(self, slot: ParameterSlot) -> int:
         """Return the tensor rank of a slot's owner."""
