@@ -78,8 +78,8 @@ CONTROLS = {
         right(config), head_scale=1.0))),
     "sinks": ("gpt_oss", (), lambda: attention_table.AttentionInterface.register(
         attention_table.FUSED, lambda *tensors, s_aux, **more: attention_table._fused(*tensors, **more))),
-    "chunks": ("llama4_text", (), wrapped(transformers_stage, "in_chunks", lambda right: lambda documents, chunk, *more: right(
-        documents, chunk + 1, *more))),
+    "chunks": ("llama4_text", (), wrapped(transformers_stage, "in_chunks", lambda right: (
+        lambda documents, begins, chunk, *more: right(documents, begins, chunk + 1, *more)))),
     "the sum of a router's gradients": ("qwen2_moe", LAYOUTS["tp2"], wrapped(
         TensorAxis, "enter", lambda right: lambda axis, x: x if x.shape[-1] == 2 else right(axis, x))),
 }

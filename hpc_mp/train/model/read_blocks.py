@@ -77,6 +77,10 @@ class Division:
                     SPLIT.get(leaf) == word) else word
         return None
 
+    def cuts(self, name: str) -> bool:
+        """Return True if a parameter is cut in a region."""
+        return name.rpartition(".")[0] == self.experts.path or CUT.get(self.word(name) or "") is not None
+
     def apart(self, weights: tuple[Weight, ...]) -> tuple[str, ...]:
         """Return the modules with cut weights beside the experts, and these; empty for a block without experts."""
         path = self.experts.path
@@ -124,6 +128,12 @@ def _kept_whole(name: str, layers: nn.ModuleList, division: Division, attention:
         return f"its plan has {', '.join(unknown)}"
     if "rowwise" not in words or ("." in attention and name == attention.partition(".")[0]):
         return "its plan has no row projection"
+    blocks = [dict(block.get_submodule(name).named_parameters(name)) for block in layers if hasattr(block, name)]
+    if not all(any(division.cuts(path) for path in block) for block in blocks):
+        return "its plan cuts it in some layers only"
+    shapes = {(path, values.shape) for block in blocks for path, values in block.items()}
+    if name == attention and len(shapes) > len({path for path, _ in shapes}):
+        return "its layers have different sizes"
     experts = division.experts.path
     inner = {f"{name}.{path}": parameter for block in layers if hasattr(block, name)
              for path, parameter in block.get_submodule(name).named_parameters()}

@@ -151,7 +151,8 @@ def _model(config: PreTrainedConfig, trace: ForwardTrace, values: Mapping[str, A
 def _layers(model: PreTrainedModel, config: PreTrainedConfig, values: Mapping[str, Any]) -> nn.ModuleList:
     """Return the one stack of layers."""
     number = getattr(config, "num_hidden_layers", None)
-    stacks = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == number]
+    stacks = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == number
+              and not any(map(is_rotary, module))]
     if number is None:
         raise refused(values, "has no num_hidden_layers of its own: it is more than a model of text")
     if len(stacks) != 1:

@@ -200,7 +200,7 @@ class TransformersStage(UnitStage):
     def _chunk(self, chunk: int | None, documents: Tensor | None, begins: Tensor | None, samples: int) -> Visible | None:
         if chunk is None or chunk >= self.context.sequence:
             return self._window(None, documents, begins, samples)
-        documents = in_chunks(documents, chunk, samples, self.all_positions)
+        documents = in_chunks(documents, begins, chunk, samples, self.all_positions)
         return self._window(None, documents, begins_of(documents, self.all_positions), samples)
 
     def _embed(self, batch: Batch) -> Tensor:

@@ -59,15 +59,18 @@ class Visible:
         return mask.masked_fill_(hidden, torch.finfo(dtype).min).unsqueeze(1)
 
 
-def in_chunks(documents: Tensor | None, chunk: int, samples: int, positions: Tensor) -> Tensor:
-    """Return documents as in a batch, if every chunk of a sample begins a document too.
+def in_chunks(documents: Tensor | None, begins: Tensor | None, chunk: int, samples: int, positions: Tensor) -> Tensor:
+    """Return documents as in a batch, if every chunk of a document is one. Chunks are counted from its first token.
 
     Args:
         documents: (samples, documents); None: each sample is one.
+        begins: as for ``first_seen``.
         positions: positions of all tokens of a sample, (sequence,).
     """
-    chunks = positions[::chunk].expand(samples, -1)
-    return chunks if documents is None else torch.cat((documents.to(chunks), chunks), 1).sort(1).values
+    if documents is None or begins is None:
+        return positions[::chunk].expand(samples, -1)
+    first = begins + (positions - begins) // chunk * chunk
+    return first.where(first == positions, 0).sort(1).values[:, -(len(positions) // chunk + documents.shape[1]):]
 
 
 def begins_of(documents: Tensor, positions: Tensor) -> Tensor:
