@@ -14,7 +14,7 @@ from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, load_job
-from hpc_mp.layout.models import FAMILIES
+from hpc_mp.layout.models import FAMILIES, Family
 from hpc_mp.train.checkpoint import adapters
 from hpc_mp.train.model import build_stage, transformers_stage
 from hpc_mp.train.parallel import dropout, gradients, projection
@@ -136,6 +136,8 @@ FAULTS: dict[str, tuple[str, str, Callable[[], None], str]] = {
     "positions": ("gpt2", "one", positions_twice, "the input of transformer.h.0: its output"),
     "adapters": ("llama", "lora", adapters_of_another_layer, "base_model.model.model.layers.0.mlp.down_proj"),
     "factor of the embedding": ("gemma", "one", unscaled_embedding, "model.embed_tokens: its output"),
+    "dropout of attention weights": ("gpt_bigcode", "one", wrapped(
+        Family, "attention_probability", lambda right: lambda family, config: 0.0), "transformer.h.0.attn: its output"),
     "sum of gradients": ("llama", "tp2 pp2", unsummed, "model.norm.weight: its gradient"),
 }
 
