@@ -94,7 +94,7 @@ def test_what_is_forgotten_is_seen(plain: Plain, job: Job, what: str) -> None:
 
 @pytest.mark.parametrize(("kind", "keys", "reason"), [
     ("gpt_oss", layout(context=2), "its attention has sinks"),
-    ("bloom", layout(2, sequence="true"), "its layers get alibi for them"),
+    ("bloom", layout(2, sequence="true"), "by an attention of its own code"),
     ("jamba", ['data.documents="separate"'], "which would mix documents"),
     ("bloom", ["train.dropout=0.1"], "by an attention of its own"),
     ("biogpt", ["train.dropout=0.1"], "by bernoulli"),
