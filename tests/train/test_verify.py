@@ -1,6 +1,8 @@
 """``hpc-mp verify`` passes models on layouts as they are, and refuses each planted fault with the module that it is in."""
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from planting import planted, wrapped
 from ranks import run_ranks
 from tables import table
 
+from hpc_mp.base.assets import asset_table
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, load_job
 from hpc_mp.layout.models import FAMILIES, Family
@@ -66,6 +69,25 @@ def refusal(spec: JobSpec, before: Callable[[], None] = lambda: None) -> str:
 @pytest.mark.parametrize(("model", "name"), cases(HEALTHY, QUICK))
 def test_what_is_equal_passes(job: Job, model: str, name: str) -> None:
     assert refusal(job(model, *(MORE | LAYOUTS)[name])) == ""
+
+
+LEFT_OUT = "gives each rank only some of the tokens|which would mix documents|its own code drops elements"
+READ = [kind for kind in asset_table("env/model-types.toml")["verified"] if kind not in FAMILIES]
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("kind", READ)
+def test_every_type_that_is_read_passes_with_dropout_and_documents(tmp_path: Path, kind: str) -> None:
+    """And is exported with the names that transformers stores. What a type cannot do is refused."""
+    write_text(tmp_path)
+    path = read_types.write_job(tmp_path, read_types.tiny(kind), JOB)
+    passed = 0
+    for name in ("tp2 pp2", "documents", "sp2 dp2 zero3"):
+        for probability in ("0.1", "0.0"):
+            result = refusal(load_job(path, [*(MORE | LAYOUTS)[name], f"train.dropout={probability}"]))
+            assert result == "" or re.search(LEFT_OUT, result), (name, probability, result)
+            passed += result == ""
+    assert passed
 
 
 # --- planted faults --------------------------------------------------------------------------------------------------
