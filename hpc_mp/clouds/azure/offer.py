@@ -53,7 +53,7 @@ def load_offer() -> Offer:
 
 def _drivers(size: MachineType) -> str:
     """Return the drivers that a size needs, as named by images; "" for a size without GPUs."""
-    return {"amd": "rocm", "nvidia": "nvidia-v100" if size.is_v100 else "nvidia"}.get(size.gpu_vendor, "")
+    return {"amd": "rocm", "nvidia": "nvidia-v100" if size.gpu_title.startswith("V100") else "nvidia"}.get(size.gpu_vendor, "")
 
 
 # Reasons why an image does not fit a size, the gravest first: (code of the linter's rule, condition, text).
