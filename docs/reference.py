@@ -172,7 +172,7 @@ def run_directory() -> str:
 
 def checks() -> str:
     passive = [(f"`{check.code}`", check.reads, check.rule, check.remedy) for check in PASSIVE]
-    drift = [(f"`drift-{trait}`", what, "warning: nodes differ", remedy) for trait, (what, remedy) in TRAITS.items()]
+    drift = [(f"`drift-{trait}`", row["what"], "warning: nodes differ", row["remedy"]) for trait, row in TRAITS.items()]
     head = ("check", "reads", "complains", "what to do")
     return "\n".join(["## On a node", "", table(head, passive), "## Nodes that differ", "", table(head, drift)])
 

@@ -140,10 +140,6 @@ class MachineType:
         return int(match[1]) if match else self.vcpus
 
     @property
-    def is_v100(self) -> bool:
-        return self.gpu_title.startswith("V100")
-
-    @property
     def is_gone(self) -> bool:
         """True if no such machine can be started any more."""
         return bool(self.retired) and self.retired <= READ

@@ -7,7 +7,6 @@ import sys
 from dataclasses import asdict
 from difflib import unified_diff
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -47,7 +46,9 @@ def command(script: Path, arguments: tuple[str, ...], output: Path | None, diff:
     if not printed and (output is not None or not diff):
         write_new(path, written, force)
     if as_json:
-        click.echo(json.dumps(_document(job, written, difference, path)))
+        account = [asdict(line) | {"fate": line.fate.value} for line in job.account]
+        click.echo(json.dumps({"job_file": str(path), "text": written, "diff": difference, "notes": job.notes,
+                               "account": account}))
         return
     if diff:
         click.echo(difference, nl=False)
@@ -100,8 +101,3 @@ def _print_account(job: AdoptedJob, *, aside: bool) -> None:
         console.print(f"    {escape(escaped(line.why))}")
     for note in job.notes:
         console.print(f"note: {escape(escaped(note))}")
-
-
-def _document(job: AdoptedJob, written: str, difference: str, path: Path) -> dict[str, Any]:
-    return {"job_file": str(path), "text": written, "diff": difference, "notes": job.notes,
-            "account": [asdict(line) | {"fate": line.fate.value} for line in job.account]}

@@ -203,7 +203,7 @@ def node(as_json: bool, nagios: bool, codes: tuple[str, ...], everything: bool, 
 
         findings += tuple(storage(directories, source))
     if logs:
-        from hpc_mp.doctor.nccl_log import logged
+        from hpc_mp.doctor.nccl_log.judge import logged
 
         findings += logged(logs, source)
     if nagios:

@@ -7,7 +7,9 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hpc_mp.base.assets import asset_table
 from hpc_mp.base.exit_codes import NAMES, SIGNALS
+from hpc_mp.diagnosis.texts import FILE
 from hpc_mp.diagnosis.tracebacks import HEAD, NAMED_SO, OF_LAUNCHER, RANK, ROOT, without_tags
 
 SHELL = 128  # a shell exits with this plus the number of the signal that ended its command
@@ -20,26 +22,7 @@ FOREIGN = 1  # most lines of other processes after the exception of a launcher w
 # An entry of torchrun's table. The root cause is the entry with the first time, which is in seconds.
 ENTRY = re.compile(r"(?:time +: (?P<time>\S+)\n\s*host +: .*\n\s*)?"
                    r"rank +: (?P<rank>\d+) \(local_rank: (?P<local>\d+)\)\n\s*exitcode +: (?P<code>-?\d+) ")
-# Messages about a failed process: torchrun's log, accelerate's and others' subprocess, horovodrun's error, torch's spawn,
-# DeepSpeed's launcher, Lightning's, Composer's, Open MPI's mpirun, Hydra's, MVAPICH, PALS, srun.
-MESSAGES = tuple(map(re.compile, (
-    r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local>\d+) \(pid: \d+\) of binary",
-    r"CalledProcessError: Command .* died with (<Signals\.\w+: |unknown signal )(?P<signal>\d+)",
-    r"CalledProcessError: Command .* returned non-zero exit status (?P<code>129|1[3-9]\d|2\d\d)\.",
-    r"Rank (?P<rank>\d+) crashed with exit code (?P<code>-?\d+)",
-    r"Horovod detected that .*\n?.*Process name: (?P<rank>\d+)\n?.*Exit code: (?P<code>-?\d+)",
-    r"Exception: process (?P<local>\d+) terminated with (signal SIG(?P<name>\w+)|exit code (?P<code>\d+))",
-    r"sigkill_handler\] (?:.*--local_rank=(?P<local>\d+))?.* exits with return code = (?P<code>-?\d+)",
-    r"\[rank: (?P<rank>\d+)\] Child process with PID \d+ terminated with code (?P<code>-?\d+)\. Forcefully terminating",
-    r"process rank (?P<rank>\d+) with PID \d+ on node \S+ exited on signal (?P<signal>\d+)",
-    r"RANK (?P<rank>\d+) PID \d+ RUNNING AT .*\n=?\s*(EXIT CODE: (?P<code>\d+)|KILLED BY SIGNAL: (?P<signal>\d+))",
-    r"TERMINATED WITH THE EXIT STRING: .*\(signal (?P<signal>\d+)\)",
-    r"MPI process \(rank: (?P<rank>\d+), pid: \d+\) terminated with signal (?P<signal>\d+)",
-    r": rank (?P<rank>\d+) died from signal (?P<signal>\d+)",
-    r"Process name: \[\[\d+,\d+\],(?P<rank>\d+)\]\n\s*Exit code: +(?P<code>\d+)",
-    r"srun: error: \S+: tasks? (?P<rank>\d+)\S*: (Exited with exit code (?P<code>\d+)|(?P<oom>Out Of Memory)|"
-    r"(?P<words>[A-Z][a-z ]+[a-z]))( \(core dumped\))?(\n|$)",
-)))
+MESSAGES = tuple(map(re.compile, asset_table(FILE)["launchers"]["signs"]))  # about a failed process
 # Lines with which reports may begin.
 FIRST = re.compile(r"Sending process \d+ closing signal |Horovod detected that |BAD TERMINATION OF ONE|"
                    r"RANK \d+ PID \d+ RUNNING AT |^\s*rank +: \d+ \(local_rank: ")

@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
+from hpc_mp.base.assets import asset_table
 from hpc_mp.base.findings import Finding
 from hpc_mp.base.text import memory_size, several
 from hpc_mp.cluster.node.cpu import read_cpus
@@ -16,23 +17,7 @@ from hpc_mp.environment.versions import distribution
 
 Traits = Mapping[str, str]
 PACKAGES = ("torch", "transformers", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "numpy")
-# trait: (description, remedy if nodes differ)
-TRAITS: dict[str, tuple[str, str]] = {
-    "kernel": ("release of the kernel", "update and reboot the odd ones"),
-    "system": ("Linux distribution", "start the odd ones from the others' image"),
-    "driver": ("NVIDIA's driver", "install one driver everywhere: NCCL may refuse, or choose another algorithm"),
-    "gpus": ("GPUs", "leave the odd ones out: all ranks wait for the slowest"),
-    "vbios": ("firmware of GPUs", "bring all GPUs to one firmware"),
-    "cpus": ("processors", "leave the odd ones out, or look at their firmware's settings"),
-    "memory": ("main memory", "look for a missing module"),
-    "ports": ("ports of the fast network", "look at fabric-count and fabric-rate there"),
-    "firmware": ("firmware of adapters", "bring all adapters to one firmware"),
-    "partition": ("partition keys", "have the subnet manager put all nodes into one partition"),
-    "packet": ("MTU of the fast network", "set one MTU everywhere"),
-    "mtu": ("MTU of Ethernet", "set one MTU on all hosts and switches"),
-    "limits": ("limits of locked memory and open files", "install one limits.d and one unit of slurmd everywhere"),
-    "packages": ("Python packages", "use one environment, on shared storage or staged"),
-}
+TRAITS: dict[str, dict[str, str]] = asset_table("env/cluster-faults.toml")["drift"]
 
 
 def traits(source: NodeSource) -> dict[str, str]:
@@ -62,13 +47,13 @@ def traits(source: NodeSource) -> dict[str, str]:
 
 def drift(nodes: Mapping[str, Traits]) -> Iterator[Finding]:
     """Yield a finding ``drift-TRAIT`` for every trait that at least two nodes show. Its subject is the deviating nodes."""
-    for trait, (what, cure) in TRAITS.items():
+    for trait, row in TRAITS.items():
         values = {node: node_traits[trait] for node, node_traits in nodes.items() if trait in node_traits}
         counts = Counter(values.values())
         if len(values) < 2:
             continue
         if len(counts) == 1:
-            yield Finding(f"drift-{trait}", "ok", "", f"{what}: {next(iter(counts))} on all {len(values)}")
+            yield Finding(f"drift-{trait}", "ok", "", f"{row['what']}: {next(iter(counts))} on all {len(values)}")
             continue
         usual, count = counts.most_common(1)[0]
         odd = [node for node, value in values.items() if value != usual]
@@ -76,7 +61,7 @@ def drift(nodes: Mapping[str, Traits]) -> Iterator[Finding]:
             odd = []
         distribution = "; ".join(f"{value} on {several([node for node in values if values[node] == value])}"
                                  for value, _ in counts.most_common())
-        yield Finding(f"drift-{trait}", "warning", several(odd), f"{what}: {distribution}", cure)
+        yield Finding(f"drift-{trait}", "warning", several(odd), f"{row['what']}: {distribution}", row["remedy"])
 
 
 def _counted(counts: Counter[str]) -> str:

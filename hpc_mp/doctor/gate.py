@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hpc_mp.doctor.checks.registry import FIT
-from hpc_mp.doctor.nccl_log import refused, taken
+from hpc_mp.doctor.nccl_log.judge import refused, taken
 from hpc_mp.doctor.node import diagnose, injected
 
 DEADLINE_S = 20.0  # for a node on which something hangs; others finish in about a second, a busy node in a few

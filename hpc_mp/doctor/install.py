@@ -11,6 +11,7 @@ from modulefinder import ModuleFinder
 from pathlib import Path
 
 import hpc_mp
+from hpc_mp.base.assets import asset
 from hpc_mp.base.command import Runner, ask
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.packed import node_table
@@ -25,15 +26,6 @@ PROGRAM = "hpc_mp.doctor.health"
 PACKED_TABLES = ("node-checks", "xids")
 _READ_HERE = ["hpc_mp.base.assets", "hpc_mp.catalogue.read"]  # they need tomllib or pydantic: their results are packed instead
 _MAIN = f"import sys\nfrom {PROGRAM} import main\nsys.exit(main())\n"
-_SCRIPT = """\
-#!/bin/sh
-# HealthCheckProgram of Slurm, written by hpc-mp doctor install. The node's own Python runs it: 3.10 or newer.
-for python in /usr/bin/python3.1[0-9] /usr/local/bin/python3.1[0-9]; do
-    [ -x "$python" ] && exec "$python" -IS {archive}{options} "$@"
-done
-echo "hpc-mp-health: no Python 3.10 or newer in /usr/bin: this node is not looked at" >&2
-{otherwise}
-"""
 
 
 @dataclass(frozen=True)
@@ -51,8 +43,9 @@ def install(directory: Path, chain: str | None, drain: bool, ask: Runner = ask, 
     _refuse_shared(directory, source or NodeSource())
     chained = chain or _present(directory, ask)
     options = (f" --chain {shlex.quote(chained)}" if chained else "") + (" --drain" if drain else "")
-    script = _SCRIPT.format(archive=shlex.quote(str(directory / ARCHIVE)), options=options,
-                            otherwise=f"exec {shlex.quote(chained)}" if chained else "exit 1")
+    script = asset("slurm/health-check.sh").read_text(encoding="utf-8").format(
+        archive=shlex.quote(str(directory / ARCHIVE)), options=options,
+        otherwise=f"exec {shlex.quote(chained)}" if chained else "exit 1")
     try:
         directory.mkdir(parents=True, exist_ok=True)
         pack(directory / ARCHIVE)

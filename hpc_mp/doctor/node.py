@@ -15,7 +15,7 @@ from hpc_mp.cluster.node.source import NodeSource, Unavailable, here, maybe, rec
 from hpc_mp.doctor.checks.check import Check, run
 from hpc_mp.doctor.checks.registry import PASSIVE
 from hpc_mp.doctor.drift import traits
-from hpc_mp.doctor.nccl_log import PROGRAMS
+from hpc_mp.doctor.nccl_log.judge import PROGRAMS
 
 DEADLINE_S = 7.0
 _KEEP_S, _TRAITS_S = 0.5, 1.0

@@ -136,10 +136,7 @@ def _signs_in_list(settings: Settings) -> Iterable[Hit]:
             yield Hit(setting.line, f"{setting.name}={setting.value}", f"{setting.name}={sign}{_STRAY.sub('', entries)}")
 
 
-LOOPBACK: Rule[Settings] = Rule(  # wrong only if there are other nodes
-    "HM611", "error", _loopback,
-    "{it}: other nodes cannot be reached through this interface.",
-    "Name the interface between the nodes.")
+(LOOPBACK,) = rules_of("env/variable-rules.toml", {"HM611": _loopback})  # wrong only if there are other nodes
 RULES: tuple[Rule[Settings], ...] = rules_of("env/variable-rules.toml", {
     "HM601": lambda settings: _listed(settings, facts().removed),
     "HM602": lambda settings: _listed(_unprescribed(settings), facts().legacy),

@@ -122,7 +122,7 @@ def launch(request: LaunchRequest, listener: Listener) -> Outcome:
     """Launch like ``run_job``; the listener also gets the progress of the ranks."""
     plans = plan_job(request, partial(counted_steps, listener=listener))
     backend = BACKENDS[plans[0].where.place]
-    checks, summary = iter([_check_all(plans, request, listener)]), _summary(plans, backend)  # all runs before the first one
+    checks, summary = iter([partial(_check_all, plans, request, listener)]), _summary(plans, backend)  # all before the first run
 
     def start(plan: JobPlan, text: str | None = None) -> Outcome:
         with _resumed(plan, request) as resumed:
@@ -138,7 +138,7 @@ def launch(request: LaunchRequest, listener: Listener) -> Outcome:
                 if earlier is not None and earlier.state == "completed":  # it ended earlier, not now
                     return replace(outcome, report=earlier.report)
                 return conclude(outcome, attempt, listener.note)
-            return backend.start(Launch((plan,), resumed, request.wait, next(checks, _unchecked), listener))
+            return backend.start(Launch((plan,), resumed, request.wait, next(checks, lambda _ask: None), listener))
 
     if plans[0].spec.sweep.given:
         listener.say(summary)
@@ -158,7 +158,7 @@ def preview(request: LaunchRequest, listener: Listener) -> Preview:
     plans = plan_job(request, estimated_steps)
     check_writable(plans[0].spec)
     with _resumed(plans[0], request) as resumed:
-        _check_models(plans, request, listener)(check_model)
+        _check_models(plans, request, listener, check_model)
         backend, text = BACKENDS[plans[0].where.place], launched_text(plans)
         listener.say(_summary(plans, backend, text))
         if note := _unfinished(plans[0], request):
@@ -272,33 +272,21 @@ def _unfinished(plan: JobPlan, request: LaunchRequest) -> str:
            f"to resume that run: {again(request, run.path)}"
 
 
-def _unchecked(_ask: ModelChecker) -> None:
-    """Check nothing: the models of all runs were checked before the first one."""
+def _check_all(plans: Sequence[JobPlan], request: LaunchRequest, listener: Listener, ask: ModelChecker) -> None:
+    """Check the models, and verify new runs."""
+    _check_models(plans, request, listener, ask)
+    if not request.resume:
+        verify_first([plan.spec for plan in plans if isinstance(plan, TrainingPlan)], listener)
 
 
-def _check_all(plans: Sequence[JobPlan], request: LaunchRequest, listener: Listener) -> Callable[[ModelChecker], None]:
-    """Return the checks of the models, and of new runs the verification."""
-
-    def check(ask: ModelChecker) -> None:
-        _check_models(plans, request, listener)(ask)
-        if not request.resume:
-            verify_first([plan.spec for plan in plans if isinstance(plan, TrainingPlan)], listener)
-
-    return check
-
-
-def _check_models(plans: Sequence[JobPlan], request: LaunchRequest, listener: Listener) -> Callable[[ModelChecker], None]:
-    """Return the check that asks transformers about the models; a resumed run keeps its tokenizer unchecked."""
-
-    def check(ask: ModelChecker) -> None:
-        for plan in (plan for plan in plans if isinstance(plan, TrainingPlan)):
-            config = read_config(plan.user_spec)
-            resume = plan.user_spec.checkpoint.resume
-            origin = str(origin_of(Path(resume))) if resume is not None else None
-            tokenizer = None if request.resume else tokenizer_of(plan.user_spec)
-            files = [str(path) for path in find_files(plan.user_spec.data.files)]
-            for text in ask(config, plan.shape.vocabulary, origin, None if tokenizer is None else str(tokenizer), files,
-                            plan.user_spec.data.format):
-                listener.note(f"warning: {text}")
-
-    return check
+def _check_models(plans: Sequence[JobPlan], request: LaunchRequest, listener: Listener, ask: ModelChecker) -> None:
+    """Ask transformers about the models; a resumed run keeps its tokenizer unchecked."""
+    for plan in (plan for plan in plans if isinstance(plan, TrainingPlan)):
+        config = read_config(plan.user_spec)
+        resume = plan.user_spec.checkpoint.resume
+        origin = str(origin_of(Path(resume))) if resume is not None else None
+        tokenizer = None if request.resume else tokenizer_of(plan.user_spec)
+        files = [str(path) for path in find_files(plan.user_spec.data.files)]
+        for text in ask(config, plan.shape.vocabulary, origin, None if tokenizer is None else str(tokenizer), files,
+                        plan.user_spec.data.format):
+            listener.note(f"warning: {text}")

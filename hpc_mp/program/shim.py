@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from hpc_mp.base.assets import asset
 from hpc_mp.base.launchers import LAUNCHERS, program_of_mpirun
 from hpc_mp.cluster.slurm.option_syntax import programs_of_srun
 from hpc_mp.program.witness import ATTEMPT, LAUNCH, RESTORED, RUN, Witness
@@ -24,19 +25,6 @@ STARTING = "HPC_MP_STARTING"  # set for an mpirun, which may start its daemons b
 FORWARDS = "HPC_MP_FORWARDS"  # "1": Slurm signals only the direct children of slurmstepd (proctrack/cgroup)
 MARK = ".shims"  # a file in each directory of shims
 LONGEST_LINE = 120  # of the kernel, for `#!`
-# A shim. A Python without hpc-mp (`python $(which torchrun)`, a container) becomes the next program of that name.
-_SHIM = """\
-#!{interpreter}
-import os, sys
-try:
-    from hpc_mp.program.shim import main
-except ImportError:
-    name, entries = os.path.basename(__file__), os.environ.get("PATH", os.defpath).split(os.pathsep)
-    found = [os.path.join(entry, name) for entry in entries if not os.path.exists(os.path.join(entry, "{mark}"))]
-    found = [path for path in found if os.access(path, os.X_OK)] or sys.exit(name + ": command not found")
-    os.execv(sys.executable, [sys.executable, found[0], *sys.argv[1:]])
-sys.exit(main(os.path.basename(__file__), sys.argv[1:]))
-"""
 # Every bash reads this file first. Modules and environments put their directories before the shims; the trap restores the order.
 # Braces hide both lines from `bash -x`. The trap reads no variable but PATH. It does nothing in an image without our Python.
 _EARLIER = """\
@@ -54,7 +42,7 @@ def write_shims(run: RunDirectory, environ: Mapping[str, str]) -> None:
     in them may name another file."""
     run.shims.mkdir(mode=0o700, exist_ok=True)
     (run.shims / MARK).touch()
-    text = _SHIM.format(interpreter=_interpreter(sys.executable), mark=MARK)
+    text = asset("slurm/launcher-shim").read_text(encoding="utf-8").format(interpreter=_interpreter(sys.executable), mark=MARK)
     for name in (*LAUNCHERS, *SUBMITTERS):
         (run.shims / name).write_text(text, encoding="utf-8")
         (run.shims / name).chmod(0o700)

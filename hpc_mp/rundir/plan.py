@@ -107,15 +107,12 @@ def write_plan(run: RunDirectory, plan: RunPlan) -> None:
 def read_plan(run: RunDirectory) -> RunPlan | None:
     """Read the plan; None for a run without one (its ranks were started by hand) or if it is broken."""
     try:
-        return _from_dict(read_json(run.plan))
+        tree = read_json(run.plan)
+        return RunPlan(tuple(tree["layers"]), Traffic(**tree["traffic"]), tuple(StateBytes(**fields) for fields in tree["state"]),
+                       tree["link_time_s"], tuple(map(_choice, tree["choices"])),
+                       tuple(ChunkCounts(**fields) for fields in tree.get("chunks", ())), tree.get("place", ""))
     except (OSError, ValueError, TypeError, KeyError):
         return None
-
-
-def _from_dict(tree: dict[str, Any]) -> RunPlan:
-    return RunPlan(tuple(tree["layers"]), Traffic(**tree["traffic"]), tuple(StateBytes(**fields) for fields in tree["state"]),
-                   tree["link_time_s"], tuple(map(_choice, tree["choices"])),
-                   tuple(ChunkCounts(**fields) for fields in tree.get("chunks", ())), tree.get("place", ""))
 
 
 def _choice(tree: dict[str, Any]) -> ResolvedKey[Any]:

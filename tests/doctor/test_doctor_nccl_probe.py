@@ -13,7 +13,7 @@ from machines.tree import HANGS, broken, tree
 
 from hpc_mp.cli.doctor import command
 from hpc_mp.cluster.node.source import OwnProgram, Unavailable, here
-from hpc_mp.doctor.nccl_log import PROGRAMS, taken
+from hpc_mp.doctor.nccl_log.judge import PROGRAMS, taken
 
 LOGS = Path(__file__).parents[1] / "nccl_logs"
 PROBE = "nccl-probe"

@@ -11,7 +11,7 @@ from survey_paper import Faults, made
 from hpc_mp.base.findings import Finding
 from hpc_mp.doctor.compute import Result
 from hpc_mp.doctor.drift import TRAITS, drift, traits
-from hpc_mp.doctor.nccl_log import judge_ports, read_port_bytes
+from hpc_mp.doctor.nccl_log.judge import judge_ports, read_port_bytes
 from hpc_mp.doctor.node import diagnose
 from hpc_mp.doctor.survey.agents import read
 from hpc_mp.doctor.survey.gpus import WARM_UPS, sent

@@ -53,27 +53,25 @@ def load_offer() -> Offer:
 
 def _drivers(size: MachineType) -> str:
     """Return the drivers that a size needs, as named by images; "" for a size without GPUs."""
-    return {"amd": "rocm", "nvidia": "nvidia-v100" if size.is_v100 else "nvidia"}.get(size.gpu_vendor, "")
+    return {"amd": "rocm", "nvidia": "nvidia-v100" if size.gpu_title.startswith("V100") else "nvidia"}.get(size.gpu_vendor, "")
 
 
 # Reasons why an image does not fit a size, the gravest first: (code of the linter's rule, condition, text).
-_IMAGE_FAULTS: tuple[tuple[str, Callable[[Image, MachineType], bool], Callable[[Image, MachineType], str]], ...] = (
+_IMAGE_FAULTS: tuple[tuple[str, Callable[[Image, MachineType], bool], str], ...] = (
     ("CC601", lambda image, size: image.arch not in (size.arch, "unknown"),
-     lambda image, size: f"is for {image.arch}, and {size.name} is {size.arch}"),
+     "is for {image.arch}, and {size.name} is {size.arch}"),
     ("CC605", lambda image, size: not set(image.generations) & set(size.generations),
-     lambda image, size: f"is of generation {image.generations[0]}, and {size.name} takes {size.generations[0]}"),
+     "is of generation {image.generations[0]}, and {size.name} takes {size.generations[0]}"),
     ("CC602", lambda image, size: bool(size.gpu_vendor) and image.drivers not in (_drivers(size), "unknown", "none"),
-     lambda image, size: f"has the drivers {image.drivers}, and {size.name} has {size.gpu_title} on {size.arch}"),
+     "has the drivers {image.drivers}, and {size.name} has {size.gpu_title} on {size.arch}"),
     ("CC604", lambda image, size: bool(size.gpu_vendor) and image.drivers == "none",
-     lambda image, size: f"has no drivers, and {size.name} has {size.gpu_title} on {size.arch}"),
-    ("CC604", lambda image, size: bool(size.rdma) and not image.network,
-     lambda image, size: f"has no drivers of InfiniBand, and {size.name} has it"),
-    ("CC606", lambda image, size: bool(image.ended), lambda image, size: f"is of a system without updates since {image.ended}"),
-    ("CC609", lambda image, size: not image.slurm,
-     lambda image, size: "has no packages of Slurm, and cyclecloud-slurm has none for it"),
+     "has no drivers, and {size.name} has {size.gpu_title} on {size.arch}"),
+    ("CC604", lambda image, size: bool(size.rdma) and not image.network, "has no drivers of InfiniBand, and {size.name} has it"),
+    ("CC606", lambda image, size: bool(image.ended), "is of a system without updates since {image.ended}"),
+    ("CC609", lambda image, size: not image.slurm, "has no packages of Slurm, and cyclecloud-slurm has none for it"),
 )
 
 
 def image_fault(image: Image, size: MachineType) -> tuple[str, str] | None:
     """Return the gravest fault of an image on a size as (code of the rule, text); None if it fits."""
-    return next(((code, words(image, size)) for code, wrong, words in _IMAGE_FAULTS if wrong(image, size)), None)
+    return next(((code, text.format(image=image, size=size)) for code, wrong, text in _IMAGE_FAULTS if wrong(image, size)), None)

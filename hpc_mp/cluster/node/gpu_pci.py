@@ -130,19 +130,15 @@ def read_amd(source: NodeSource) -> AmdGpus:
         compute=sum(_has_units(source, path) for path in source.names("/sys/class/kfd/kfd/topology/nodes/*/properties")),
         driver=maybe(source.text, "/sys/module/amdgpu/version")  # a driver that comes with the kernel has no version
         or ("the kernel's" if source.names("/sys/module/amdgpu") else None),
-        uncorrected={(bus, path.rpartition("/")[2][:-len("_err_count")]): count for bus in buses
+        uncorrected={(bus, path.rpartition("/")[2][:-len("_err_count")]): int(count) for bus in buses
                      for path in source.names(f"/sys/bus/pci/devices/{bus}/ras/*_err_count")
-                     if (count := _errors(source, path)) is not None},
+                     if (count := dict(_RAS.findall(maybe(source.text, path) or "")).get("ue"))},
     )
 
 
 def _has_units(source: NodeSource, path: str) -> bool:
     match = re.search(r"simd_count (\d+)", maybe(source.text, path) or "")
     return bool(match and int(match[1]))
-
-
-def _errors(source: NodeSource, path: str) -> int | None:
-    return {kind: int(count) for kind, count in _RAS.findall(maybe(source.text, path) or "")}.get("ue")
 
 
 def read_machine_type(source: NodeSource) -> MachineType | None:

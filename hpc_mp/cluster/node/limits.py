@@ -153,39 +153,28 @@ def _throttled(source: NodeSource, groups: tuple[str, ...]) -> float | None:
     return int(stat.get("nr_throttled", 0)) / periods if periods else None
 
 
-_SETTINGS = {
-    "somaxconn": "net/core/somaxconn",
-    "backlog": "net/ipv4/tcp_max_syn_backlog",
-    "ports": "net/ipv4/ip_local_port_range",
-    "reserved": "net/ipv4/ip_local_reserved_ports",
-    "neighbours": "net/ipv4/neigh/default/gc_thresh3",
-    "tcp_memory": "net/ipv4/tcp_mem",
-    "receive": "net/ipv4/tcp_rmem",
-    "send": "net/ipv4/tcp_wmem",
-    "files": "fs/file-max",
-    "open": "fs/file-nr",
-    "pids": "kernel/pid_max",
-    "threads": "kernel/threads-max",
-    "tracked": "net/netfilter/nf_conntrack_count",
-    "trackable": "net/netfilter/nf_conntrack_max",
-}
+_SETTINGS = (
+    "net.core.somaxconn", "net.ipv4.tcp_max_syn_backlog", "net.ipv4.ip_local_port_range", "net.ipv4.ip_local_reserved_ports",
+    "net.ipv4.neigh.default.gc_thresh3", "net.ipv4.tcp_mem", "net.ipv4.tcp_rmem", "net.ipv4.tcp_wmem", "fs.file-max",
+    "fs.file-nr", "kernel.pid_max", "kernel.threads-max", "net.netfilter.nf_conntrack_count", "net.netfilter.nf_conntrack_max",
+)
 
 
 @dataclass(frozen=True)
 class KernelLimits:
     """Kernel limits."""
 
-    of: Mapping[str, tuple[int, ...]]  # numbers of each setting that this kernel has
+    of: Mapping[str, tuple[int, ...]]  # numbers of each setting that this kernel has, by its name in sysctl
     cluster: bool  # True if this is a cluster node: Slurm is set up here, or a fast network exists
     speed: int  # Mb/s of the fastest Ethernet interface that reports it; 0 if none does
-    page: int  # bytes of a memory page, the unit of ``tcp_memory``
+    page: int  # bytes of a memory page, the unit of ``net.ipv4.tcp_mem``
 
 
 def read_scale(source: NodeSource) -> KernelLimits:
     """Read the limits. Raises Unavailable if the kernel's settings are not visible."""
     settings = {}
-    for name, file in _SETTINGS.items():
-        numbers = (maybe(source.text, f"/proc/sys/{file}") or "").replace("-", " ").replace(",", " ").split()
+    for name in _SETTINGS:
+        numbers = (maybe(source.text, f"/proc/sys/{name.replace('.', '/')}") or "").replace("-", " ").replace(",", " ").split()
         if numbers:
             settings[name] = tuple(int(number) for number in numbers)
     if not settings:

@@ -57,14 +57,11 @@ def find_site(environ: Mapping[str, str] = os.environ, ask: Runner = ask) -> Slu
     if not usable:
         return "Slurm answers, but shows no partition that is up"
     preferred = environ.get("SBATCH_PARTITION")
-    chosen = max(usable, key=lambda partition: (partition.name == preferred, _gpus(partition) > 0, partition.default))
+    chosen = max(usable, key=lambda partition: (
+        partition.name == preferred, any(kind.gpu_count for kind in partition.kinds), partition.default))
     kind = max(chosen.kinds, key=lambda kind: (kind.gpu_count, len(kind.nodes)))
     own_account, user = environ.get("SBATCH_ACCOUNT"), getpass.getuser()
     charged = tuple(dict.fromkeys([*([own_account] if own_account else []), *accounts(user, ask)]))
     return SlurmSite(version(ask), all_partitions, chosen, kind, usable_cpus(kind.nodes[0], ask) or kind.cpus, charged,
                 terms(chosen.name, chosen.time_limit, charged, associations(user, ask), qualities(ask),
                       partition_access(chosen.name, ask)))
-
-
-def _gpus(partition: SlurmPartition) -> int:
-    return max(kind.gpu_count for kind in partition.kinds)

@@ -80,17 +80,14 @@ def on_slurm(spec: BenchSpec, options: Sequence[str], environ: Mapping[str, str]
     """Start one srun and yield its events: a step of the current allocation or a separate job, by ``environ`` and ``options``.
     Rank 0 reports its node and port, which are then sent to all ranks on srun's standard input. Raises RunFailed."""
     shape = [f"--nodes={spec.nodes}", f"--ntasks={spec.world}", f"--ntasks-per-node={spec.ranks_per_node}"]
-    command = srun([*shape, "--distribution=block:block", "--kill-on-bad-exit=1", "--export=ALL", *options], _rank(spec))
+    command = srun([*shape, "--distribution=block:block", "--kill-on-bad-exit=1", "--export=ALL", *options],
+                   [sys.executable, "-P", "-m", PROGRAM, dump_spec(spec)])
     token = secrets.token_hex(8)
 
     def answer(event: Event) -> str:
         return json.dumps({"address": address_of(event["node"], ask), "port": event["port"], "token": token})
 
     return _follow(command, {"OMP_NUM_THREADS": "1", **environ, THROUGH_LAUNCHER: "1"}, answer)
-
-
-def _rank(spec: BenchSpec) -> list[str]:
-    return [sys.executable, "-P", "-m", PROGRAM, dump_spec(spec)]
 
 
 def _follow(command: Sequence[str], environ: Mapping[str, str], answer: Callable[[Event], str]) -> Iterator[Event]:

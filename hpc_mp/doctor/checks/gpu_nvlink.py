@@ -176,7 +176,8 @@ def joined(topology: GpuTopology) -> Iterator[Judgement]:
 def nearest_nic(topology: GpuTopology) -> Iterator[Judgement]:
     if not topology.nics:
         return
-    best = {gpu: min((topology.paths.get((gpu, nic), "SYS") for nic in topology.nics), key=_distance) for gpu in topology.gpus}
+    best = {gpu: min((topology.paths.get((gpu, nic), "SYS") for nic in topology.nics),
+                     key=lambda way: _NEAR.index(way) if way in _NEAR else len(_NEAR)) for gpu in topology.gpus}
     direct = [gpu for gpu, way in best.items() if way in _DIRECT]
     kinds = ", ".join(sorted(set(best.values())))
     if not direct:
@@ -202,10 +203,6 @@ def _expected(links: NvLinks, gpu: int) -> bool:
 
 def _shape(shape: tuple[int, float]) -> str:
     return f"{counted(shape[0], 'link')} of {shape[1]:g} GB/s"  # the digits that nvidia-smi prints
-
-
-def _distance(way: str) -> int:
-    return _NEAR.index(way) if way in _NEAR else len(_NEAR)
 
 
 def _commonest(pairs: dict[tuple[str, str], str]) -> str:

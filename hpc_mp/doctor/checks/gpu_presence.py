@@ -9,27 +9,11 @@ from hpc_mp.cluster.node.gpu_driver import GpuDriver, SmiAnswer, ask_smi, read_d
 from hpc_mp.cluster.node.gpu_pci import AmdGpus, read_amd
 from hpc_mp.cluster.node.nvidia_smi import GpuReport
 from hpc_mp.cluster.node.source import Unavailable
-from hpc_mp.doctor.checks.check import Judgement, checks_of, or_well
+from hpc_mp.doctor.checks.check import Judgement, checks_of, or_well, words
 from hpc_mp.doctor.checks.per_gpu import NotApplicable, checks_of_gpus, driver_error, seen, usual_of
 
-# Exit codes of nvidia-smi, from its manual page and azurehpc-health-checks.
-EXITS: dict[int, tuple[Severity, str, str]] = {
-    2: ("unknown", "it does not know the question (-q -x)", "use a newer driver"),
-    3: ("unknown", "the question is not available on these GPUs", ""),
-    4: ("error", "this user may not use the GPUs", "look at the rights of /dev/nvidia*, and at the job's cgroup"),
-    6: ("error", "it finds no GPU", "see gpu-count and gpu-xid"),
-    8: ("error", "a GPU's external power cables are not attached", "attach them"),
-    9: ("error", "the driver is not loaded", "modprobe nvidia; after a new kernel, install the driver again"),
-    10: ("error", "the kernel has an interrupt problem with a GPU", "reboot the node; have the GPU looked at"),
-    12: ("error", "libnvidia-ml cannot be found or loaded", "install the driver's libraries of the same version"),
-    13: ("error", "libnvidia-ml is too old for this nvidia-smi", "install driver, libraries and tools of one version"),
-    14: ("error", "a GPU's infoROM is corrupt", "drain the node and have the GPU replaced"),
-    15: ("error", "a GPU has fallen off the bus or is otherwise out of reach", "drain and power-cycle the node"),
-    16: ("error", "a GPU requires a reset", "drain the node and reset the GPU"),
-    17: ("error", "the operating system or a control group keeps it from the GPUs", "start the job or container anew"),
-    18: ("error", "driver and library versions do not match", "reboot the node; its driver was updated underneath"),
-    255: ("error", "an internal error of the driver", "look into the kernel log; reboot the node"),
-}
+# Exit codes of nvidia-smi: severity, meaning and remedy.
+EXITS: dict[int, tuple[Severity, str, str]] = {int(code): tuple(row) for code, row in words()["gpu-smi"]["exits"].items()}
 AROUND = {"infoROM is corrupted": 14, "Unable to determine the device handle": 15}  # printed beside an answer, at any exit code
 ALIKE = {"model": "product_name", "memory": "fb_memory_usage/total", "VBIOS": "vbios_version",
          "GSP firmware": "gsp_firmware_version", "infoROM": "inforom_version/img_version",

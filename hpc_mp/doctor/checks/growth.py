@@ -9,28 +9,8 @@ from functools import partial
 from hpc_mp.base.findings import Severity
 from hpc_mp.base.text import duration
 from hpc_mp.cluster.node.counters import Changes, read_changes
-from hpc_mp.doctor.checks.check import Judgement, checks_of, or_well
+from hpc_mp.doctor.checks.check import Judgement, checks_of, or_well, words
 
-# Name of a counter: (warning above, error above), within three hours. The warning limit is that of Azure's healthagent.
-Bounds = dict[str, tuple[float, float]]
-LINK: Bounds = {
-    "link_error_recovery": (3, 100), "symbol_error": (3, 1000), "port_rcv_errors": (3, 1000),
-    "local_link_integrity_errors": (3, 100), "excessive_buffer_overrun_errors": (3, 100), "port_xmit_discards": (3, 1000),
-    "port_xmit_constraint_errors": (3, 100), "port_rcv_constraint_errors": (3, 100), "VL15_dropped": (100, 1e9),
-}
-TRANSPORT: Bounds = {
-    "local_ack_timeout_err": (3, 1000), "packet_seq_err": (100, 100_000), "out_of_sequence": (1000, 1e9),
-    "rnr_nak_retry_err": (100, 1e9), "implied_nak_seq_err": (100, 100_000), "req_transport_retries_exceeded": (0, 100),
-    "req_cqe_error": (1000, 1e9), "roce_slow_restart": (100, 1e9),
-}
-EFA: Bounds = {
-    "rx_drops": (100, 1e9), "retrans_timeout_events": (1000, 100_000), "impaired_remote_conn_events": (3, 1000),
-    "unresponsive_remote_events": (3, 1000), "rdma_read_wr_err": (3, 1000), "rdma_write_wr_err": (3, 1000),
-}
-ETHERNET: Bounds = {
-    "rx_errors": (3, 10_000), "tx_errors": (3, 10_000), "rx_crc_errors": (3, 1000), "rx_frame_errors": (3, 1000),
-    "tx_carrier_errors": (3, 1000), "rx_symbol_err_phy": (3, 1000), "rx_crc_errors_phy": (3, 1000),
-}
 _WAIT_SHARE = 0.1  # of the ticks in which a port sent or waited
 _SEGMENTS = 10_000  # too few below this to estimate a loss rate
 _BAD_LOSS, _LOSS = 0.05, 0.001
@@ -56,7 +36,8 @@ def _subjects(changes: Changes, room: str) -> dict[str, dict[str, int]]:
     return growth
 
 
-def bounded(room: str, bounds: Bounds, changes: Changes) -> Iterator[Judgement]:
+def _bounded(code: str, room: str, changes: Changes) -> Iterator[Judgement]:
+    bounds = words()[code]["bounds"]
     for subject, counters in _subjects(changes, room).items():
         graves = {name: _severity(grown, bounds[name]) for name, grown in counters.items() if name in bounds}
         bad = ", ".join(f"{name} +{counters[name]}" for name, grave in graves.items() if grave != "ok")
@@ -150,12 +131,12 @@ def pci(changes: Changes) -> Iterator[Judgement]:
 
 
 CHECKS = checks_of(read_changes, {
-    "fabric-errors": partial(bounded, "fabric/", LINK),
-    "fabric-retransmits": partial(bounded, "fabric/", TRANSPORT),
+    "fabric-errors": partial(_bounded, "fabric-errors", "fabric/"),
+    "fabric-retransmits": partial(_bounded, "fabric-retransmits", "fabric/"),
     "fabric-congestion": congestion,
-    "efa-errors": partial(bounded, "fabric/", EFA),
+    "efa-errors": partial(_bounded, "efa-errors", "fabric/"),
     "link-flap": flaps,
-    "ethernet-errors": partial(bounded, "net/", ETHERNET),
+    "ethernet-errors": partial(_bounded, "ethernet-errors", "net/"),
     "ethernet-discards": discards,
     "ethernet-pause": pauses,
     "tcp-retransmits": loss,

@@ -37,15 +37,7 @@ CHECKS = checks_of(read_kernel_log, {code: _complaint(code) for code in (
 
 
 RECENT_S = 7200.0  # as azurehpc-health-checks; older errors were probably cured by a reset or a reboot
-REMEDIES: dict[Action, str] = {
-    "seat": "drain the node; see that the GPU sits firmly and that its power cables are attached",
-    "reset": "drain the node, reset the GPU (all GPUs together where they are joined by NVLink), run the doctor again",
-    "reboot": "drain and power-cycle the node; have the GPU replaced if it happens again",
-    "replace": "drain the node and have the GPU replaced",
-    "watch": "no need to stop the node; look at gpu-row-remap and gpu-ecc-dram",
-    "support": "no need to stop the node; show nvidia-bug-report.sh to NVIDIA if it happens again",
-    "unknown": "look it up in NVIDIA's Xid catalogue",
-}
+REMEDIES: dict[Action, str] = words()["gpu-xid"]["remedies"]
 HARMLESS: dict[Action, str] = {"program": "are programs' doing", "none": "ask for nothing"}
 _GOES_ON = re.compile(r"NVRM: (?:\(PCI ID: |fallen off the bus)")  # continuation of a message whose first line names the GPU
 Entry = TypeVar("Entry", XidLine, SXidLine)

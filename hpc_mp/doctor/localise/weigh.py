@@ -102,7 +102,9 @@ def _remaining(suspects: Sequence[Suspect], state: NetworkState, cluster: Cluste
                  and entry.suspect.factor and entry.nodes <= {*faults.nodes}}
     yield from (_node(node, faults, pairs, cluster) for node in faults.nodes
                 if not any(node in nodes for nodes in confirmed.values()))
-    yield from (_link(link, faults, pairs, cluster) for link in faults.links)
+    for link in faults.links:
+        yield Suspect("link", (LINK.join(cluster.names[node] for node in link),), exp(pairs.rate[link] - faults.level), True,
+                      f"{_rate(pairs.rate[link])}, though both nodes are faster with others; {_others(faults.left)}")
     for entry in fit:
         if entry.suspect in confirmed and entry.suspect.kind == "node" and min(basis.nodes, basis.pairs) < RULE.clear:
             # If pairs differ, the fit's fraction of "the" healthy rate means little.
@@ -180,11 +182,6 @@ def _node(node: int, faults: uneven.Outstanding, pairs: uneven.Pairs, cluster: C
     rates = pairs.of(node)
     return Suspect("node", (cluster.names[node],), exp(float(np.median(rates)) - faults.level), True,
                    f"{_rate(max(rates))} at most, with anybody; {_others(faults.left)}")
-
-
-def _link(link: Pair, faults: uneven.Outstanding, pairs: uneven.Pairs, cluster: ClusterLayout) -> Suspect:
-    return Suspect("link", (LINK.join(cluster.names[node] for node in link),), exp(pairs.rate[link] - faults.level), True,
-                   f"{_rate(pairs.rate[link])}, though both nodes are faster with others; {_others(faults.left)}")
 
 
 def _rate(logarithm: float) -> str:

@@ -11,6 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal
 
+from hpc_mp.base.assets import asset_table
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.findings import Finding, Severity
 from hpc_mp.base.grouping import grouped
@@ -21,7 +22,7 @@ from hpc_mp.cluster.node.gpu_pci import count_nvswitches
 from hpc_mp.cluster.node.rdma import read_fabric
 from hpc_mp.cluster.node.source import NodeSource, OwnProgram, Unavailable, maybe
 from hpc_mp.doctor.nccl_log.parse import parse
-from hpc_mp.doctor.nccl_log.truth import NcclTruth, trouble_rows
+from hpc_mp.doctor.nccl_log.truth import TABLE, NcclTruth, trouble_rows
 
 _EXPLAINING = ("NCCL_NET", "NCCL_IB_DISABLE", "NCCL_IB_HCA", "NCCL_NET_PLUGIN", "NCCL_NET_GDR_LEVEL", "NCCL_NET_GDR_READ",
                "NCCL_DMABUF_ENABLE",
@@ -107,7 +108,7 @@ def _gdr(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
     severity: Severity = "error" if machine.fabric in ("infiniband", "efa") else "warning"
     yield Finding("nccl-gdr", severity, f"network device {several([str(device) for device in devices])}",
                   f"{len(without)} of {len(paths)} paths between nodes go through the host's memory, without GPUDirect"
-                  f"{which}{_set(truth)}", _GDR)
+                  f"{which}{_set(truth)}", _REMEDIES["gdr"])
 
 
 def _gdr_possible(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
@@ -121,7 +122,7 @@ def _gdr_possible(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
     grave = machine.fabric in ("infiniband", "efa") and len(disabled) == len(truth.gdr)
     yield Finding("nccl-gdr", "error" if grave else "warning", several(disabled),
                   f"NCCL found GPUDirect impossible for {len(disabled)} of {len(truth.gdr)} adapters: what they carry goes "
-                  f"through the host's memory{_set(truth)}", _GDR)
+                  f"through the host's memory{_set(truth)}", _REMEDIES["gdr"])
 
 
 def _nics(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
@@ -197,15 +198,7 @@ def _is_socket(name: str) -> bool:
 
 
 _FABRICS = {"infiniband": "InfiniBand", "efa": "EFA", "roce": "RoCE"}
-_REMEDIES = {
-    "infiniband": "look at the ports (ibstat), at memlock, at /dev/infiniband inside the container, and at NCCL_IB_DISABLE, "
-                  "NCCL_IB_HCA, NCCL_NET",
-    "efa": "install aws-ofi-nccl where the program finds it (LD_LIBRARY_PATH, in the container too), and look at NCCL_NET, "
-           "NCCL_NET_PLUGIN",
-    "roce": "look at the ports and GIDs (ibv_devinfo -v) if they are meant for RDMA, and at NCCL_IB_DISABLE",
-}
-_GDR = ("modprobe nvidia-peermem, or an open driver and a kernel with DMA-BUF; /dev/infiniband in the container; leave "
-        "NCCL_NET_GDR_LEVEL unset unless the site says otherwise")
+_REMEDIES: Mapping[str, str] = asset_table(TABLE)["remedies"]
 
 
 PATIENCE_S = 60.0  # torch, CUDA and NCCL take 10 to 30 s to start from a cold file system

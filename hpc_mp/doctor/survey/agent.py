@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 
 from hpc_mp.cluster.node.source import here
-from hpc_mp.doctor.nccl_log import judge_ports, read_port_bytes
+from hpc_mp.doctor.nccl_log.judge import judge_ports, read_port_bytes
 from hpc_mp.doctor.survey.agents import Message, pieces
 from hpc_mp.doctor.survey.facts import compute, counters, node_facts
 from hpc_mp.doctor.survey.gpus import free_ports, measure, sent

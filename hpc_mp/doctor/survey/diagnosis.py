@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median, quantiles
 
+from hpc_mp.base.assets import asset_table
 from hpc_mp.base.grouping import grouped
 from hpc_mp.base.text import several
 from hpc_mp.doctor.localise import Localisation, Suspect, nodes_of, of_pairs
@@ -35,24 +36,7 @@ class Diagnosis:
         return " or ".join(self.members)
 
 
-REMEDIES = {
-    "node-down": "drain it; look at its power, console and cable",
-    "node-cut": "drain it; look at its data network's cable, addresses and firewall",
-    "node-slow": "drain it; look at its cable, its port's rate and its switch port's errors",
-    "node-loss": "drain it; replace its cable or transceiver, and look at its switch port's error counters",
-    "node-mtu": "set the interface's MTU to that of the others",
-    "node-cpu": "drain it; look for a CPU quota, a power cap, heat, and processes that others have left behind",
-    "node-busy": "look what else runs there, and survey it again when nothing does: this tells nothing of its CPU",
-    "node-corrupt": "drain it at once: its results cannot be trusted; test its CPU and memory",
-    "rail-slow": "look at this network card's cable, PCIe width and switch port",
-    "uplink-slow": "look for a broken or missing cable between this leaf switch and the spine",
-    "uplink-loss": "replace the cables between this leaf switch and the spine; look at its ports' error counters",
-    "uplink-mtu": "set the MTU of this leaf switch's uplink to that of the others",
-    "link-slow": "look at the routes and switch ports between the two",
-    "link-loss": "look at the routes and switch ports between the two",
-    "link-mtu": "look for a switch port with a smaller MTU between the two",
-    "link-cut": "look at firewall, routes and switch ports between the two",
-}
+REMEDIES: dict[str, str] = asset_table("env/cluster-faults.toml")["remedies"]
 
 
 SUSPECT_LOSS = 5e-4

@@ -8,9 +8,9 @@ from hpc_mp.base.command import Runner
 from hpc_mp.job import AnySpec
 from hpc_mp.launch.backends.backend import Launch
 from hpc_mp.launch.backends.step import follow
-from hpc_mp.launch.choices import GpuRequest, as_given
+from hpc_mp.launch.choices import as_given
 from hpc_mp.launch.emulator.slurm_env import EMULATED, inherited, shared_environment
-from hpc_mp.launch.facts import ClusterFacts, outside
+from hpc_mp.launch.facts import outside
 from hpc_mp.launch.model_check import check_model
 from hpc_mp.launch.plan import Target
 from hpc_mp.launch.program.plan import ProgramPlan
@@ -23,11 +23,8 @@ from hpc_mp.rundir.outcome import Outcome
 OTHERWISE = "start ranks yourself: HPC_MP_MPI=1 mpirun … hpc-mp train job.toml"
 
 
-def _gpus(spec: AnySpec, facts: ClusterFacts) -> GpuRequest:
-    return as_given(spec, Device(spec.job.device, "mpirun's hosts are not known here"))
-
-
-TARGET = Target("under mpirun", outside, _gpus, in_script=False)
+TARGET = Target("under mpirun", outside, lambda spec, _facts: as_given(
+    spec, Device(spec.job.device, "mpirun's hosts are not known here")), in_script=False)
 
 
 def start(launch: Launch) -> Outcome:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from hpc_mp.base.assets import asset_table
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import shown
@@ -57,15 +58,6 @@ def start(launch: Launch) -> Outcome:
 
 
 NO_JOB = re.compile(r"\bJob \d+ to(?= start)")  # the number of a job that was not created
-# sbatch's message about a value, the key that holds it, and the command that lists the valid values.
-REFUSALS = (
-    (r"[Ii]nvalid feature", "slurm.constraint", "name features that nodes have: sinfo --format='%P %N %f' lists them"),
-    (r"reservation", "slurm.reservation", "name one that is there and yours: scontrol show reservation lists them"),
-    (r"[Ii]nvalid (account|acct)|account or account/partition", "slurm.account",
-     "name one of yours: sacctmgr show associations user=$USER lists them"),
-    (r"[Ii]nvalid qos", "slurm.qos", "name one of yours: sacctmgr show associations user=$USER format=account,qos lists them"),
-    (r"licenses", "slurm.extra", "name licences that there are: scontrol show licenses lists them"),
-)
 
 
 def rehearse(plans: tuple[JobPlan, ...], runs: Sequence[Path]) -> RehearsedPlans:
@@ -98,7 +90,7 @@ def _tested(plan: JobPlan, text: str) -> str:
 
 def _refused_key(spec: AnySpec, message: str) -> tuple[str, str]:
     """Return the key of the job file that Slurm refuses, as the user wrote it, and the remedy."""
-    for pattern, key, remedy in REFUSALS:
+    for key, (pattern, remedy) in asset_table("slurm/refusals.toml").items():
         section, name = key.split(".")
         value = getattr(getattr(spec, section), name)
         if value is not None and re.search(pattern, message):

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from hpc_mp.base.assets import asset_table
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import did_you_mean
 from hpc_mp.catalogue import MachineType
@@ -102,21 +103,8 @@ def _check_nodes(choices: Choices, size: MachineType) -> None:
             raise HpcMpError(f"{option} {count}", f"must be from {least} to {limit}", f"use {option} in that range")
 
 
-_NAMES = (
-    ("name", r"[A-Za-z][A-Za-z0-9-]{1,30}[A-Za-z0-9]", "is not a name of a cluster",
-     "use 3 to 32 letters, digits and -, beginning with a letter: nodes are named after it"),
-    ("region", r"[a-z][a-z0-9]+", "is not the name of a region in Azure's interfaces",
-     "write it without blanks and in lower case, such as westeurope (az account list-locations -o table)"),
-    ("subnet", r"[^/\s]+/[^/\s]+/[^/\s]+|/subscriptions/\S+/subnets/[^/\s]+", "is not a subnet",
-     "write RESOURCEGROUP/NETWORK/SUBNET"),
-    *((field, r"\S(.*\S)?", "must not be empty", "omit the option") for field in ("credentials", "database_user", "image")),
-    ("storage_address", r"[A-Za-z0-9][\w.,-]*(:/\S*)?", "is not an address", "write HOST, or HOST:/PATH"),
-    ("database", r"[A-Za-z0-9][\w.-]*(:\d+)?", "is not a host", "write the server's host name or address, without mysql://"),
-)
-
-
 def _check_names(choices: Choices) -> None:
-    for field, form, rule, remedy in _NAMES:
+    for field, (form, rule, remedy) in asset_table("cyclecloud/choices.toml").items():
         value = getattr(choices, field)
         if value is not None and not re.fullmatch(form, value, re.ASCII):
             raise HpcMpError(f"--{field.replace('_', '-')} {value}", rule, remedy)

@@ -61,11 +61,6 @@ def _beyond_scale_set(case: Case) -> Iterable[Hit]:
             yield Hit(limit.line, f"{limit.name} = {limit.shown}", where)
 
 
-def _several_zones(case: Case) -> Iterable[Hit]:
-    return (Hit(zone.line, node.partition, zone.raw) for node in case.partitions if (zone := node.get("Zone"))
-            if node.is_hpc and len(zone.words) > 1)
-
-
 def _image(code: str) -> Callable[[Case], Iterable[Hit]]:
     """Return a finder of images that do not fit a size for the reason of this code."""
     def find(case: Case) -> Iterable[Hit]:
@@ -86,11 +81,7 @@ RULES: tuple[Rule[Case], ...] = rules_of("cyclecloud/template-rules.toml", {
     "CC506": _hpc_without_rdma,
     "CC507": _rdma_without_hpc,
     "CC508": _beyond_scale_set,
-    "CC515": _several_zones,
-    "CC601": _image("CC601"),
-    "CC602": _image("CC602"),
-    "CC604": _image("CC604"),
-    "CC605": _image("CC605"),
-    "CC606": _image("CC606"),
-    "CC609": _image("CC609"),
+    "CC515": lambda case: (Hit(zone.line, node.partition, zone.raw) for node in case.partitions if (zone := node.get("Zone"))
+                           if node.is_hpc and len(zone.words) > 1),
+    **{code: _image(code) for code in ("CC601", "CC602", "CC604", "CC605", "CC606", "CC609")},
 })

@@ -46,11 +46,6 @@ def _never_scales(case: Case) -> Iterable[Hit]:
             yield Hit(autoscale.line if autoscale else cluster.section.line, ", ".join(scaled))
 
 
-def _unconfigured(case: Case) -> Iterable[Hit]:
-    return (Hit(attribute.line, attribute.name) for cluster in case.clusters for node in cluster.nodes
-            for attribute in node.section.attributes if attribute.key.startswith(SOFTWARE))
-
-
 def _own(case: Case) -> Iterator[tuple[int, Project, str, str]]:
     """Yield (line, project, spec, version) of the sections ``[[[cluster-init LOCKER/project:spec:version]]]`` of this project."""
     for section in case.sections if case.project else ():
@@ -117,11 +112,6 @@ def _no_health(case: Case) -> Iterable[Hit]:
             yield Hit(checks.line if checks else node.section.line, node.name, checks.shown if checks else "not set")
 
 
-def _dampen(case: Case) -> Iterable[Hit]:
-    return (Hit(setting.line, setting.raw) for setting in case.settings("slurm.dampen_memory")
-            if setting.number is None or not 0 <= setting.number < 100)
-
-
 def _in_config(pattern: str) -> Callable[[Case], Iterable[Hit]]:
     """Return a finder of lines in slurm.additional.config that match a pattern."""
     def find(case: Case) -> Iterable[Hit]:
@@ -145,7 +135,8 @@ RULES: tuple[Rule[Case], ...] = rules_of("cyclecloud/template-rules.toml", {
     "CC303": _unknown_base,
     "CC307": _misspelt,
     "CC312": _never_scales,
-    "CC324": _unconfigured,
+    "CC324": lambda case: (Hit(attribute.line, attribute.name) for cluster in case.clusters for node in cluster.nodes
+                           for attribute in node.section.attributes if attribute.key.startswith(SOFTWARE)),
     "CC704": _no_spec,
     "CC705": _version,
     "CC708": _cannot_run,
@@ -154,7 +145,8 @@ RULES: tuple[Rule[Case], ...] = rules_of("cyclecloud/template-rules.toml", {
     "CC403": _same_partition,
     "CC406": _accounting_needs,
     "CC407": _no_health,
-    "CC408": _dampen,
+    "CC408": lambda case: (Hit(setting.line, setting.raw) for setting in case.settings("slurm.dampen_memory")
+                           if setting.number is None or not 0 <= setting.number < 100),
     "CC410": _in_config(r"^[ \t]*TopologyPlugin\s*=\s*topology/block\b"),
     "CC421": _in_config(r"^[ \t]*(SuspendTime|ResumeTimeout)\s*=\s*\d{1,2}[ \t]*(?:#.*)?$"),
     "CC423": _no_execute,

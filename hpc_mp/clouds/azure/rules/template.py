@@ -31,10 +31,6 @@ def _unreadable(case: Case) -> Iterable[Hit]:
             yield Hit(attribute.line, str(expression), attribute.name)
 
 
-def _misspelt_kind(case: Case) -> Iterable[Hit]:
-    return (Hit(section.line, section.kind, near) for section in case.sections if (near := misspelt(section.kind, _KINDS, 0.75)))
-
-
 def _undeclared(case: Case) -> Iterable[Hit]:
     names = {name.casefold() for name in case.parameters}
     for line, name in (reference for section in case.sections for reference in _references(section)):
@@ -75,7 +71,8 @@ RULES: tuple[Rule[Case], ...] = rules_of("cyclecloud/template-rules.toml", {
     "CC102": _fault("CC102"),
     "CC103": _fault("CC103"),
     "CC105": _unreadable,
-    "CC106": _misspelt_kind,
+    "CC106": lambda case: (Hit(section.line, section.kind, near) for section in case.sections
+                           if (near := misspelt(section.kind, _KINDS, 0.75))),
     "CC201": _undeclared,
     "CC206": _no_such_parameter,
     "CC213": _secret,

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from hpc_mp.base.findings import Hit, Rule
+from hpc_mp.base.rule_table import rules_of
 from hpc_mp.environment.rules import LOOPBACK, Settings
 from hpc_mp.environment.rules import RULES as OF_VARIABLES
 from hpc_mp.lint.sbatch.script import Script
@@ -19,9 +20,12 @@ def _exported(script: Script) -> Iterator[ShellAssignment]:
     return (variable for variable in script.shell.assignments if everything or variable.name in names)
 
 
-def _in_script(rule: Rule[Settings]) -> Rule[Script]:
-    """Apply a rule about variables to the exports of a script."""
-    return Rule(rule.code, rule.severity, lambda script: rule.find(tuple(_exported(script))), rule.message, rule.fix)
+def _in_script(rule: Rule[Settings], nodes: int = 0) -> Rule[Script]:
+    """Apply a rule about variables to the exports of a script for ``nodes`` or more."""
+    def find(script: Script) -> Iterable[Hit]:
+        return rule.find(tuple(_exported(script))) if script.nodes >= nodes else ()
+
+    return Rule(rule.code, rule.severity, find, rule.message, rule.fix)
 
 
 def _one_gpu_in_task(script: Script) -> Iterable[Hit]:
@@ -34,10 +38,6 @@ def _gpus_of_the_batch_shell(script: Script) -> Iterable[Hit]:
     for variable in _exported(script):
         if variable.name == "CUDA_VISIBLE_DEVICES" and not variable.task and script.steps:
             yield Hit(variable.line)
-
-
-def _loopback(script: Script) -> Iterable[Hit]:
-    return LOOPBACK.find(tuple(_exported(script))) if script.nodes > 1 else ()
 
 
 def _not_exported(script: Script) -> Iterable[Hit]:
@@ -55,15 +55,11 @@ def _for_sbatch(script: Script) -> Iterable[Hit]:
 
 RULES: tuple[Rule[Script], ...] = (
     *map(_in_script, OF_VARIABLES),
-    Rule("HM609", "warning", _one_gpu_in_task,
-         "CUDA_VISIBLE_DEVICES={it} hides all but one GPU from the task: ranks have no peer-to-peer access, and LOCAL_RANK "
-         "is not a device number.",
-         "Leave it out, and select the device by LOCAL_RANK."),
-    Rule("HM610", "info", _gpus_of_the_batch_shell,
-         "CUDA_VISIBLE_DEVICES has no effect on steps with GPUs: Slurm sets it for each task.",
-         "Leave it out, and request GPUs with --gpus-per-node."),
-    Rule(LOOPBACK.code, LOOPBACK.severity, _loopback, LOOPBACK.message, LOOPBACK.fix),
-    Rule("HM612", "warning", _not_exported, "{it} is set but not exported: no program sees it.", "export {it}=…"),
-    Rule("HM613", "warning", _for_sbatch, "sbatch reads {it} when a job is submitted: in the script it has no effect.",
-         "Write it as a directive."),
+    _in_script(LOOPBACK, nodes=2),
+    *rules_of("slurm/script-rules.toml", {
+        "HM609": _one_gpu_in_task,
+        "HM610": _gpus_of_the_batch_shell,
+        "HM612": _not_exported,
+        "HM613": _for_sbatch,
+    }),
 )

@@ -204,10 +204,6 @@ def _refused_by_bash(script: Script) -> Iterable[Hit]:
         yield Hit(min(refusal[0], len(script.lines)), refusal[1])
 
 
-def _unread(script: Script) -> Iterable[Hit]:
-    return map(Hit, script.shell.faults[:1]) if not any(_refused_by_bash(script)) else ()
-
-
 RULES: tuple[Rule[Script], ...] = rules_of("slurm/script-rules.toml", {
     "HM101": _no_interpreter,
     "HM102": _first("\r\n"),
@@ -224,7 +220,7 @@ RULES: tuple[Rule[Script], ...] = rules_of("slurm/script-rules.toml", {
     "HM113": _one_dash,
     "HM114": _strays,
     "HM115": lambda script: map(Hit, script.header.unmatched),
-    "HM116": _unread,
+    "HM116": lambda script: () if any(_refused_by_bash(script)) else map(Hit, script.shell.faults[:1]),
     "HM117": of_directives(_gone),
     "HM118": of_directives(_value_too_new),
     "HM119": of_directives(_without_value),

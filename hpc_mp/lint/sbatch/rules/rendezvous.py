@@ -77,10 +77,6 @@ def _no_endpoint(script: Script) -> Iterable[Hit]:
             yield Hit(launcher.line)
 
 
-def _own_name(script: Script, address: ShellAssignment) -> bool:
-    return address.task and script.nodes > 1 and bool(_OWN_NAME.search(address.raw)) and "srun" not in address.raw
-
-
 def _hostname_i(script: Script) -> Iterable[Hit]:
     yield from _addresses(lambda _, address: _HOSTNAME_I.search(address.raw))(script)
     yield from (Hit(line, name) for _, name, value, line in _endpoints(script)
@@ -134,10 +130,6 @@ def _ephemeral_port(_: Script, port: ShellAssignment) -> HitWords:
     return str(highest) if highest >= EPHEMERAL else ""
 
 
-def _port_of_the_last_attempt(script: Script, port: ShellAssignment) -> HitWords:
-    return bool(script.option("requeue")) and "SLURM_JOB" in port.raw and "SLURM_RESTART_COUNT" not in port.raw
-
-
 def _scontrol_in_a_container(script: Script) -> Iterable[Hit]:
     for step in script.steps:
         inside = step.option("container-image") or (step.program and step.program[0].base in CONTAINERS)
@@ -152,7 +144,8 @@ RULES: tuple[Rule[Script], ...] = rules_of("slurm/script-rules.toml", {
     "HM402": of_variables(PORTS, lambda _, port: port.task and bool(re.search(r"\bRANDOM\b|\bshuf\b", port.raw))),
     "HM403": _no_endpoint,
     "HM404": _hostname_i,
-    "HM405": _addresses(_own_name),
+    "HM405": _addresses(lambda script, address: address.task and script.nodes > 1 and "srun" not in address.raw
+                        and _OWN_NAME.search(address.raw)),
     "HM406": _localhost,
     "HM407": of_variables(ADDRESSES, _fallback_to_localhost),
     "HM408": _addresses(lambda _, address: "SLURM_LAUNCH_NODE_IPADDR" in address.raw),
@@ -161,7 +154,8 @@ RULES: tuple[Rule[Script], ...] = rules_of("slurm/script-rules.toml", {
     "HM411": _expanded_too_early,
     "HM412": _rank_of_the_batch_shell,
     "HM413": of_variables(PORTS, _ephemeral_port),
-    "HM414": of_variables(PORTS, _port_of_the_last_attempt),
+    "HM414": of_variables(PORTS, lambda script, port: bool(script.option("requeue")) and "SLURM_JOB" in port.raw
+                          and "SLURM_RESTART_COUNT" not in port.raw),
     "HM415": _scontrol_in_a_container,
     "HM416": _addresses(lambda script, address: any(_launchers(script)) and _HOSTNAME_F.search(address.raw)),
 })

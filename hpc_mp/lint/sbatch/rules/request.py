@@ -112,10 +112,6 @@ def _fewer_nodes_than_named(script: Script, nodes: Option) -> HitWords:
     return (f"--nodes={nodes.value}, but --nodelist names {named}", str(named)) if fewer else None
 
 
-def _named_and_excluded(script: Script, _: Option) -> HitWords:
-    return compress(sorted(_named_nodes(script, "nodelist") & _named_nodes(script, "exclude")))
-
-
 def _more_threads_than_cpus(script: Script, variable: ShellAssignment) -> HitWords:
     cpus = script.value("cpus-per-task") or ""
     more = variable.value.isdecimal() and cpus.isdecimal() and int(variable.value) > int(cpus) and not script.option("exclusive")
@@ -131,10 +127,6 @@ def _hidden_peers(script: Script) -> Iterable[Hit]:
             gpus = option.name != "tres-per-task" or "gpu" in (option.value or "")
             if option.name in GPUS_PER_TASK and gpus and shared:
                 yield Hit(option.line, f"--{option.name}")
-
-
-def _bound_to_one(_: Script, option: Option) -> HitWords:
-    return f"--gpu-bind={option.value}" if option.name == "gpu-bind" and _ONE_GPU.match(option.value or "") else ""
 
 
 def _nodes_times_tasks(script: Script, ntasks: Option) -> HitWords:
@@ -203,7 +195,8 @@ RULES: tuple[Rule[Script], ...] = rules_of("slurm/script-rules.toml", {
     "HM206": lacking(*MEMORY, "exclusive"),
     "HM207": of_job("exclusive", lambda script, exclusive: exclusive.value is None and not any(map(script.option, MEMORY))),
     "HM208": _hidden_peers,
-    "HM209": of_options(_bound_to_one),
+    "HM209": of_options(lambda _, option: f"--gpu-bind={option.value}" if option.name == "gpu-bind" and _ONE_GPU.match(
+        option.value or "") else ""),
     "HM210": of_job("ntasks", _nodes_times_tasks),
     "HM211": _output_folder,
     "HM212": _one_file_for_an_array,
@@ -221,5 +214,6 @@ RULES: tuple[Rule[Script], ...] = rules_of("slurm/script-rules.toml", {
     "HM224": _cpus_unset,
     "HM225": of_directives(_count_behind_equals),
     "HM226": of_job("nodes", _fewer_nodes_than_named),
-    "HM227": of_job("exclude", _named_and_excluded),
+    "HM227": of_job("exclude", lambda script, _: compress(sorted(
+        _named_nodes(script, "nodelist") & _named_nodes(script, "exclude")))),
 })
