@@ -25,7 +25,8 @@ SIZES = {
     "q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8,
     "first_k_dense_replace": 1, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "word_embed_proj_dim": 32,
     "ffn_dim": 48, "rotary_dim": 4, "shared_expert_intermediate_size": 16, "moe_layer_start_index": 1, "ffn_hidden_size": 48,
-    "attention_chunk_size": WINDOW}
+    "attention_chunk_size": WINDOW, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8, "shared_intermediate_size": 16, "dense_intermediate_size": 48}
 # What other types name otherwise, and the layers of those that mix tokens in several ways.
 MIXED = ["linear_attention", "full_attention"] * 2
 OWN: dict[str, dict[str, Any]] = {
