@@ -11,10 +11,10 @@ from rich.table import Table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import load_job
-from hpc_mp.job.layout import read_config
+from hpc_mp.job.layout import whole_config
 from hpc_mp.layout.models.description import LayerKind, ModelDescription, describe
 from hpc_mp.layout.models.reading import model_shape
-from hpc_mp.layout.models.shape import config_of
+from hpc_mp.layout.models.shape import TEXT_PART, config_of, text_part
 from hpc_mp.layout.models.types import proved_with, verdicts
 
 
@@ -30,11 +30,12 @@ def command(model: str | None, all_types: bool, as_json: bool) -> None:
         _list(as_json)
         return
     config, checkpoint = configuration(model)
-    description = describe(model_shape(config, checkpoint))
+    description = describe(model_shape(text_part(config), checkpoint))
     if as_json:
         click.echo(json.dumps(asdict(description)))
     else:
-        Console().print(picture(description))
+        whole = config["model_type"]
+        Console().print(picture(description, "" if whole == description.model_type else TEXT_PART.format(whole=whole)))
 
 
 def _list(as_json: bool) -> None:
@@ -55,7 +56,7 @@ def configuration(model: str) -> tuple[dict[str, Any], str | None]:
         return config_of(path), model
     if path.suffix == ".toml":
         spec = load_job(path)
-        return read_config(spec), spec.model.pretrained
+        return whole_config(spec), spec.model.pretrained
     if not path.is_file():
         if path.suffix or len(path.parts) > 1:
             raise HpcMpError(f"MODEL = {model}", "does not exist",
@@ -70,13 +71,14 @@ def configuration(model: str) -> tuple[dict[str, Any], str | None]:
     return config, model
 
 
-def picture(model: ModelDescription) -> Table:
-    """Return the description as a table."""
+def picture(model: ModelDescription, part: str) -> Table:
+    """Return the description as a table. ``part``: what the model is a part of."""
     table = Table(show_header=False, box=None, pad_edge=False)
     whole = [f"{name}: {reason}" for name, reason in model.whole.items()]
     active = "" if model.active == model.parameters else f", of which a token uses {billions(model.active)}"
     rows = {
         "model": f"{model.model_type} ({model.architecture}), {model.source}",
+        "part": part,
         "parameters": f"{billions(model.parameters)}{active}; embedding {billions(model.embedding)}"
                       + (", which is also the head" if model.tied else ""),
         "sizes": f"hidden {model.hidden}, {model.heads} heads of {model.head_dim} elements, {model.kv_heads} of keys and values; "

@@ -15,7 +15,7 @@ from hpc_mp.layout.models.adapter_weights import trained_weights
 from hpc_mp.layout.models.adapters import Adapters
 from hpc_mp.layout.models.peft_files import stored_adapters
 from hpc_mp.layout.models.reading import model_shape
-from hpc_mp.layout.models.shape import Config, config_of
+from hpc_mp.layout.models.shape import Config, config_of, text_part
 from hpc_mp.layout.models.weight_files import check_weights
 from hpc_mp.layout.optimizers import SLOTS
 from hpc_mp.layout.placement import Degrees
@@ -23,8 +23,13 @@ from hpc_mp.layout.stages import Partition, StageCut, cut_stages
 
 
 def read_config(spec: JobSpec) -> Config:
-    """Return the model's configuration, from the job file or from the checkpoint's config.json. Raises HpcMpError if the
-    checkpoint or its config.json is missing or unreadable."""
+    """Return the configuration of the job's language model, which may be a part of another. Raises HpcMpError if the checkpoint
+    or its config.json is missing or unreadable."""
+    return text_part(whole_config(spec))
+
+
+def whole_config(spec: JobSpec) -> Config:
+    """Return the model's configuration, from the job file or from the checkpoint's config.json. Raises HpcMpError as above."""
     if spec.model.config is not None:
         return dict(spec.model.config)
     assert spec.model.pretrained is not None  # a job has exactly one of the two

@@ -10,8 +10,8 @@ from typing import Any
 
 from hpc_mp.base.text import counted, memory_size, percent
 from hpc_mp.cluster.slurm.options import options_of
-from hpc_mp.job import AnySpec, ProgramSpec
-from hpc_mp.job.layout import layout_of
+from hpc_mp.job import AnySpec, JobSpec, ProgramSpec
+from hpc_mp.job.layout import layout_of, read_config, whole_config
 from hpc_mp.job.program import of_engine
 from hpc_mp.job.resolution import ResolvedKey
 from hpc_mp.job.values import toml_value
@@ -20,6 +20,7 @@ from hpc_mp.launch.program.plan import ProgramPlan
 from hpc_mp.launch.training_text import TrainingText, text_rows
 from hpc_mp.layout.models import ModelShape, family_of
 from hpc_mp.layout.models.adapter_weights import adapted_weights
+from hpc_mp.layout.models.shape import TEXT_PART
 from hpc_mp.layout.placement import normalize_order, reach_of
 from hpc_mp.planner.activations import kept_inputs
 from hpc_mp.rundir import find_run
@@ -54,7 +55,7 @@ def describe(plan: TrainingPlan, title: str, text: TrainingText | None = None) -
         "where": where_row(plan, title),
         "device": f"{plan.device.kind} ({plan.device.why})",
         "model": f"{shape.model_type}, {shape.layers} layers, hidden {shape.hidden}, vocabulary {shape.vocabulary}"
-                 + _adapters(shape),
+                 + _part(plan.spec) + _adapters(shape),
         "layout": f"tensor({p.tensor}){' with sequence' if p.sequence else ''} × pipeline({p.pipeline}) × "
                    f"{context}data({spec.data_degree}){experts}, ZeRO-{p.zero}",
         "schedule": f"{p.schedule}, per replica and step microbatches({spec.microbatches}) × {spec.microbatch_size} "
@@ -117,6 +118,12 @@ def defaults(spec: AnySpec) -> dict[str, str]:
         if shown:
             sections[section] = ", ".join(shown)
     return sections
+
+
+def _part(spec: JobSpec) -> str:
+    """Return the model that this one is a part of; empty if it is whole."""
+    whole = whole_config(spec)["model_type"]
+    return "" if whole == read_config(spec)["model_type"] else f", {TEXT_PART.format(whole=whole)}"
 
 
 def _adapters(shape: ModelShape) -> str:

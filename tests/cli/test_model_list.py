@@ -1,6 +1,7 @@
 """``hpc-mp model --list``: the verdict on every type."""
 
 import json
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -30,3 +31,10 @@ def test_the_list_is_a_table() -> None:
 def test_one_of_a_model_and_the_list_is_shown(words: list[str]) -> None:
     result = CliRunner().invoke(cli, ["model", *words])
     assert isinstance(result.exception, HpcMpError) and "MODEL or --list" in result.exception.rule
+
+
+def test_of_a_model_that_sees_the_language_model_is_shown(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text('{"model_type": "llava", "text_config": {"model_type": "llama"}, "vision_config": {}}')
+    text = " ".join(CliRunner().invoke(cli, ["model", str(config)]).stdout.split())
+    assert "llama (LlamaForCausalLM)" in text and "language model of llava, whose other parts are left out" in text

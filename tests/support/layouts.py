@@ -82,7 +82,7 @@ class Result:
 
     def distance(self, other: "Result") -> float:
         """Return the largest difference of any loss, norm or parameter, and of ``apart``."""
-        assert self.parameters.keys() == other.parameters.keys()
+        assert self.parameters.keys() == other.parameters.keys(), self.parameters.keys() ^ other.parameters.keys()
         pairs = [*zip(self.losses, other.losses, strict=True), *zip(self.norms, other.norms, strict=True)]
         assert all((a is None) == (b is None) for a, b in pairs)
         numbers = [abs(a - b) for a, b in pairs if a is not None]

@@ -82,7 +82,8 @@ def _loaded(spec: JobSpec) -> PreTrainedModel:
     config = AutoConfig.from_pretrained(spec.model.pretrained)
     config._experts_implementation = "eager"
     with StaysDouble():
-        return AutoModelForCausalLM.from_pretrained(spec.model.pretrained, config=config, dtype=torch.float64).train()
+        model = AutoModelForCausalLM.from_pretrained(spec.model.pretrained, config=config, dtype=torch.float64).train()
+        return _language_model(model) if hasattr(model.model, "language_model") else model
 
 
 def _limit(model: PreTrainedModel, spec: JobSpec) -> list[Tensor]:
@@ -140,6 +141,14 @@ def _separated(firsts: Sequence[int], length: int, documents: Sequence[int],
 
 def _factor(name: str, factors: Mapping[str, float]) -> float:
     return next((factor for pattern, factor in factors.items() if fnmatchcase(name, pattern)), 1.0)
+
+
+def _language_model(whole: PreTrainedModel) -> PreTrainedModel:
+    """Return the language model of one that also sees."""
+    model = AutoModelForCausalLM.from_config(whole.config.text_config, dtype=torch.float32).double()
+    model.model.load_state_dict(whole.model.language_model.state_dict())
+    model.lm_head.load_state_dict(whole.lm_head.state_dict())
+    return model.train()
 
 
 def plain(spec: JobSpec, skipped: Collection[int] = (), documents: Sequence[int] = ()) -> Result:
@@ -235,5 +244,6 @@ def plain(spec: JobSpec, skipped: Collection[int] = (), documents: Sequence[int]
     if shape.adapters is not None:
         state = from_peft(shape, trained)
     else:
-        state = {name: p.detach().reshape(weights[name].shape) for name, p in trained.items() if p.requires_grad}
+        state = {name: p.detach().reshape(weights[name].shape) for name, p in trained.items()
+                 if p.requires_grad and weights[name].trained}
     return Result(tuple(losses), tuple(norms), state, tuple(dropped), tuple(routers), tuple(evaluations))

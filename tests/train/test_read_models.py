@@ -1,5 +1,6 @@
 """Models without a table, read from their code in transformers, equal one process of plain transformers in fp64 to 1e-12."""
 
+import json
 import re
 import shutil
 from collections.abc import Callable
@@ -15,14 +16,14 @@ from layouts import JOB, layout, run_whole, start
 from planting import wrapped
 from ranks import run_ranks
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from hpc_mp.base.assets import asset_table
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, load_job
-from hpc_mp.job.layout import check_division, read_shape
+from hpc_mp.job.layout import check_division, check_pretrained, read_shape
 from hpc_mp.layout.models import FAMILIES, family_of, reading
-from hpc_mp.layout.models.shape import config_of
+from hpc_mp.layout.models.shape import config_of, text_part
 from hpc_mp.train.checkpoint.export import export
 from hpc_mp.train.data import bpe
 from hpc_mp.train.model import attention_table, transformers_stage
@@ -120,14 +121,7 @@ def test_what_is_never_trained_is_read_and_exported(plain: Plain, job: Job, plac
                 torch.nn.init.normal_(kept)
         model.save_pretrained(directory)
 
-    if not directory.exists():
-        run_ranks(1, save)
-        made = bpe.train([place / "text.jsonl"], ["text"], vocabulary=read_types.VOCABULARY, cache=tmp_path / "cache")
-        shutil.copy(made / "tokenizer.json", directory)
-    assert read_types.read(config_of(directory)) is None
-    path = place / f"saved-{kind}.toml"
-    path.write_text(JOB.replace("config = {{ {model} }}", 'pretrained = "{model}"').format(model=directory))
-    spec = load_job(path, LAYOUTS["tp2 pp2"])
+    spec = saved_job(directory, save, place, tmp_path)
     expected, run = plain(spec), start(spec)
     assert run_whole(spec, run=run).distance(expected) < EXACT
     shape = read_shape(spec)
@@ -136,3 +130,42 @@ def test_what_is_never_trained_is_read_and_exported(plain: Plain, job: Job, plac
     before, after = (load_file(path / "model.safetensors") for path in (directory, tmp_path / "model"))
     assert kept and before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name].double()) for name in before if "correction_bias" in name)
+
+
+def saved_job(directory: Path, save: Callable[[], None], place: Path, cache: Path) -> JobSpec:
+    """Return the job of a checkpoint, which a process saves, with a tokenizer."""
+    if not directory.exists():
+        run_ranks(1, save)
+        made = bpe.train([place / "text.jsonl"], ["text"], vocabulary=read_types.VOCABULARY, cache=cache / "cache")
+        shutil.copy(made / "tokenizer.json", directory)
+    assert read_types.read(text_part(config_of(directory))) is None
+    path = place / f"{directory.name}.toml"
+    path.write_text(JOB.replace("config = {{ {model} }}", 'pretrained = "{model}"').format(model=directory))
+    return load_job(path, LAYOUTS["tp2 pp2"])
+
+
+SEEING = {"gemma3": {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32,
+                     "image_size": 28, "patch_size": 14},
+          "qwen3_5": {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32}}
+
+
+@pytest.mark.parametrize("kind", cases(SEEING, ("gemma3",)))
+def test_the_language_model_of_one_that_sees_is_trained(plain: Plain, place: Path, tmp_path: Path, kind: str) -> None:
+    directory = place / f"saved-{kind}"
+
+    def save() -> None:
+        torch.manual_seed(1)
+        text = read_types.tiny(f"{kind}_text")
+        AutoModelForImageTextToText.from_config(AutoConfig.for_model(
+            kind, text_config=text, vision_config=SEEING[kind])).double().save_pretrained(directory)
+
+    spec = saved_job(directory, save, place, tmp_path)
+    expected, run = plain(spec), start(spec)
+    assert run_whole(spec, run=run).distance(expected) < EXACT
+    export(run, tmp_path / "model")
+    assert config_of(tmp_path / "model")["model_type"] == f"{kind}_text"
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    config["text_config"] |= {"num_hidden_layers": 1, "layer_types": config["text_config"]["layer_types"][:1]}
+    (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(HpcMpError, match=r"language_model\S*layers\.1\S* and \d+ more, which no part of a"):
+        check_pretrained(spec)

@@ -104,6 +104,17 @@ def config_of(directory: Path) -> Config:
     return config
 
 
+TEXT_PART = "the language model of {whole}, whose other parts are left out"
+
+
+def text_part(config: Config) -> Config:
+    """Return the configuration of the language model inside of one that also sees or hears; any other as it is."""
+    text = config.get("text_config")
+    if not isinstance(text, dict) or not isinstance(text.get("model_type"), str):
+        return config
+    return {key: config[key] for key in ("tie_word_embeddings",) if key in config} | text
+
+
 def checked(name: str, value: Any, default: bool | float, limit: int = MOST) -> Any:
     """Return a field's value if it is of its default's kind: true or false, a whole number from 1 to ``limit``, or a finite
     number of at least 0. Raises HpcMpError for another one."""

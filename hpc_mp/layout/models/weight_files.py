@@ -23,6 +23,9 @@ MOST_HEADER = 100_000_000  # bytes, the limit of the safetensors library itself
 BUFFERS = re.compile(r"(^|\.)(rotary_emb\.inv_freq|attn\.masked_bias|attn\.bias)$")
 SAVE = "save it again with save_pretrained"
 COPY = "copy or download the whole checkpoint again"
+# Names of a language model -> the same where it is a part of a model that also sees or hears, in older and newer checkpoints.
+TEXT = "language_model."
+TEXT_PLACES = (("model.", f"model.{TEXT}"), ("model.", f"{TEXT}model."), ("lm_head.", f"{TEXT}lm_head."))
 POINTER = b"version "  # beginning of the text in place of a file that Git LFS has not fetched
 
 
@@ -96,7 +99,9 @@ def check_weights(directory: Path, config: Mapping[str, Any], family: Family, sh
                              "use the checkpoint before it was quantized")
     used = {name for places in parts.values() for _, name in places}
     extra = sorted(name for name in held.keys() - used if not BUFFERS.search(name) and not matches(name, family.beside))
-    if shape.tied and (head := f"{family.head}.weight") in extra:
+    if any(TEXT in name for name in used):
+        extra = [name for name in extra if TEXT in name or name.startswith(family.head)]
+    if shape.tied and (head := find(f"{family.head}.weight", extra, family)):
         (_, embedding), = parts[f"{family.embedding}.weight"]
         if not _same(held[head], held[embedding]):
             raise HpcMpError(f"{held[head].file}: {head}",
@@ -109,8 +114,9 @@ def check_weights(directory: Path, config: Mapping[str, Any], family: Family, sh
 
 
 def find(name: str, held: Container[str], family: Family) -> str | None:
-    """Return a weight's name in a checkpoint, which may have an older one; None if it is missing."""
-    names = [name, *(re.sub(pattern, older, name) for pattern, older in family.older_names.items())]
+    """Return a weight's name in a checkpoint, which may have an older one or a larger model; None if it is missing."""
+    names = [name, *(re.sub(pattern, older, name) for pattern, older in family.older_names.items()),
+             *(place + name.removeprefix(prefix) for prefix, place in TEXT_PLACES if name.startswith(prefix))]
     return next((candidate for candidate in names if candidate in held), None)
 
 

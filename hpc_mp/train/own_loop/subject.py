@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec
 from hpc_mp.layout.layout import Layout
-from hpc_mp.layout.models.shape import config_of
+from hpc_mp.layout.models.shape import config_of, text_part
 from hpc_mp.train.model.cut_points import CutPoint, Layers, layers_of
 from hpc_mp.train.model.layer_list import LayerSpec
 from hpc_mp.train.model.listed_stage import ListedModel
@@ -101,11 +101,11 @@ def subject_of(model: Any, keywords: Keywords) -> Subject:
     if isinstance(model, PreTrainedModel):
         return HuggingFace.in_memory(model, _fields(model.config), loss)
     if isinstance(model, PreTrainedConfig):
-        return HuggingFace.read(_fields(model), loss, IN_MEMORY)
+        return HuggingFace.read(text_part(_fields(model)), loss, IN_MEMORY)
     if isinstance(model, Mapping):
-        return HuggingFace.read(dict(model), loss, None)
+        return HuggingFace.read(text_part(dict(model)), loss, None)
     if isinstance(model, str | Path):
-        return HuggingFace.read(config_of(Path(model)), loss, str(model), Path(model).resolve())
+        return HuggingFace.read(text_part(config_of(Path(model))), loss, str(model), Path(model).resolve())
     listed = isinstance(model, Sequence) and bool(model) and all(isinstance(layer, LayerSpec) for layer in model)
     if not listed and not isinstance(model, nn.Module):
         raise HpcMpError(f"model = {written(model)}", "cannot be divided between ranks",
