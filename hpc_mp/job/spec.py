@@ -18,6 +18,7 @@ from hpc_mp.job.parallel import MOST_MICROBATCHES, Parallel
 from hpc_mp.job.rows import Form
 from hpc_mp.job.sweep import Sweep
 from hpc_mp.layout.learning_rate import ScheduleOfRate
+from hpc_mp.layout.optimizers import VECTORS
 from hpc_mp.layout.schedule.names import stages_per_rank
 
 MICROBATCH_TOKENS = 8192  # one sequence of Llama 3's training length: the microbatch per GPU in torchtitan's recipes
@@ -188,9 +189,9 @@ class Train(values.Section):
     `decay_type`, `min_lr_ratio`. An option that the schedule does not have is refused. Example: `{ min_lr_rate = 0.1 }`."""
     weight_decay: values.Rate = 0.0
     """For every parameter that `train.no_decay` does not match."""
-    no_decay: tuple[values.Line, ...] = ("*.bias", "*[nN]orm.weight", "*.ln_?.weight")
-    """Parameters without decay: patterns (`*`, `?`, `[ab]`) of Hugging Face's names. Default: biases and norms; `[]`: none.
-    Example: `["*.bias", "*norm.weight", "*embed_tokens*"]`."""
+    no_decay: tuple[values.Line, ...] = (VECTORS, "*bias")
+    """Parameters without decay: patterns (`*`, `?`, `[ab]`) of Hugging Face's names; `"vectors"` stands for all of one dimension,
+    such as norms. Default: these and all biases; `[]`: none. Example: `["vectors", "*bias", "*embed_tokens*"]`."""
     label_smoothing: values.Share = 0.0
     """The share of each label that is spread evenly over all words, as torch's `cross_entropy` has it. The loss of a step
     contains it, that of an evaluation does not. Example: `0.1`."""
