@@ -109,6 +109,7 @@ class Trainer:
         evaluate: called after each step with the reason why the run must stop; returns why an evaluation that is due was not
             made.
         track: called with the metrics of each step on rank 0.
+        peak_speed: tokens per second at the peak of all devices; NaN if unknown.
         enough: returns True, after an evaluation, if no further step shall follow.
     """
 
@@ -128,6 +129,7 @@ class Trainer:
     waits: Waits
     evaluate: Callable[[int, str | None], str | None]
     track: Callable[[str, StepMetrics], None]
+    peak_speed: float
     enough: Callable[[], bool] = lambda: False
 
     def train(self, begin: Counters, traced: Callable[[int, StepResult], None]) -> TrainingEnd:
@@ -184,10 +186,12 @@ class Trainer:
     def _metrics(self, launched: Launched) -> StepMetrics:
         settings, numbers = self.spec.train, launched.result.numbers()
         tokens = settings.global_batch * self.spec.data.sequence_length
+        speed = tokens / numbers.seconds
         return StepMetrics(
-            launched.step + 1, numbers.loss, launched.tokens, numbers.seconds, tokens / numbers.seconds, numbers.norm,
+            launched.step + 1, numbers.loss, launched.tokens, numbers.seconds, speed, numbers.norm,
             int(numbers.notes[1]), learning_rate(launched.step, settings), int(numbers.labels), self.attempt, numbers.scale.scale,
-            numbers.router_loss, numbers.dropped)
+            numbers.router_loss, numbers.dropped, settings.global_batch / numbers.seconds,
+            speed / self.peak_speed)
 
     def _between_steps(self) -> None:
         self.watchdog.now("step")
