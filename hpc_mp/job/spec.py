@@ -295,6 +295,18 @@ class Track(values.Section):
     """The project of W&B, or the experiment of MLflow. Default: `job.name`. Example: `"llama"`."""
 
 
+class Profiler(values.Section):
+    """A trace of torch's profiler: phases, actions, layers, collectives and kernels of some steps, by name and for Perfetto. See
+    [a profile](../user/training.md#a-profile)."""
+
+    steps: values.NonNegative = 0
+    """The number of consecutive steps in the trace, which may take some hundred MB for each; 0 = no trace. Example: `2`."""
+    begin: values.Count = 3
+    """The first of them. The first steps of an attempt take longer than others. Example: `100`."""
+    ranks: tuple[values.NonNegative, ...] = (0,)
+    """The ranks that write a trace. Example: `[0, 8]`."""
+
+
 class JobSpec(values.Section):
     """A whole job file. Frozen; every value is either given or has the default shown here."""
 
@@ -307,6 +319,7 @@ class JobSpec(values.Section):
     evaluate: Evaluate = Evaluate()
     checkpoint: Checkpoint = Checkpoint()
     track: Track = Track()
+    profiler: Profiler = Profiler()
     sweep: Sweep = Sweep()
     slurm: Slurm = Slurm()
     environment: Environment = Environment()

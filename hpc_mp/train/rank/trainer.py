@@ -28,6 +28,7 @@ from hpc_mp.train.parallel.groups import Groups, Tree
 from hpc_mp.train.pipeline.stage import Microbatches
 from hpc_mp.train.rank import facts
 from hpc_mp.train.rank.logs import Log, StepWords
+from hpc_mp.train.rank.profiler import ProfilerWindow
 from hpc_mp.train.rank.saver import Saver
 from hpc_mp.train.rank.signals import REASONS, Pace, StopFlag
 from hpc_mp.train.rank.waits import Waits
@@ -142,7 +143,9 @@ class Trainer:
         ended = TrainingEnd(begin.step, None)
         reached, stop = begin, None
         waiting: deque[Launched] = deque()
+        window = ProfilerWindow(self.spec.profiler, dist.get_rank(), self.device, self.run.profile(dist.get_rank()), self.log.say)
         for step in range(begin.step, settings.steps):
+            window.before(step + 1)
             trace = step - begin.step + 1 == TRACED_STEP or settings.steps - begin.step == 1
             first = begin.samples + (step - begin.step) * settings.global_batch
             waiting.append(Launched(step, first, begin.tokens + (step + 1 - begin.step) * tokens, self._step(step, first, trace)))
@@ -164,6 +167,7 @@ class Trainer:
             ended = TrainingEnd(step + 1, stop if step + 1 < settings.steps and not enough else missing)
             if stop or enough:
                 break
+        window.close()
         metrics.close()
         self.saver.end()
         return ended
