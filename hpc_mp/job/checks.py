@@ -175,6 +175,9 @@ def _check_whole_weights(spec: JobSpec) -> None:
     if t.optimizer != "muon" and t.muon_momentum != MUON_MOMENTUM:
         raise HpcMpError(f"train.muon_momentum = {t.muon_momentum}", f"has no effect with optimizer = {t.optimizer!r}",
                          "leave it out")
+    if t.exp_avg_dtype and (t.optimizer != "adamw" or t.precision == "fp64" or p.offload_directory is not None):
+        raise HpcMpError(f"train.exp_avg_dtype = {shown(t.exp_avg_dtype)}", "is for AdamW with masters in fp32, and for state "
+                         "in memory", 'use optimizer = "adamw", another precision and no offload_directory, or leave it out')
     if t.optimizer not in WHOLE_WEIGHTS:
         return
     for kind in ("optimizer", "parameters"):

@@ -168,6 +168,9 @@ class Train(values.Section):
     """For AdamW, also for the parameters that Muon leaves to it."""
     eps: Annotated[float, Field(gt=0, strict=True)] = 1e-8
     """For AdamW."""
+    exp_avg_dtype: Literal["bf16"] | None = None
+    """`"bf16"`: AdamW keeps the mean of gradients in 16 bits, 2 bytes less for each parameter, and less exactly: see
+    [optimizers](../user/training.md#optimizers). Default: as masters. Example: `"bf16"`."""
     momentum: values.Share = 0.0
     """For SGD; refused with other optimizers."""
     muon_momentum: values.Share = 0.95
