@@ -85,7 +85,7 @@ def test_a_token_meets_its_own_experts_and_the_adapters() -> None:
 def test_a_peak_is_that_of_the_catalogue_or_unknown(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, device: str, gpu: str,
                                                     backend: str, precision: str, tflops: float) -> None:
     monkeypatch.setattr(utilization, "device_name", lambda _: gpu)  # there is no such GPU here
-    spec = job(tmp_path, "llama", [f'train.precision="{precision}"', "parallel.tensor=2"])
+    spec = job(tmp_path, "llama", [f'train.precision="{precision}"', "job.ranks_per_node=2", 'job.device="cuda"'])
     shape = read_shape(spec)
     speed = utilization.peak_speed(spec, shape, torch.device(device), backend)
     expected = spec.ranks * tflops * 1e12 / training_operations(shape, spec.data.sequence_length)
