@@ -35,7 +35,7 @@ import click
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from single_gpu import ONE, THREE, Case, flops_of, llama, multiplying
+from single_gpu import ONE, THREE, Case, flops_of, llama
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
@@ -311,7 +311,7 @@ def kernels_of(case: Case, ranks: int, degrees: Mapping[str, int], compiled: boo
 
 def report(name: str, case: Case, kernels: Mapping[Kernel, int], every: bool) -> None:
     seconds = sum(one.seconds * count for one, count in kernels.items() if one.kind != BEHIND)
-    share = flops_of(case, multiplying(case.config)) / PEAK / seconds
+    share = flops_of(case) / PEAK / seconds
     print(f"{name}: {seconds * 1e3:.1f} ms, {sum(kernels.values()):,} kernels, MFU {share:.1%}", flush=True)
     for label in sorted({one.kind for one in kernels}, key=lambda label: -_sum(kernels, label, "seconds")):
         count = sum(number for one, number in kernels.items() if one.kind == label)

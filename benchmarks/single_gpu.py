@@ -4,9 +4,8 @@
     python benchmarks/single_gpu.py --model "llama 1B" --way ours --way plain --profile
 
 Each measurement is a process of its own. All ways train in bf16 with fp32 masters, fused AdamW and as many tokens; the first
-values are normal, the tokens random. ``MFU``: floating-point operations of the model (Chowdhery et al., arXiv:2204.02311,
-appendix B: 6 for each parameter that multiplies and each token, and attention's, of which causal attention needs half) over the
-dense bf16 peak of the data sheet; ``of products``: over what a product of 8192 x 8192 matrices reaches on this GPU.
+values are normal, the tokens random. ``MFU``: operations of the model (``hpc_mp/layout/models/operations.py``) over the dense
+bf16 peak of the data sheet; ``of products``: over what a product of 8192 x 8192 matrices reaches on this GPU.
 """
 
 import argparse
@@ -77,20 +76,13 @@ class Measured:
     loss: float
 
 
-def flops_of(case: Case, parameters: int) -> float:
-    """Floating-point operations of a step. ``parameters``: those that multiply, of which a token meets its own experts alone."""
-    config, tokens = case.config, case.samples * case.sequence * case.microbatches
-    attention = 6 * config["num_hidden_layers"] * config["hidden_size"] * case.sequence
-    return float(tokens * (6 * parameters + attention))
+def flops_of(case: Case) -> float:
+    """Floating-point operations of a step, without recomputation."""
+    from hpc_mp.layout.models.operations import training_operations
+    from hpc_mp.layout.models.reading import model_shape
 
-
-def multiplying(config: dict[str, Any]) -> int:
-    hidden, inner = config["hidden_size"], config["intermediate_size"]
-    keys = hidden * config["num_key_value_heads"] // config["num_attention_heads"]
-    experts = config.get("num_experts_per_tok", 1)
-    router = hidden * config.get("num_local_experts", 0)
-    block = 2 * hidden * hidden + 2 * hidden * keys + 3 * hidden * inner * experts + router
-    return int(config["num_hidden_layers"] * block + hidden * config["vocab_size"])
+    tokens = case.samples * case.sequence * case.microbatches
+    return tokens * training_operations(model_shape(case.config, None), case.sequence)
 
 
 def measure(name: str, way: Way, device_type: str, profile: bool) -> Measured:
@@ -118,7 +110,7 @@ def measure(name: str, way: Way, device_type: str, profile: bool) -> Measured:
     peak = torch.cuda.max_memory_allocated() if on_gpu else 0
     tokens = case.samples * case.sequence * case.microbatches
     return Measured(name, way, torch.cuda.get_device_name() if on_gpu else "cpu", tokens,
-                    flops_of(case, multiplying(case.config)), median(seconds), median(host), peak, loss)
+                    flops_of(case), median(seconds), median(host), peak, loss)
 
 
 def _loss(last: Any) -> float:

@@ -11,7 +11,7 @@ from hpc_mp.cluster.slurm.allocation import ARRAY_ELEMENT
 from hpc_mp.cluster.slurm.option_syntax import Option, option_table
 from hpc_mp.cluster.slurm.options import job_options
 from hpc_mp.job.sweep import MOST_RUNS
-from hpc_mp.job.values import TIME
+from hpc_mp.job.values import TIME, job_name
 from hpc_mp.lint.sbatch.rules.form import malformed, unexpanded
 from hpc_mp.lint.sbatch.script import Script
 
@@ -244,11 +244,6 @@ def _time(reading: _RequestSoFar, option: Option) -> None:
         reading.keep(option, "job.time_limit", "0", "0 means no limit")
     else:
         reading.note(option, Fate.LOST, "", f"“{value}” is not a time limit that Slurm accepts: set job.time_limit")
-
-
-def job_name(text: str) -> str:
-    """Return the nearest valid name of a run's directory."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip("._-")[:128] or "job"
 
 
 def _name(reading: _RequestSoFar, option: Option) -> None:

@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from hpc_mp.base.text import data_size, duration, escaped, loss_number, loss_words
+from hpc_mp.base.text import data_size, duration, escaped, loss_number, loss_words, speed
 from hpc_mp.cluster.slurm.jobs import WAITING
 from hpc_mp.launch.listener import Listener
 from hpc_mp.rundir.records import Evaluation, RankStatus, StepMetrics
@@ -132,4 +132,4 @@ def _step_words(step: StepMetrics, steps: int) -> str:
 
 def _figures(step: StepMetrics) -> str:
     loss = f"loss {loss_number(step.loss)}" if math.isfinite(step.loss) else "no loss"
-    return f"{loss}, {step.tokens_per_s:,.0f} tokens/s" if step.tokens_per_s else loss  # a program may count none
+    return f"{loss}, {speed(step.tokens_per_s, step.mfu)}" if step.tokens_per_s else loss  # a program may count none

@@ -13,6 +13,7 @@ from hpc_mp.job import ProgramSpec
 from hpc_mp.job.load import load_sweep
 from hpc_mp.job.program import Program
 from hpc_mp.job.spec import Job
+from hpc_mp.job.values import job_name
 from hpc_mp.launch.launch import ON, LaunchRequest, preview
 from hpc_mp.launch.program.plan import size_of
 from hpc_mp.launch.render import site_defaults
@@ -76,5 +77,4 @@ def _job(words: tuple[str, ...], nodes: int | None, ranks_per_node: int | None, 
 def name_of(words: tuple[str, ...]) -> str:
     """Return a job's name: the script's, else the program's."""
     script = next((word for word in words if re.fullmatch(r".*\.(py|pyz|sh)", word)), words[0])
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", PurePath(script).stem).lstrip("._-")
-    return plain[:128] or "program"
+    return job_name(PurePath(script).stem, "program")

@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.base.text import ago, data_size, duration, escaped, loss_number, loss_words
+from hpc_mp.base.text import ago, data_size, duration, escaped, loss_number, loss_words, speed
 from hpc_mp.cli.output import short_path
 from hpc_mp.cluster.slurm.jobs import UNKNOWN, SlurmJob
 from hpc_mp.cluster.slurm.nodelist import compress
@@ -189,7 +189,7 @@ def steps_words(status: RunStatus) -> str:
     if status.loss is not None:
         text += f", loss {loss_number(status.loss)}"
     if status.tokens_per_s is not None:
-        text += f", {status.tokens_per_s:,.0f} tokens/s"
+        text += f", {speed(status.tokens_per_s, status.mfu)}"
     if status.step_age is not None and status.state == "running":
         text += f", the last {ago(status.step_age)}" + (": the next one is late" if status.late else "")
     return text + (f", about {duration(status.eta)} left" if status.eta else "")

@@ -7,7 +7,7 @@ from hpc_mp.base.text import counted, shown
 from hpc_mp.job.learning_rate import check_schedule
 from hpc_mp.job.lora import check_lora
 from hpc_mp.job.program import ProgramSpec
-from hpc_mp.job.spec import UNCOUNTED, JobSpec, LossScale, Train
+from hpc_mp.job.spec import UNCOUNTED, JobSpec, LossScale, Profiler, Train
 from hpc_mp.job.sweep import runs_of
 from hpc_mp.layout.optimizers import WHOLE_WEIGHTS
 from hpc_mp.layout.schedule.names import check_sizes, stages_per_rank
@@ -99,6 +99,20 @@ def check_arithmetic(spec: JobSpec) -> None:
         raise HpcMpError(f"train.warmup_steps = {t.warmup_steps}", f"is more than train.steps = {t.steps}: the learning "
                          "rate would never reach its full value", "lower warmup_steps")
     check_schedule(t, counted=t.steps != UNCOUNTED)
+    _check_profiler(spec)
+
+
+def _check_profiler(spec: JobSpec) -> None:
+    window = spec.profiler
+    if not window.steps and window != Profiler():
+        raise HpcMpError("profiler.begin or profiler.ranks", "has no effect without profiler.steps",
+                         "set profiler.steps to a number of steps, or leave the others out")
+    if window.steps and not 0 < len(window.ranks) == len({*window.ranks} & {*range(spec.ranks)}):
+        raise HpcMpError(f"profiler.ranks = {shown(window.ranks)}", f"must name some of the ranks 0 to {spec.ranks - 1}, each "
+                         "once", "use ranks = [0]")
+    if spec.train.steps != UNCOUNTED and window.steps and window.begin + window.steps - 1 > spec.train.steps:
+        raise HpcMpError(f"profiler.begin = {window.begin}, profiler.steps = {window.steps}",
+                         f"goes beyond train.steps = {spec.train.steps}", "begin earlier, or trace fewer steps")
 
 
 def check_together(spec: JobSpec | ProgramSpec) -> None:
@@ -161,6 +175,9 @@ def _check_whole_weights(spec: JobSpec) -> None:
     if t.optimizer != "muon" and t.muon_momentum != MUON_MOMENTUM:
         raise HpcMpError(f"train.muon_momentum = {t.muon_momentum}", f"has no effect with optimizer = {t.optimizer!r}",
                          "leave it out")
+    if t.exp_avg_dtype and (t.optimizer != "adamw" or t.precision == "fp64" or p.offload_directory is not None):
+        raise HpcMpError(f"train.exp_avg_dtype = {shown(t.exp_avg_dtype)}", "is for AdamW with masters in fp32, and for state "
+                         "in memory", 'use optimizer = "adamw", another precision and no offload_directory, or leave it out')
     if t.optimizer not in WHOLE_WEIGHTS:
         return
     for kind in ("optimizer", "parameters"):

@@ -77,7 +77,7 @@ def undivided(spec: JobSpec) -> Layout:
         offload=tuple(p.offload) if p.offload != "none" else (), offload_directory=p.offload_directory,
         offload_horizon=spec.offload_horizon, precision=train.precision,
         optimizer=train.optimizer, optimizer_slots=SLOTS[train.optimizer] + (train.optimizer == "sgd" and train.momentum > 0),
-        expert_capacity=train.expert_capacity)
+        narrow_slots=("exp_avg",) if train.exp_avg_dtype else (), expert_capacity=train.expert_capacity)
 
 
 def layout_of(spec: JobSpec, shape: ModelShape) -> Layout:

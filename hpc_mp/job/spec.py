@@ -18,6 +18,7 @@ from hpc_mp.job.parallel import MOST_MICROBATCHES, Parallel
 from hpc_mp.job.rows import Form
 from hpc_mp.job.sweep import Sweep
 from hpc_mp.layout.learning_rate import ScheduleOfRate
+from hpc_mp.layout.optimizers import VECTORS
 from hpc_mp.layout.schedule.names import stages_per_rank
 
 MICROBATCH_TOKENS = 8192  # one sequence of Llama 3's training length: the microbatch per GPU in torchtitan's recipes
@@ -167,6 +168,9 @@ class Train(values.Section):
     """For AdamW, also for the parameters that Muon leaves to it."""
     eps: Annotated[float, Field(gt=0, strict=True)] = 1e-8
     """For AdamW."""
+    exp_avg_dtype: Literal["bf16"] | None = None
+    """`"bf16"`: AdamW keeps the mean of gradients in 16 bits, 2 bytes less for each parameter, and less exactly: see
+    [optimizers](../user/training.md#optimizers). Default: as masters. Example: `"bf16"`."""
     momentum: values.Share = 0.0
     """For SGD; refused with other optimizers."""
     muon_momentum: values.Share = 0.95
@@ -188,9 +192,9 @@ class Train(values.Section):
     `decay_type`, `min_lr_ratio`. An option that the schedule does not have is refused. Example: `{ min_lr_rate = 0.1 }`."""
     weight_decay: values.Rate = 0.0
     """For every parameter that `train.no_decay` does not match."""
-    no_decay: tuple[values.Line, ...] = ("*.bias", "*[nN]orm.weight", "*.ln_?.weight")
-    """Parameters without decay: patterns (`*`, `?`, `[ab]`) of Hugging Face's names. Default: biases and norms; `[]`: none.
-    Example: `["*.bias", "*norm.weight", "*embed_tokens*"]`."""
+    no_decay: tuple[values.Line, ...] = (VECTORS, "*bias")
+    """Parameters without decay: patterns (`*`, `?`, `[ab]`) of Hugging Face's names; `"vectors"` stands for all of one dimension,
+    such as norms. Default: these and all biases; `[]`: none. Example: `["vectors", "*bias", "*embed_tokens*"]`."""
     label_smoothing: values.Share = 0.0
     """The share of each label that is spread evenly over all words, as torch's `cross_entropy` has it. The loss of a step
     contains it, that of an evaluation does not. Example: `0.1`."""
@@ -294,6 +298,18 @@ class Track(values.Section):
     """The project of W&B, or the experiment of MLflow. Default: `job.name`. Example: `"llama"`."""
 
 
+class Profiler(values.Section):
+    """A trace of torch's profiler: phases, actions, layers, collectives and kernels of some steps, by name and for Perfetto. See
+    [a profile](../user/training.md#a-profile)."""
+
+    steps: values.NonNegative = 0
+    """The number of consecutive steps in the trace, which may take some hundred MB for each; 0 = no trace. Example: `2`."""
+    begin: values.Count = 3
+    """The first of them. The first steps of an attempt take longer than others. Example: `100`."""
+    ranks: tuple[values.NonNegative, ...] = (0,)
+    """The ranks that write a trace. Example: `[0, 8]`."""
+
+
 class JobSpec(values.Section):
     """A whole job file. Frozen; every value is either given or has the default shown here."""
 
@@ -306,6 +322,7 @@ class JobSpec(values.Section):
     evaluate: Evaluate = Evaluate()
     checkpoint: Checkpoint = Checkpoint()
     track: Track = Track()
+    profiler: Profiler = Profiler()
     sweep: Sweep = Sweep()
     slurm: Slurm = Slurm()
     environment: Environment = Environment()

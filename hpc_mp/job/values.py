@@ -17,6 +17,7 @@ from hpc_mp.layout.schedule.names import AT, NAMES, TABLE, is_schedule
 
 LEVELS = 32  # nesting of tables and lists; a Hugging Face configuration has three
 SURROGATE = re.compile("[\ud800-\udfff]")
+LONGEST_NAME = 128  # of a job
 WHOLE = 2**63  # TOML's integers have 64 bits, but Python reads longer ones
 
 # Values that TOML allows but no key accepts: (predicate, rule, remedy).
@@ -65,6 +66,11 @@ def _check(rule: str, remedy: str, holds: Callable[[Any], object]) -> Callable[[
         return value
 
     return check
+
+
+def job_name(text: str, otherwise: str = "job") -> str:
+    """Return the valid name of a job that is nearest to a text; ``otherwise`` if nothing of it can stand in one."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip("._-")[:LONGEST_NAME] or otherwise
 
 
 def _is_path(text: str) -> bool:
@@ -126,8 +132,8 @@ PathName = Annotated[str, must(
     "must be a path: one line, not empty, no name in it longer than 255 bytes", "write it as ls prints it", _is_path)]
 Patterns = Annotated[tuple[PathName, ...], must("names no file", 'write for example files = ["corpus/*.txt"]', len)]
 Name = Annotated[str, must(
-    "must be 1 to 128 letters, digits, dots, underscores or dashes, the first a letter or a digit",
-    "write for example run-1", re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}").fullmatch)]
+    f"must be 1 to {LONGEST_NAME} letters, digits, dots, underscores or dashes, the first a letter or a digit",
+    "write for example run-1", lambda text: text == job_name(text))]
 Address = Annotated[str, must(
     "must be one mail address, or the name of a user of the site's mail", 'write for example "me@example.org"',
     re.compile(r"[^\s,;<>\"'\\\x00-\x1f]+").fullmatch)]

@@ -29,6 +29,7 @@ class Layout:
         sequence_parallel: True if tensor ranks have tokens of their own between cut layers.
         offload_directory: None: the host's memory; ``offload_horizon``: None: activations stay on the device.
         optimizer_slots: numbers of optimizer state per parameter that has no owner, see ``owners``.
+        narrow_slots: those of them that are kept in bf16.
     """
 
     degrees: Degrees = field(default_factory=Degrees)
@@ -54,6 +55,7 @@ class Layout:
     precision: Precision = "fp32"
     optimizer: str = "adamw"
     optimizer_slots: int = 2
+    narrow_slots: tuple[str, ...] = ()
     expert_capacity: float | None = None
 
     @property

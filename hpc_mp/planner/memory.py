@@ -23,7 +23,8 @@ instead. With parameters offloaded, m P/d of them, and c P/d if the formats diff
 have a row for them, count as optimizer bytes. Then units without other shards are also gathered and freed.
 
 Parameters that are not trained, beside adapters, count c P alone, with ZeRO-3 c P/d and two units' c U: a rank holds no masters,
-gradients and state of them. Those that the model itself never trains have the format of masters.
+gradients and state of them. Those that the model itself never trains have the format of masters. AdamW's mean of gradients in
+bf16 counts 2 bytes in place of m, and streams through buffers too.
 """
 
 from collections import Counter
@@ -72,8 +73,10 @@ def _bytes(layout: Layout, units: list[FlatLayout], tensor: int) -> StateBytes:
     host = masters + (part * computed if master != computed else 0) if away else 0
     gradients = (sum(unit.part for unit in parted) + _whole(trained, parted, 1)) * master
     optimizer = most_state(layout.optimizer, slots, trained, layout.degrees.tensor, tensor) * master
+    optimizer -= len(layout.narrow_slots) * part * (master - BYTES["bf16"][1])
     state_away = "optimizer" in layout.offload
-    buffers = BUFFERS * chunk_elements(unit.part for unit in trained) * (slots + away) * master if away or state_away else 0
+    buffers = BUFFERS * chunk_elements(unit.part for unit in trained) * (slots + away) * master \
+        if away or state_away or layout.narrow_slots else 0
     if not state_away:
         return StateBytes(parameters, gradients, optimizer + buffers, host=host)
     if layout.offload_directory is None:

@@ -38,6 +38,7 @@ def render(facts: RunFacts, now: float) -> str:
         program=facts.program.program if facts.program else None,
         grid=grid.grid(placement, _newest(facts), axes=None if has_axes else ()) if placement else None,
         gantt=gantt.gantt(facts.traces, placement, spec) if placement and spec else None,
+        profiles=[path.relative_to(facts.path) for path in RunDirectory(facts.path).profile.found()],
         memory=memory.memory(facts.traces, placement, spec, facts.plan.chunks if facts.plan else ()),
         ranks=_ranks(placement, _newest(facts)) if placement else (),
         groups=_groups(placement) if placement and has_axes else (),

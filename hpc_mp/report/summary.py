@@ -108,14 +108,17 @@ def key_numbers(facts: RunFacts) -> tuple[Number, ...]:
     peak = max(metric.peak_memory_bytes for metric in facts.metrics if metric.attempt == last.attempt)
     limits = [trace.memory.limit for trace in facts.traces.values() if trace.memory is not None and trace.memory.limit]
     held_out = facts.evaluations[-1] if facts.evaluations else None
-    dropped = median(metric.dropped_share for metric in steady)
+    dropped, samples = (median(getattr(metric, name) for metric in steady) for name in ("dropped_share", "samples_per_s"))
     return (
         Number("Steps", steps, f"{last.tokens:,} tokens"),
         _loss(facts.metrics),
         *([Number("Held-out loss", loss_number(held_out.loss), f"after step {held_out.step:,}")] if held_out else []),
         *_best(facts),
         *([Number("Dropped choices", f"{dropped:.2%}", f"of all expert choices of tokens, {span}")] if dropped >= 0 else []),
-        Number("Tokens per second", number(median(metric.tokens_per_s for metric in steady)), span),
+        Number("Tokens per second", number(median(metric.tokens_per_s for metric in steady)),
+               f"{number(samples)} samples per second, {span}" if samples > 0 else span),
+        *([Number("MFU", percent(used), f"of the GPUs' dense peak, {span}")]
+          if (used := median(metric.mfu for metric in steady)) > 0 else []),
         Number("Step time", duration(median(metric.step_time_s for metric in steady)), span),
         *_used(facts.usage),
         *([Number("Peak memory", memory_size(peak), f"fullest rank, of {memory_size(min(limits))}" if limits else "fullest rank")]

@@ -82,8 +82,7 @@ class RankFailure:
         attempt: from 1.
         place: the rank's coordinates, ``(("dp", 0), …)``; empty if not recorded.
         traceback: traceback of a Python error; may be empty.
-        nodes: nodes that the rank found lost; ``silent``: their heartbeats stopped, else connections broke; ``ambiguous``: this
-            node may be the lost one instead.
+        nodes: nodes that the rank found lost; ``silent``: their heartbeats stopped, else connections broke.
         standing: state in which it stalled; None if unknown.
         of_node: True if it is the one command of a node, which numbers its ranks itself.
         inner: the failed rank that this command reports; None without one.
@@ -101,7 +100,6 @@ class RankFailure:
     traceback: str = ""
     nodes: tuple[str, ...] = ()
     silent: bool = False
-    ambiguous: bool = False
     standing: Standing | None = None
     of_node: bool = False
     inner: int | None = None
@@ -186,7 +184,7 @@ def read_failure(path: Path) -> RankFailure:
             int(tree["rank"]), str(tree["node"]), tree["kind"] if tree["kind"] in KINDS else "error", str(tree["message"]),
             float(tree["time"]), int(tree.get("attempt", 1)), str(tree.get("host", tree["node"])), int(tree.get("pid", 0)),
             tuple((axis, int(tree[axis])) for axis in AXES if axis in tree), str(tree.get("traceback", "")),
-            tuple(map(str, tree.get("nodes", ()))), bool(tree.get("silent")), bool(tree.get("ambiguous")),
+            tuple(map(str, tree.get("nodes", ()))), bool(tree.get("silent")),
             standing_of(standing) if standing else None, bool(tree.get("of_node")),
             int(tree["inner"]) if tree.get("inner") is not None else None)
     except (KeyError, TypeError, AttributeError, OverflowError) as error:

@@ -202,6 +202,8 @@ class RunDirectory:
         "nothing: the rank that created it reports to the main log")
     traces = RunFile("trace/", "", "", "the executed actions of ranks")
     trace = RunFiles("trace/rank-{rank:05d}.json", "one rank", "report", "one step of one rank: actions as executed, memory")
+    profile = RunFiles("trace/profile-{rank:05d}.json.gz", "one rank", "Perfetto, report",
+        "some steps of one rank as torch's profiler saw them, with `profiler.steps`")
     checkpoints = RunFile("checkpoints/", "", "", "the newest checkpoints")
     checkpoint = RunFiles(f"checkpoints/{STEP}{{step:08d}}/", "every rank", "ranks, resume, export",
         "parameters and optimizer state in safetensors files")

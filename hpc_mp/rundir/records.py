@@ -61,6 +61,9 @@ class StepMetrics:
         router_loss: part of the trained loss added by the routers of experts (``train.router_balance``, ``train.router_z``).
         dropped_share: fraction of the expert choices of all tokens in all layers that experts did not take
             (``train.expert_capacity``); NaN if experts have no capacity.
+        samples_per_s: as ``tokens_per_s``; NaN for a program.
+        mfu: model FLOPs utilization: the share of the dense peak of all GPUs, for ``train.precision``, that the model's own
+            operations take, without those of recomputation; NaN on CPUs and if the catalogue of machines knows no such peak.
     """
 
     step: Count
@@ -76,6 +79,8 @@ class StepMetrics:
     loss_scale: float = 1.0
     router_loss: Measured = 0.0
     dropped_share: Measured = math.nan
+    samples_per_s: Measured = math.nan
+    mfu: Measured = math.nan
 
 
 def losses(steps: Iterable[StepMetrics]) -> list[float]:

@@ -56,8 +56,8 @@ class RunStatus:
         phase: rank 0's activity.
         step, steps: steps finished, and steps in all; 0 if unknown.
         evaluation: the newest one on held-out text. best: the checkpoint with the least loss on it.
-        tokens_per_s: throughput of the last step; eta, step_age: seconds until the end of the last step, and since the newest
-            one.
+        tokens_per_s, mfu: throughput of the last step, and its share of the GPUs' peak; None if unknown.
+        eta, step_age: seconds until the end of the last step, and since the newest one.
         checkpoint: the newest one.
         cause: cause of a failure.
         late: True if its step takes much longer than those before it; ``eta`` is None then.
@@ -90,6 +90,7 @@ class RunStatus:
     plan: RunPlan | None = None
     excluded: tuple[BadNode, ...] = ()
     best: BestCheckpoint | None = None
+    mfu: float | None = None
 
     @property
     def ended(self) -> bool:
@@ -182,7 +183,8 @@ def seen(run: RunDirectory, jobs: Sequence[SlurmJob]) -> RunStatus:
         usage=usage(run, time.time() if state in ("pending", "running") else None, waits=state == "pending"),
         plan=read_plan(run),
         excluded=read_exclusions(run.excluded) if job is not None and not job.ended else (),
-        best=best_checkpoint(run))
+        best=best_checkpoint(run),
+        mfu=last.mfu if last and last.mfu > 0 else None)
 
 
 def go_on(run: RunDirectory) -> str:

@@ -152,7 +152,10 @@ def test_key_numbers_are_those_of_the_files(run: Run) -> None:
 def test_drops_and_expert_ranks_are_said_where_there_are_some(run: Run) -> None:
     run.complete()
     facts = read_facts(run.run)
-    assert "Dropped choices" not in {each.name for each in key_numbers(facts)}
+    assert {"Dropped choices", "MFU"}.isdisjoint(each.name for each in key_numbers(facts))
+    on_gpus = replace(facts, metrics=tuple(replace(metric, mfu=metric.step / 50, samples_per_s=4.0) for metric in facts.metrics))
+    assert {each.name: each.value for each in key_numbers(on_gpus)}["MFU"] == "31.0 %"  # of steps 11 to 20
+    assert "4 samples per second, median of steps 11–20" in [each.note for each in key_numbers(on_gpus)]
     dropping = replace(facts, metrics=tuple(replace(metric, dropped_share=metric.step / 1000) for metric in facts.metrics))
     assert {each.name: each.value for each in key_numbers(dropping)}["Dropped choices"] == "1.55%"  # of steps 11 to 20
     assert "tensor 1 × pipeline 1 × data 4 with expert 2 ·" in layout(place(Degrees(data=4, expert=2), "DPT", 4), None)

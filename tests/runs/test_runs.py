@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from launching import call, executable, held, make_run, record, write_job
 from tables import table
 
+from hpc_mp.base import text
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli import progress, status
 from hpc_mp.cli.main import cli
@@ -360,6 +361,7 @@ def test_the_main_log_has_a_line_about_steps_now_and_then(here: Path) -> None:
     assert said(60.0, 6) == ["step 3/6: loss 2.5000, 1,234 tokens/s", "step 6/6: no loss, 1,234 tokens/s"]
     assert said(60.0, 5) == ["step 3/6: loss 2.5000, 1,234 tokens/s", "step 5/6: loss 2.5000, 1,234 tokens/s"], "it was stopped"
     assert len(said(0.0, 6)) == 4
+    assert text.speed(1234.0, 0.4131) == "1,234 tokens/s, MFU 41.3 %"
 
 
 def test_what_the_supervisor_says_into_two_logs_is_shown_once(here: Path) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from hpc_mp.job import load_job
 from hpc_mp.launch.backends import BACKENDS
 from hpc_mp.rundir import RunDirectory, write_json
 from hpc_mp.rundir.plan import RunPlan, Traffic, write_plan
-from hpc_mp.rundir.records import RankStart, line_of
+from hpc_mp.rundir.records import RankStart, StepMetrics, line_of, read_records
 from hpc_mp.runs.keepers import KEEPERS
 from hpc_mp.runs.lock import RunHolder, hold, holder
 from hpc_mp.runs.lock import held as is_held
@@ -110,6 +111,12 @@ def test_a_run_that_goes_on(run: RunDirectory) -> None:
     assert (found["state"], found["phase"], found["step"], found["steps"], found["loss"]) == ("running", "training", 2, 5, 7.0)
     assert found["eta"] == 6.0 and 0 <= found["step_age"] < 30 and found["job"] is None and found["cause"] is None
     assert "step      2/5, loss 7.0000, 50 tokens/s, the last " in text and "about 6 s left" in text
+    assert found["mfu"] is None
+    on_gpus = replace(read_records(run.metrics, StepMetrics)[-1], step=3, mfu=0.413)
+    with open(run.metrics, "a") as file:
+        file.write(line_of(on_gpus) + "\n")
+    assert status(run)["mfu"] == 0.413
+    assert "step      3/5, loss 7.0000, 50 tokens/s, MFU 41.3 %" in call("status", run.path).output
     found = status(run)
     assert found["state"] == "failed" and "without a word" in found["cause"], "its launcher was killed"
 

@@ -19,7 +19,6 @@ from hpc_mp.job import JobSpec
 from hpc_mp.job.inputs import find_files
 from hpc_mp.job.layout import read_config, read_shape
 from hpc_mp.layout.models import family_of
-from hpc_mp.layout.models.tensor import matches
 from hpc_mp.train.data import IGNORE, Samples, TokenSet, prepare_held_out, prepare_job
 from hpc_mp.train.device.precision import StaysDouble
 from hpc_mp.train.model import initial
@@ -180,7 +179,7 @@ def plain(spec: JobSpec, skipped: Collection[int] = (), documents: Sequence[int]
     assert samples.masked, "some labels must not count"
     settings = spec.train
     groups = [{"params": [parameter], "lr": settings.learning_rate * _factor(name, settings.lr_factors),
-               "weight_decay": 0.0 if matches(name, settings.no_decay) else settings.weight_decay}
+               "weight_decay": 0.0 if parameter.dim() == 1 or name.endswith("bias") else settings.weight_decay}
               for name, parameter in trained.items()]
     makers = {"adamw": lambda groups: torch.optim.AdamW(
                   groups, lr=settings.learning_rate, betas=settings.betas, eps=settings.eps, foreach=False),

@@ -159,6 +159,36 @@ def test_streaming_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (sizes.host, sizes.disk)[store == "disk"] == SHAPE.nbytes and sizes.device == BUFFERS * 2 * 4 * 1000
 
 
+def test_means_of_gradients_in_16_bits_are_rounded_after_each_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimizer_state, "chunk_elements", lambda parts: 1000)
+    narrow = Streamed(partial(MemoryStore, "device", narrow=("exp_avg",)), SHAPE, STRETCHES, CPU, {})
+    rounded, exact = OnDevice(SHAPE, STRETCHES, CPU, {}), OnDevice(SHAPE, STRETCHES, CPU, {})
+
+    def round_means() -> None:
+        for slots in rounded.arrays().values():
+            slots["exp_avg"].copy_(slots["exp_avg"].bfloat16())
+
+    looks = {narrow: lambda: None, rounded: round_means, exact: lambda: None}
+    updated = {home: masters_of(SHAPE) for home in looks}
+    for home, look in looks.items():
+        trained(home, updated[home], 3, look)
+    for unit in SHAPE.lengths:
+        assert torch.equal(updated[narrow][unit], updated[rounded][unit])
+        assert not torch.equal(updated[narrow][unit], updated[exact][unit])
+        assert all(torch.equal(narrow.arrays()[unit][slot].float(), rounded.arrays()[unit][slot]) for slot in SHAPE.slots)
+    assert narrow.nbytes.device == SHAPE.nbytes * 3 // 4 + BUFFERS * 2 * 4 * 1000
+
+
+def test_a_run_goes_on_with_means_in_16_bits(place: Path, engine: Engine) -> None:
+    exact = ['train.precision="fp32"', *LAYOUTS["dp2 zero3"]]
+    keys = ['train.exp_avg_dtype="bf16"', *exact]
+    whole = engine(GPT2, "train.steps=4", *keys)
+    run = trained_run(job(place, GPT2, ["train.steps=2", *keys]))
+    assert relaunch(run, place, GPT2, ["train.steps=4", *keys]).distance(whole) == 0
+    assert 0 < whole.distance(engine(GPT2, "train.steps=4", *exact)) < 0.1
+    check_state(job(place, GPT2, [ONE_STEP, *keys]), engine(GPT2, ONE_STEP, *keys))
+
+
 # --- how much of it is in memory -------------------------------------------------------------------------------------
 
 BIG = StateShape({"one": 11_000_000, "two": 4_000_000}, ("exp_avg", "exp_avg_sq"), torch.float32)  # 120 MB

@@ -9,6 +9,8 @@ from exact import EXACT, HELD_OUT, LAYOUTS, ONE_STEP, WRONG, Engine, Reference, 
 from layouts import job
 from planting import wrapped
 
+from hpc_mp.job.spec import Train
+from hpc_mp.layout.optimizers import has_no_decay
 from hpc_mp.train.model import vocabulary
 from hpc_mp.train.optimizer import optimizer
 
@@ -40,6 +42,16 @@ def test_a_factor_of_zero_keeps_a_parameter(engine: Engine) -> None:
     assert kept == {name for name in few if ".2." in name and ".mlp." not in name} and kept
 
 
+def test_norms_are_known_by_their_shape_whatever_their_names() -> None:
+    patterns = Train(steps=1, global_batch=1).no_decay
+    spared = {name: has_no_decay(name, shape, patterns) for name, shape in (
+        ("model.layers.0.post_norm1.weight", (64,)), ("1.weight", (64,)), ("model.layers.0.self_attn.sinks", (4,)),
+        ("model.layers.0.mlp.experts.down_proj_bias", (8, 64)), ("model.layers.0.mlp.down_proj.weight", (64, 172)),
+        ("model.embed_norm.projection.weight", (64, 64)))}
+    assert list(spared.values()) == [True, True, True, True, False, False]
+    assert not has_no_decay("model.layers.0.post_norm1.weight", (64,), ("*.bias", "*[nN]orm.weight")), "names alone miss it"
+
+
 def own_words_alone() -> None:
     """Every tensor rank spreads labels over its own words, and knows nothing of the others."""
     wrapped(vocabulary.NextToken, "over_axis", lambda over: lambda self, own, wanted: (over(self, own, wanted)[0], wanted))()
@@ -51,8 +63,9 @@ PLANTED: dict[str, tuple[tuple[str, ...], Callable[[], None]]] = {
     "labels spread over own words": (SMOOTHED, own_words_alone),
     "a z loss without a gradient": (Z, wrapped(vocabulary, "_slopes", lambda slopes: lambda *given: slopes(
         *given[:-1], given[-1]._replace(z=0.0)))),
-    "one rate for all": (LLAMA_RATES, wrapped(optimizer, "_treatment", lambda treatment: lambda name, settings: (
-        treatment(name, settings)[0], 1.0))),
+    "one rate for all": (LLAMA_RATES, wrapped(optimizer, "_treatment", lambda treatment: lambda weight, **given: (
+        treatment(weight, **given)[0], 1.0))),
+    "vectors that decay": ((), wrapped(optimizer, "has_no_decay", lambda _: lambda name, shape, patterns: name.endswith("bias"))),
 }
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from itertools import groupby
 from typing import Any, Literal, Protocol, TypeVar, cast
 
@@ -11,7 +12,8 @@ from torch import Tensor
 
 from hpc_mp.layout.flat import Box, FlatLayout, Piece
 from hpc_mp.layout.learning_rate import RateSettings
-from hpc_mp.layout.optimizers import WHOLE_WEIGHTS
+from hpc_mp.layout.models import Weight
+from hpc_mp.layout.optimizers import WHOLE_WEIGHTS, has_no_decay
 from hpc_mp.layout.owners import owned_elements
 from hpc_mp.train.optimizer.optimizer_state import MASTER, HomeMaker, OnDevice, StateShape, Stretch, Turn
 from hpc_mp.train.optimizer.whole_weights import WholeWeights
@@ -69,7 +71,8 @@ class Optimizer:
 
     Args:
         tensor: the tensor axis.
-        layouts: the rank's units on each tensor rank; ``shapes``: of the modules' parameters. Both are for weights with owners.
+        layouts: the rank's units on each tensor rank, for weights with owners.
+        shapes: of the modules' parameters; missing ones have the engine's.
         dtype, device: format and device of masters and gradients.
         home: makes the home of the state between two steps.
 
@@ -82,15 +85,16 @@ class Optimizer:
                  shapes: Mapping[str, tuple[int, ...]] | None = None) -> None:
         self.slots = SLOTS[settings.optimizer] if settings.optimizer != "sgd" or settings.momentum > 0 else ()
         self.units, self.settings = units, settings
-        self.whole = WholeWeights(units, layouts, shapes or {}, settings, tensor, lambda name: _treatment(name, settings)) \
+        treatment = partial(_treatment, settings=settings, shapes=shapes or {})
+        self.whole = WholeWeights(units, layouts, shapes or {}, settings, tensor, treatment) \
             if settings.optimizer in WHOLE_WEIGHTS else None
         owned = {} if self.whole is None else self.whole.owners
         self.wide = dtype == torch.float64  # the scale of torch's fused optimizers has only 32 bits
         self.gradients = [(unit.gradient.part[begin:end], float(counts and unit.gradient.replicate.rank == 0))
                           for unit in units.values() for begin, end, counts in _stretches(unit, lambda piece: piece.slot.counts)]
         self.weights = torch.tensor([weight for _, weight in self.gradients], dtype=torch.float64, device=device)
-        stretches = [Stretch(name, begin, end, *treatment, shift) for name, unit in units.items()
-                     for (begin, end, treatment), shift in _without_owner(unit, owned, settings)]
+        stretches = [Stretch(name, begin, end, *treated, shift) for name, unit in units.items()
+                     for (begin, end, treated), shift in _without_owner(unit, owned, treatment)]
         shape = StateShape({name: unit.layout.part - owned_elements(unit.layout, unit.shard.rank, owned)
                             for name, unit in units.items()}, self.slots, dtype)
         masters = {name: unit.away for name, unit in units.items() if unit.away is not None}
@@ -196,22 +200,22 @@ def _squared_norm(part: Tensor) -> Tensor:
     return norms.double().square().sum()
 
 
-def _treatment(name: str, settings: OptimizerSettings) -> tuple[bool, float]:
+def _treatment(weight: Weight, settings: OptimizerSettings, shapes: Mapping[str, tuple[int, ...]]) -> tuple[bool, float]:
     """Return whether a parameter has no weight decay, and the factor of its learning rate: that of the first matching pattern."""
-    spared = any(fnmatchcase(name, pattern) for pattern in settings.no_decay)
-    return spared, next((factor for pattern, factor in settings.lr_factors.items() if fnmatchcase(name, pattern)), 1.0)
+    spared = has_no_decay(weight.name, shapes.get(weight.name, weight.shape), settings.no_decay)
+    return spared, next((factor for pattern, factor in settings.lr_factors.items() if fnmatchcase(weight.name, pattern)), 1.0)
 
 
-def _without_owner(unit: TrainedUnit, owned: Mapping[str, int],
-                   settings: OptimizerSettings) -> Iterator[tuple[tuple[int, int, tuple[bool, float]], int]]:
+def _without_owner(unit: TrainedUnit, owned: Mapping[str, int], treatment: Callable[[Weight], tuple[bool, float]],
+                   ) -> Iterator[tuple[tuple[int, int, tuple[bool, float]], int]]:
     """Yield the stretches of a rank's part that have no owner, with the number of elements before them that have one."""
     shift = 0
-    for begin, end, (has_owner, treatment) in _stretches(unit, lambda piece: (
-            piece.slot.weight.name in owned, _treatment(piece.slot.weight.name, settings))):
+    for begin, end, (has_owner, treated) in _stretches(unit, lambda piece: (
+            piece.slot.weight.name in owned, treatment(piece.slot.weight))):
         if has_owner:
             shift += end - begin
         else:
-            yield (begin, end, treatment), shift
+            yield (begin, end, treated), shift
 
 
 def _stretches(unit: TrainedUnit, kind: Callable[[Piece], Kind]) -> Iterator[tuple[int, int, Kind]]:

@@ -52,10 +52,10 @@ class StateShape:
     def nbytes(self) -> int:
         return sum(self.lengths.values()) * len(self.slots) * self.dtype.itemsize
 
-    def zeros(self, device: torch.device, pinned: bool = False) -> Arrays:
-        """Return a state of zeros. ``pinned``: True for pinned memory of the host."""
-        return {unit: {slot: torch.zeros(length, dtype=self.dtype, device=device, pin_memory=pinned) for slot in self.slots}
-                for unit, length in self.lengths.items()}
+    def zeros(self, device: torch.device, pinned: bool = False, narrow: Sequence[str] = ()) -> Arrays:
+        """Return a state of zeros. ``pinned``: True for pinned memory of the host. ``narrow``: slots in bf16."""
+        return {unit: {slot: torch.zeros(length, dtype=torch.bfloat16 if slot in narrow else self.dtype, device=device,
+                                         pin_memory=pinned) for slot in self.slots} for unit, length in self.lengths.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,14 +23,15 @@ class MemoryStore(Store):
     """Arrays that are always in memory.
 
     Args:
-        place: "host" for pinned memory of the host; "device" for that of the device, if only the masters stream.
+        place: "host" for pinned memory of the host; "device" for that of the device, if masters stream or slots are narrow.
+        narrow: slots that are kept in bf16; an update gets them in the format of the others, and rounds them.
     """
 
     def __init__(self, place: Literal["host", "device"], shape: StateShape, chunks: Sequence[Chunk],
-                 buffers: Sequence[Tensor]) -> None:
+                 buffers: Sequence[Tensor], narrow: Sequence[str] = ()) -> None:
         on_host = place == "host"
-        self.nbytes = StateBytesAt(**{place: shape.nbytes})
-        self._arrays = shape.zeros(torch.device("cpu") if on_host else buffers[0].device, on_host and buffers[0].is_cuda)
+        self._arrays = shape.zeros(torch.device("cpu") if on_host else buffers[0].device, on_host and buffers[0].is_cuda, narrow)
+        self.nbytes = StateBytesAt(**{place: sum(row.nbytes for slots in self._arrays.values() for row in slots.values())})
         self._rows = [[whole[chunk.begin:chunk.end] for whole in self._arrays[chunk.unit].values()] for chunk in chunks]
 
     def fetch(self, number: int, into: Tensor) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hpc_mp.layout.flat import FlatLayout, ParameterSlot
+from hpc_mp.layout.models import Weight
 from hpc_mp.layout.owners import OWNED, overlap_of, owners
 from hpc_mp.train.parallel.collectives import all_to_all
 from hpc_mp.train.parallel.data_axis import TrainedUnit
@@ -68,12 +69,12 @@ class WholeWeights:
     Args:
         layouts: the rank's units on each rank of the tensor axis.
         shapes: of the modules' parameters, by name; the factors of adapters have the shapes of their weights.
-        treatment: name -> whether a parameter has no weight decay, and the factor of its learning rate.
+        treatment: weight -> whether a parameter has no weight decay, and the factor of its learning rate.
     """
 
     def __init__(self, units: Mapping[str, TrainedUnit], layouts: Sequence[Mapping[str, FlatLayout]],
                  shapes: Mapping[str, tuple[int, ...]], settings: Any, tensor: Axis,
-                 treatment: Callable[[str], tuple[bool, float]]) -> None:
+                 treatment: Callable[[Weight], tuple[bool, float]]) -> None:
         self.units, self.layouts, self.tensor = units, layouts, tensor
         shards = max((unit.shard.size for unit in units.values()), default=1)
         self.owners = owners(settings.optimizer, [unit.layout for unit in units.values()], shards * tensor.size)
@@ -82,7 +83,7 @@ class WholeWeights:
                      for slot in self._owned_by(unit, unit.shard.rank) if self._place(slot) == tensor.rank}
 
     def _owned(self, unit: TrainedUnit, slot: ParameterSlot) -> Owned:
-        spared, factor = self._treatment(slot.weight.name)
+        spared, factor = self._treatment(slot.weight)
         kind, shape = self._settings.optimizer, self._shapes.get(slot.weight.name, slot.weight.shape)
         parameter = nn.Parameter(unit.master.new_empty(shape))
         optimizer = MAKERS[kind](parameter, self._settings, 0.0 if spared else self._settings.weight_decay)

@@ -33,7 +33,7 @@ KEYS: Mapping[str, str] = {  # keyword -> key of the job file
 OPTIMIZER: Mapping[str, str] = {  # key of the keyword ``optimizer`` -> key of the job file
     "name": "train.optimizer", "lr": "train.learning_rate",
     **{name: f"train.{name}" for name in ("lr_factors", "lr_schedule", "lr_schedule_options", "steps", "warmup_steps", "betas",
-                                          "eps", "momentum", "weight_decay", "no_decay")},
+                                          "eps", "momentum", "weight_decay", "no_decay", "exp_avg_dtype")},
 }
 OWN = ("optimizer", "loss_fn", "outputs", "inputs", "cut", "batches", "example")
 DEFAULTS: Mapping[str, Any] = {"microbatches": 1}

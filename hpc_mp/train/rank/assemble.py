@@ -83,10 +83,12 @@ def settings_of(spec: JobSpec, layout: Layout, schedule: Schedule) -> EngineSett
 
 def home_of(layout: Layout) -> HomeMaker:
     """Return the maker of the place that holds optimizer state between steps."""
-    directory = layout.offload_directory
-    if "optimizer" not in layout.offload:
-        return partial(Streamed, partial(MemoryStore, "device")) if "parameters" in layout.offload else OnDevice
-    return partial(Streamed, partial(MemoryStore, "host") if directory is None else partial(FileStore, Path(directory)))
+    directory, away = layout.offload_directory, "optimizer" in layout.offload
+    if not (away or "parameters" in layout.offload or layout.narrow_slots):
+        return OnDevice
+    if directory is not None:
+        return partial(Streamed, partial(FileStore, Path(directory)))
+    return partial(Streamed, partial(MemoryStore, "host" if away else "device", narrow=layout.narrow_slots))
 
 
 def restore(spec: JobSpec, shape: ModelShape, context: RankContext, engine: Engine, groups: Groups, tokens: TokenSet) -> Counters:

@@ -60,12 +60,11 @@ class RankContext:
 
 class NodeLost(Exception):
     """A node gives no sign of life, or its process ended without taking leave. ``nodes``: the nodes to blame. ``silent``: True if
-    their heartbeats stopped; otherwise connections broke while their hosts' kernels still answered. ``ambiguous``: True if the
-    reporting node may be the lost one."""
+    their heartbeats stopped; otherwise connections broke while their hosts' kernels still answered."""
 
-    def __init__(self, message: str, nodes: tuple[str, ...], silent: bool, ambiguous: bool = False) -> None:
+    def __init__(self, message: str, nodes: tuple[str, ...], silent: bool) -> None:
         super().__init__(message)
-        self.facts = {"nodes": nodes, "silent": silent, "ambiguous": ambiguous}
+        self.facts = {"nodes": nodes, "silent": silent}
 
 
 class Hung(Exception):

@@ -56,7 +56,7 @@ def _part(placement: Placement, rank: int, where: Rendezvous, store: SignedKeys,
         return hearing
     if mine.local_rank == 0 and mine.node != first.node:
         server = where.address, int(store.get("heartbeat"))
-        return Client(server, mine.node, store.get(seat(0)), placement.nodes == 2, where.secret, timeout, lost)
+        return Client(server, mine.node, store.get(seat(0)), where.secret, timeout, lost)
     return None
 
 
@@ -69,12 +69,10 @@ class Client:
         server: the address that rank 0 listens on.
         node: the number of this node.
         name: the name of rank 0's node.
-        alone: True if only these two nodes exist.
     """
 
-    def __init__(self, server: tuple[str, int], node: int, name: str, alone: bool, secret: str, timeout: float,
-                 lost: Lost) -> None:
-        self.server, self.name, self.alone, self.timeout, self.lost = server, name, alone, timeout, lost
+    def __init__(self, server: tuple[str, int], node: int, name: str, secret: str, timeout: float, lost: Lost) -> None:
+        self.server, self.name, self.timeout, self.lost = server, name, timeout, lost
         self.node, self.secret = str(node), secret
         self.closed = threading.Event()
         self.bell, self.ringer = socket.socketpair()
@@ -120,8 +118,7 @@ class Client:
         return self._silence()
 
     def _silence(self) -> NodeLost:
-        return NodeLost(f"{self.name} gave no sign of life for {self.timeout:g} s", (self.name,), silent=True,
-                        ambiguous=self.alone)
+        return NodeLost(f"{self.name} gave no sign of life for {self.timeout:g} s", (self.name,), silent=True)
 
     def _connect(self) -> socket.socket | None:
         """Return a connection after the greeting was sent; None if none could be made in time."""

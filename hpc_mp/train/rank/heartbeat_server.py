@@ -152,7 +152,7 @@ class Server:
             reason = f"the connection to {', '.join(blamed)} broke"
         else:
             reason = f"{', '.join(blamed)} gave no sign of life for {self.timeout:g} s"
-        return NodeLost(reason, blamed, silent=not self.broken, ambiguous=len(self.names) == 2 and not self.broken)
+        return NodeLost(reason, blamed, silent=not self.broken)
 
     def _take_leave(self) -> None:
         for connection in list(self.connected):

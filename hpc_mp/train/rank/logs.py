@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
-from hpc_mp.base.text import loss_number
+from hpc_mp.base.text import loss_number, speed
 from hpc_mp.rundir import LineFile, RunDirectory
 from hpc_mp.rundir.rank_env import RankEnv
 from hpc_mp.rundir.records import StepMetrics
@@ -116,7 +116,7 @@ class StepWords:
     def _say(self, metrics: StepMetrics) -> None:
         self._said, self._unsaid = time.monotonic(), None
         loss = f"loss {loss_number(metrics.loss)}" if math.isfinite(metrics.loss) else "no loss"
-        self._log.say(f"step {metrics.step}/{self._last}: {loss}, {metrics.tokens_per_s:,.0f} tokens/s")
+        self._log.say(f"step {metrics.step}/{self._last}: {loss}, {speed(metrics.tokens_per_s, metrics.mfu)}")
 
 
 def cap(log: Path, longest: int = LONGEST, remainder: int = KEPT) -> None:

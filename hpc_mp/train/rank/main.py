@@ -45,6 +45,7 @@ from hpc_mp.train.rank.signals import EXIT_STOPPED, REASONS, Pace, StopCondition
 from hpc_mp.train.rank.token_sets import tokens_of
 from hpc_mp.train.rank.trackers import tracked
 from hpc_mp.train.rank.trainer import Trainer, TrainingEnd, agree, write_trace
+from hpc_mp.train.rank.utilization import peak_speed
 from hpc_mp.train.rank.waits import noted
 from hpc_mp.train.rank.watchdog import FIRST, Watchdog, limits
 from hpc_mp.train.step.engine import StepResult
@@ -213,7 +214,7 @@ def _train(spec: JobSpec, shape: ModelShape, context: RankContext, nodes: Mappin
     saver = Saver(context, engine, spec.checkpoint.keep, spec.checkpoint.failures, spec.checkpoint.background, watchdog, pace,
                   lambda rank: nodes[context.placement.ranks[rank].node])
     trainer = Trainer(spec, context.run, context.attempt, saver, engine, groups, samples, device, context.log, stop,
-                      duties, watchdog, pace, context.waits, evaluate, track, enough)
+                      duties, watchdog, pace, context.waits, evaluate, track, peak_speed(spec, shape, device, backend), enough)
 
     def traced(step: int, result: StepResult) -> None:
         memory = RankMemory(**state_bytes(engine.data.units.values(), engine.optimizer), peak=peak_bytes(device),

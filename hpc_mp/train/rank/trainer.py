@@ -28,6 +28,7 @@ from hpc_mp.train.parallel.groups import Groups, Tree
 from hpc_mp.train.pipeline.stage import Microbatches
 from hpc_mp.train.rank import facts
 from hpc_mp.train.rank.logs import Log, StepWords
+from hpc_mp.train.rank.profiler import ProfilerWindow
 from hpc_mp.train.rank.saver import Saver
 from hpc_mp.train.rank.signals import REASONS, Pace, StopFlag
 from hpc_mp.train.rank.waits import Waits
@@ -109,6 +110,7 @@ class Trainer:
         evaluate: called after each step with the reason why the run must stop; returns why an evaluation that is due was not
             made.
         track: called with the metrics of each step on rank 0.
+        peak_speed: tokens per second at the peak of all devices; NaN if unknown.
         enough: returns True, after an evaluation, if no further step shall follow.
     """
 
@@ -128,6 +130,7 @@ class Trainer:
     waits: Waits
     evaluate: Callable[[int, str | None], str | None]
     track: Callable[[str, StepMetrics], None]
+    peak_speed: float
     enough: Callable[[], bool] = lambda: False
 
     def train(self, begin: Counters, traced: Callable[[int, StepResult], None]) -> TrainingEnd:
@@ -140,7 +143,9 @@ class Trainer:
         ended = TrainingEnd(begin.step, None)
         reached, stop = begin, None
         waiting: deque[Launched] = deque()
+        window = ProfilerWindow(self.spec.profiler, dist.get_rank(), self.device, self.run.profile(dist.get_rank()), self.log.say)
         for step in range(begin.step, settings.steps):
+            window.before(step + 1)
             trace = step - begin.step + 1 == TRACED_STEP or settings.steps - begin.step == 1
             first = begin.samples + (step - begin.step) * settings.global_batch
             waiting.append(Launched(step, first, begin.tokens + (step + 1 - begin.step) * tokens, self._step(step, first, trace)))
@@ -162,6 +167,7 @@ class Trainer:
             ended = TrainingEnd(step + 1, stop if step + 1 < settings.steps and not enough else missing)
             if stop or enough:
                 break
+        window.close()
         metrics.close()
         self.saver.end()
         return ended
@@ -184,10 +190,12 @@ class Trainer:
     def _metrics(self, launched: Launched) -> StepMetrics:
         settings, numbers = self.spec.train, launched.result.numbers()
         tokens = settings.global_batch * self.spec.data.sequence_length
+        speed = tokens / numbers.seconds
         return StepMetrics(
-            launched.step + 1, numbers.loss, launched.tokens, numbers.seconds, tokens / numbers.seconds, numbers.norm,
+            launched.step + 1, numbers.loss, launched.tokens, numbers.seconds, speed, numbers.norm,
             int(numbers.notes[1]), learning_rate(launched.step, settings), int(numbers.labels), self.attempt, numbers.scale.scale,
-            numbers.router_loss, numbers.dropped)
+            numbers.router_loss, numbers.dropped, settings.global_batch / numbers.seconds,
+            speed / self.peak_speed)
 
     def _between_steps(self) -> None:
         self.watchdog.now("step")

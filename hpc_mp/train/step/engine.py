@@ -77,7 +77,7 @@ class Engine:
         whole = settings.optimizer.optimizer in WHOLE_WEIGHTS
         layouts = [model.units(layout, mine.values(), rank, groups.expert.rank)
                    for rank in range(groups.tensor.size if whole else 0)]
-        shapes = model.module_shapes(mine.values()) if whole else {}
+        shapes = model.module_shapes(mine.values()) if whole or settings.optimizer.weight_decay else {}
         self.optimizer = Optimizer(self.data.trained, settings.optimizer, self.data.slabs.dtype, device, settings.home,
                                    groups.tensor, layouts, shapes)
         self.scale = loss_scale.on_device(loss_scale.first(settings.loss_scale), device)

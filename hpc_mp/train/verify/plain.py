@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from hpc_mp.job import JobSpec
 from hpc_mp.job.layout import read_config
 from hpc_mp.layout.models import ModelShape, family_of
+from hpc_mp.layout.optimizers import has_no_decay
 from hpc_mp.train.data.rows import IGNORE
 from hpc_mp.train.device.precision import StaysDouble
 from hpc_mp.train.parallel.dropout import DropoutClock, Moment, keep
@@ -152,7 +153,7 @@ class Plain(StaysDouble):
         settings = self.spec.train
         groups = []
         for name, parameter in self.trained.items():
-            spared = any(fnmatchcase(name, pattern) for pattern in settings.no_decay)
+            spared = has_no_decay(name, parameter.shape, settings.no_decay)
             factor = next((factor for pattern, factor in settings.lr_factors.items() if fnmatchcase(name, pattern)), 1.0)
             groups.append({"params": [parameter], "lr": settings.learning_rate * factor,
                            "weight_decay": 0.0 if spared else settings.weight_decay})
