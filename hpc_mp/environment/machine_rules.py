@@ -83,24 +83,12 @@ def _mixed_devices(host: Here) -> Iterable[Hit]:
         yield _hit("NCCL_IB_HCA", f"NCCL_IB_HCA={value}" if value else "without NCCL_IB_HCA NCCL", ",".join(ethernet))
 
 
-def _no_file(host: Here) -> Iterable[Hit]:
-    for name in FILES:
-        value = _value(host.variables, name)
-        if value and not host.exists(value):
-            yield _hit(name, f"{name}={value}")
-
-
 def _too_new(host: Here) -> Iterable[Hit]:
     release = host.versions.get("nccl", ())
     for variable in _set(host.variables):
         since = facts().since.get(variable.name, ())
         if release and since > release:
             yield _hit(variable.name, variable.name, f"{shown(since)}, but this is {shown(release)}")
-
-
-def _unmet(host: Here) -> Iterable[Hit]:
-    if host.applied is not None:
-        yield from (_hit("", host.applied.profile.name, text) for text in host.applied.unmet)
 
 
 def _left_alone(host: Here) -> Iterable[Hit]:
@@ -124,9 +112,10 @@ RULES: tuple[Rule[Here], ...] = rules_of("env/variable-rules.toml", {
     "HM652": _no_interface,
     "HM653": _no_device,
     "HM654": _mixed_devices,
-    "HM655": _no_file,
+    "HM655": lambda host: (_hit(name, f"{name}={value}") for name in FILES
+                           if (value := _value(host.variables, name)) and not host.exists(value)),
     "HM656": _too_new,
-    "HM657": _unmet,
+    "HM657": lambda host: (_hit("", host.applied.profile.name, text) for text in host.applied.unmet) if host.applied else (),
     "HM658": _left_alone,
     "HM659": _against_profile,
 })
