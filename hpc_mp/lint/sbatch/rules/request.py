@@ -3,6 +3,7 @@
 import itertools
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
@@ -88,10 +89,9 @@ def _fewer_tasks_than_nodes(script: Script, ntasks: Option) -> HitWords:
 
 def _named_nodes(script: Script, name: str) -> frozenset[str]:
     """Return the hosts of --nodelist or --exclude; an empty set if a file or a variable names them."""
-    try:
+    with suppress(HpcMpError):
         return frozenset(expand(script.value(name) or ""))
-    except HpcMpError:
-        return frozenset()
+    return frozenset()
 
 
 def _fewer_nodes_than_named(script: Script, nodes: Option) -> HitWords:
@@ -139,10 +139,9 @@ def _output_folder(script: Script) -> Iterable[Hit]:
 
 
 def _is_dir(path: Path) -> bool:
-    try:
+    with suppress(OSError):  # a name that is too long
         return path.is_dir()
-    except OSError:  # a name that is too long
-        return False
+    return False
 
 
 def _nodes_without_gpus(script: Script, _: Option) -> HitWords:
