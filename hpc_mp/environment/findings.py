@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from hpc_mp.base.findings import Finding, Hit, Rule
 from hpc_mp.base.rule_table import rules_of
 from hpc_mp.environment.apply import Applied
-from hpc_mp.environment.conf import read_lines, taken
+from hpc_mp.environment.conf import Setting, read_lines, taken
 from hpc_mp.environment.detect import Shown
 from hpc_mp.environment.facts import facts
 from hpc_mp.environment.precedence import Effective
 from hpc_mp.environment.profiles import load_profile
-from hpc_mp.environment.rules import LOOPBACK, RULES, Setting, clouds_of
+from hpc_mp.environment.rules import LOOPBACK, RULES, clouds_of
 from hpc_mp.environment.versions import Release, shown
 
 Variables = Mapping[str, Effective]
@@ -172,8 +172,7 @@ def lint_variables(text: str, path: str) -> tuple[Finding, ...]:
 
 def lint_nccl_conf(data: bytes, path: str) -> tuple[Finding, ...]:
     """Apply the general rules to one of NCCL's files."""
-    settings = [Setting(line.name, line.value, line.number) for line in read_lines(data)]
-    return _by_line(finding for _, finding in _general(settings, path))
+    return _by_line(finding for _, finding in _general(read_lines(data), path))
 
 
 def _by_line(findings: Iterable[Finding]) -> tuple[Finding, ...]:

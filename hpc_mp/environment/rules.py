@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.base.rule_table import rules_of
@@ -31,14 +31,6 @@ class Assignment(Protocol):
 
     @property
     def line(self) -> int: ...
-
-
-class Setting(NamedTuple):
-    """A variable that is set outside of a script."""
-
-    name: str
-    value: str
-    line: int = 0
 
 
 Settings = Sequence[Assignment]
