@@ -24,7 +24,7 @@ MOST_TEXT = 1023  # maximum bytes of a name and of a value
 
 
 class Setting(NamedTuple):
-    """A variable that is set outside of a script. Bytes of NCCL's files that are not UTF-8 are as ``os.fsdecode`` returns them."""
+    """A variable that is set outside of a script. Bytes of NCCL's files that are not UTF-8 are as by ``os.fsdecode``."""
 
     name: str
     value: str
