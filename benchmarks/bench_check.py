@@ -80,7 +80,7 @@ def side_by_side(name: str, size: int, ranks: int, rounds: int, rank: int) -> li
     """Of each round: seconds of the loop, of ``hpc-mp bench``, and of the loop again, on the same buffers."""
     import torch.distributed as dist
 
-    from hpc_mp.doctor.bench.ranks.measure import allocate, measure
+    from hpc_mp.doctor.bench.ranks.program import allocate, measure
     from hpc_mp.doctor.bench.ranks.torch_network import TorchNetwork
     from hpc_mp.doctor.bench.spec import BenchSpec
     from hpc_mp.planner.collectives import COLLECTIVES

@@ -24,7 +24,7 @@ from hpc_mp.clouds.azure.rules import RULES as AZURE  # noqa: E402
 from hpc_mp.cluster.slurm.jobs import AGAIN  # noqa: E402
 from hpc_mp.doctor.checks.registry import PASSIVE  # noqa: E402
 from hpc_mp.doctor.drift import TRAITS  # noqa: E402
-from hpc_mp.environment.machine_rules import RULES as ON_MACHINE  # noqa: E402
+from hpc_mp.environment.findings import ON_MACHINE  # noqa: E402
 from hpc_mp.job import program, spec  # noqa: E402
 from hpc_mp.job.elsewhere import elsewhere  # noqa: E402
 from hpc_mp.job.values import toml_value  # noqa: E402

@@ -3,9 +3,10 @@
 import importlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -22,7 +23,7 @@ from hpc_mp.cluster.slurm.nodelist import compress, expand
 from hpc_mp.cluster.slurm.nodes import node_states
 from hpc_mp.cluster.slurm.records import SHOW_CONFIG, find_settings
 from hpc_mp.lint.slurm_conf.config import ask_slurm
-from hpc_mp.lint.slurm_conf.report import Description, PartitionReport
+from hpc_mp.lint.slurm_conf.report import Description
 from hpc_mp.lint.slurm_conf.report import describe as described
 
 BY_HAND = "by hand"  # code and finder of a fault that a user reports
@@ -202,10 +203,10 @@ def _show(facts: Description) -> None:
         console.print(escape(f"not available: {text}"), style="dim")
 
 
-def _rows(partition: PartitionReport) -> list[tuple[str, ...]]:
-    name = partition.name + ("*" if partition.default else "")
-    rows = [(str(group.nodes), ", ".join(f"{count} {state.lower()}" for state, count in group.states.items()),
-             str(group.cpus or "?"), f"{group.memory / 1024:.0f}" if group.memory else "?", group.gres or "–")
-            for group in partition.groups]
-    first = (name, partition.state.lower(), partition.max_time.lower())
+def _rows(partition: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    name = partition["name"] + ("*" if partition["default"] else "")
+    rows = [(str(group["nodes"]), ", ".join(f"{count} {state.lower()}" for state, count in group["states"].items()),
+             str(group["cpus"] or "?"), f"{group['memory'] / 1024:.0f}" if group["memory"] else "?", group["gres"] or "–")
+            for group in partition["groups"]]
+    first = (name, partition["state"].lower(), partition["max_time"].lower())
     return [(*(first if number == 0 else ("", "", "")), *row) for number, row in enumerate(rows or [("0", "", "", "", "")])]

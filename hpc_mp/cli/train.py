@@ -26,7 +26,7 @@ def command(job: Path, dry_run: bool, profile: bool, rank: int | None, memory: f
     if dry_run and profile:
         raise HpcMpError("--profile", "measures on a device, but --dry-run uses none", "leave one of them out")
     if profile:
-        from hpc_mp.cli.profile import profile_and_print
+        from hpc_mp.cli.dry_run import profile_and_print
 
         for option, value in (("--rank", rank), ("--memory", memory)):
             if value is not None:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from hpc_mp.base.assets import asset_table
 from hpc_mp.base.findings import Finding
 from hpc_mp.base.text import memory_size, several
-from hpc_mp.cluster.node.cpu import read_cpus
 from hpc_mp.cluster.node.gpu_pci import read_gpus
+from hpc_mp.cluster.node.host import read_cpus
 from hpc_mp.cluster.node.limits import read_limits
 from hpc_mp.cluster.node.netdev import ETHERNET, read_interfaces
 from hpc_mp.cluster.node.rdma import RdmaFabric, RdmaPort, read_fabric

@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hpc_mp.cluster.node.source import NodeSource
 
@@ -22,14 +23,12 @@ MOST_LINE = 4095  # bytes that NCCL reads at a time: the rest of a longer line b
 MOST_TEXT = 1023  # maximum bytes of a name and of a value
 
 
-@dataclass(frozen=True, slots=True)
-class ConfLine:
-    """A line that sets a variable."""
+class Setting(NamedTuple):
+    """A variable that is set outside of a script. Bytes of NCCL's files that are not UTF-8 are as by ``os.fsdecode``."""
 
-    number: int  # the number of the line in the file, from 1
-    # name, value: as NCCL sets them; bytes that are not UTF-8 as returned by ``os.fsdecode``
     name: str
     value: str
+    line: int = 0  # the number of the line in the file, from 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ class ConfFile:
     """A file that NCCL looks for."""
 
     path: str
-    lines: tuple[ConfLine, ...]  # the lines in order; empty if the file does not exist
+    lines: tuple[Setting, ...]  # the lines in order; empty if the file does not exist
     missing: str | None = None  # the reason why the file could not be read; None if it was read
 
 
@@ -63,14 +62,14 @@ def read_file(source: NodeSource, path: str) -> ConfFile:
     return ConfFile(path, read_lines(data))
 
 
-def read_lines(data: bytes) -> tuple[ConfLine, ...]:
+def read_lines(data: bytes) -> tuple[Setting, ...]:
     """Return the lines that set a variable."""
     lines, number = [], 1
     for piece in _pieces(data):
         text = piece.partition(b"\0")[0].removesuffix(b"\n").removesuffix(b"\r")
         name, sign, value = text.partition(b"=")
         if sign and name and not text.startswith(b"#"):
-            lines.append(ConfLine(number, os.fsdecode(name[:MOST_TEXT]), os.fsdecode(value[:MOST_TEXT])))
+            lines.append(Setting(os.fsdecode(name[:MOST_TEXT]), os.fsdecode(value[:MOST_TEXT]), number))
         number += piece.endswith(b"\n")
     return tuple(lines)
 

@@ -45,7 +45,7 @@ def of_process(environ: Mapping[str, str], names: Iterable[str]) -> Iterator[Sai
 
 
 def of_file(file: ConfFile, origin: Origin) -> Iterator[Said]:
-    return (Said(line.name, line.value, origin, f"{file.path}:{line.number}") for line in file.lines)
+    return (Said(line.name, line.value, origin, f"{file.path}:{line.line}") for line in file.lines)
 
 
 def of_library() -> Iterator[Said]:

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.base.rule_table import rules_of
@@ -33,14 +33,6 @@ class Assignment(Protocol):
     def line(self) -> int: ...
 
 
-class Setting(NamedTuple):
-    """A variable that is set outside of a script."""
-
-    name: str
-    value: str
-    line: int = 0
-
-
 Settings = Sequence[Assignment]
 
 
@@ -54,18 +46,6 @@ def _unknown(settings: Settings) -> Iterable[Hit]:
         if setting.name.startswith("NCCL_") and not tables.explains(setting.name):
             near = nearest(setting.name, sorted(tables.recognized), CLOSE)
             yield Hit(setting.line, setting.name, f"Did you mean {near[0]}?" if near else "Leave it out.")
-
-
-def _numbered_level(settings: Settings) -> Iterable[Hit]:
-    for setting in settings:
-        if setting.name in facts().levels and setting.value.isdecimal():
-            yield Hit(setting.line, f"{setting.name}={setting.value}", facts().words)
-
-
-def _debug(settings: Settings) -> Iterable[Hit]:
-    for setting in _unprescribed(settings):
-        if harm := _harm(setting, facts().debug):
-            yield Hit(setting.line, f"{setting.name}={setting.value}", harm.does)
 
 
 def _unprescribed(settings: Settings) -> Settings:
@@ -83,12 +63,6 @@ def _hurting(settings: Settings, harms: Mapping[str, Harm]) -> Iterable[Hit]:
 def _harm(setting: Assignment, harms: Mapping[str, Harm]) -> Harm | None:
     harm = harms.get(setting.name)
     return harm if harm and re.fullmatch(harm.values, setting.value) else None
-
-
-def _loopback(settings: Settings) -> Iterable[Hit]:
-    for setting in settings:
-        if setting.name in INTERFACES and re.match(r"=?(lo|docker\d*|virbr\d*)\b", setting.value):
-            yield Hit(setting.line, f"{setting.name}={setting.value}")
 
 
 def _two_clouds(settings: Settings) -> Iterable[Hit]:
@@ -136,14 +110,19 @@ def _signs_in_list(settings: Settings) -> Iterable[Hit]:
             yield Hit(setting.line, f"{setting.name}={setting.value}", f"{setting.name}={sign}{_STRAY.sub('', entries)}")
 
 
-(LOOPBACK,) = rules_of("env/variable-rules.toml", {"HM611": _loopback})  # wrong only if there are other nodes
+(LOOPBACK,) = rules_of("env/variable-rules.toml", {  # wrong only if there are other nodes
+    "HM611": lambda settings: (Hit(setting.line, f"{setting.name}={setting.value}") for setting in settings
+                               if setting.name in INTERFACES and re.match(r"=?(lo|docker\d*|virbr\d*)\b", setting.value)),
+})
 RULES: tuple[Rule[Settings], ...] = rules_of("env/variable-rules.toml", {
     "HM601": lambda settings: _listed(settings, facts().removed),
     "HM602": lambda settings: _listed(_unprescribed(settings), facts().legacy),
     "HM603": lambda settings: _listed(settings, facts().foreign),
     "HM604": _unknown,
-    "HM605": _numbered_level,
-    "HM606": _debug,
+    "HM605": lambda settings: (Hit(setting.line, f"{setting.name}={setting.value}", facts().words) for setting in settings
+                              if setting.name in facts().levels and setting.value.isdecimal()),
+    "HM606": lambda settings: (Hit(setting.line, f"{setting.name}={setting.value}", harm.does)
+                              for setting in _unprescribed(settings) if (harm := _harm(setting, facts().debug))),
     "HM607": lambda settings: _hurting(settings, facts().harmful),
     "HM608": lambda settings: _hurting(settings, facts().info),
     "HM614": _two_clouds,

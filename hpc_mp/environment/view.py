@@ -11,8 +11,7 @@ from hpc_mp.environment.apply import Applied, apply
 from hpc_mp.environment.conf import ConfFile, nccl_files
 from hpc_mp.environment.detect import Platform, platform, read_machine
 from hpc_mp.environment.facts import facts
-from hpc_mp.environment.findings import lint, place
-from hpc_mp.environment.machine_rules import Here
+from hpc_mp.environment.findings import Here, lint, place
 from hpc_mp.environment.precedence import Effective, of_file, of_library, of_process, settle
 from hpc_mp.environment.profiles import load_profile
 from hpc_mp.environment.versions import Installed, Release, distribution, versions

@@ -85,10 +85,9 @@ def emulated(path: Path) -> int:
 
 def _open_files() -> Iterable[int]:
     """Return the descriptors of this process; all possible ones if /proc lacks them (in a separate process namespace)."""
-    try:
+    with suppress(OSError):
         return map(int, os.listdir("/proc/self/fd"))
-    except OSError:
-        return range(min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], MOST_FILES))
+    return range(min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], MOST_FILES))
 
 
 def environment(program: ProgramCommand, variables: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:

@@ -161,10 +161,9 @@ def _words(pid: int, name: str) -> list[str]:
 
 
 def _link(pid: int, name: str) -> str:
-    try:
+    with suppress(OSError):
         return os.readlink(f"/proc/{pid}/{name}")
-    except OSError:
-        return ""
+    return ""
 
 
 if __name__ == "__main__":

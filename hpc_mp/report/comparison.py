@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median, median_low
+from types import SimpleNamespace
 from typing import Any
 
 from hpc_mp.base.text import counted, duration, loss_number, memory_size, number
@@ -13,7 +14,7 @@ from hpc_mp.job import AnySpec
 from hpc_mp.job.sweep import words_of
 from hpc_mp.job.values import leaves, toml_value
 from hpc_mp.report import curves
-from hpc_mp.report.axes import Scale, Tick, ticks
+from hpc_mp.report.axes import Scale, ticks
 from hpc_mp.report.curves import AS_SAID, BOTTOM, HEIGHT, HUGE, LEFT, MOST_POINTS, RIGHT, SCALE_OVER_MEDIAN, TOP, WIDTH, thinned
 from hpc_mp.report.facts import RunFacts, read_facts
 from hpc_mp.report.html import HERE, filled, publish
@@ -44,27 +45,6 @@ class OverlayPanel:
     dots: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class OverlayLine:
-    """A run's curve: ``at``, ``values`` and ``pixels`` correspond one to one; ``run`` is its number on the page."""
-
-    run: int
-    at: tuple[int, ...]
-    values: tuple[float, ...]
-    pixels: tuple[tuple[float, float], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Overlay:
-    """One figure in pixels, and notes on points that could not be drawn."""
-
-    panel: OverlayPanel
-    lines: tuple[OverlayLine, ...]
-    x_ticks: tuple[Tick, ...]
-    y_ticks: tuple[Tick, ...]
-    notes: tuple[str, ...]
-
-
 PANELS = (
     OverlayPanel("Loss", "mean over all tokens of the global batch",
                  lambda run: [(metric.step, metric.loss) for metric in run.metrics]),
@@ -79,7 +59,7 @@ BY_TOKENS = OverlayPanel("Loss by tokens", "because the runs' steps differ in si
                          lambda run: [(metric.tokens, metric.loss) for metric in run.metrics], along="token")
 
 
-def overlays(runs: Sequence[RunFacts], labels: Sequence[str]) -> tuple[Overlay, ...]:
+def overlays(runs: Sequence[RunFacts], labels: Sequence[str]) -> tuple[SimpleNamespace, ...]:
     """Return the figures with at least one point, including the loss by tokens if the runs' steps differ in size."""
     sizes = {run.metrics[-1].tokens // run.metrics[-1].step for run in runs if run.metrics and run.metrics[-1].step}
     panels: tuple[OverlayPanel, ...] = (PANELS[0], BY_TOKENS, *PANELS[1:]) if len(sizes) > 1 else PANELS
@@ -88,8 +68,9 @@ def overlays(runs: Sequence[RunFacts], labels: Sequence[str]) -> tuple[Overlay, 
     return tuple(figure for panel in panels if (figure := overlay(panel, runs, labels)) is not None)
 
 
-def overlay(panel: OverlayPanel, runs: Sequence[RunFacts], labels: Sequence[str]) -> Overlay | None:
-    """Return one figure; None if no run has a finite value, or if programs reported no value: their values are then 0."""
+def overlay(panel: OverlayPanel, runs: Sequence[RunFacts], labels: Sequence[str]) -> SimpleNamespace | None:
+    """Return one figure in pixels, with notes on points that could not be drawn; None if no run has a finite value, or if
+    programs reported no value: their values are then 0."""
     every = [panel.points(run) for run in runs]
     finite = [[(at, value) for at, value in points if abs(value) < HUGE] for points in every]
     if not any(value for points in finite for _, value in points):
@@ -104,8 +85,8 @@ def overlay(panel: OverlayPanel, runs: Sequence[RunFacts], labels: Sequence[str]
             notes.append(f"{label}: {counted(len(points) - len(drawn), 'value')} not finite")
         if above := sum(value > high for _, value in drawn):
             notes.append(f"{label}: {counted(above, 'value')} above the scale")
-    return Overlay(
-        panel,
+    return SimpleNamespace(
+        panel=panel,
         lines=tuple(_line(number, thinned(points, limit), x, y, high) for number, points in enumerate(finite) if points),
         x_ticks=ticks(x, 6, whole=True),
         y_ticks=ticks(y, 6),
@@ -113,9 +94,10 @@ def overlay(panel: OverlayPanel, runs: Sequence[RunFacts], labels: Sequence[str]
     )
 
 
-def _line(number: int, points: Points, x: Scale, y: Scale, high: float) -> OverlayLine:
-    return OverlayLine(number, tuple(at for at, _ in points), tuple(value for _, value in points),
-                       tuple((x(at), y(min(value, high))) for at, value in points))
+def _line(number: int, points: Points, x: Scale, y: Scale, high: float) -> SimpleNamespace:
+    """Return a run's curve: ``at``, ``values`` and ``pixels`` correspond one to one; ``run`` is its number on the page."""
+    return SimpleNamespace(run=number, at=tuple(at for at, _ in points), values=tuple(value for _, value in points),
+                           pixels=tuple((x(at), y(min(value, high))) for at, value in points))
 
 
 def _range(panel: OverlayPanel, runs: Sequence[Sequence[float]]) -> tuple[float, float]:

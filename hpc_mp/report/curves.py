@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
+from types import SimpleNamespace
 
 from hpc_mp.base.text import counted, number
-from hpc_mp.report.axes import Scale, Tick, ticks
+from hpc_mp.report.axes import Scale, ticks
 from hpc_mp.rundir.records import Evaluation, StepMetrics
 
 WIDTH, HEIGHT = 540, 220
@@ -48,25 +49,11 @@ class Resume:
     label: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """One figure in pixels. ``steps``, ``values`` and ``points`` correspond one to one; ``held_out`` are evaluations."""
-
-    panel: Panel
-    steps: tuple[int, ...]
-    values: tuple[float, ...]
-    points: tuple[tuple[float, float], ...]
-    held_out: tuple[tuple[float, float], ...]
-    x_ticks: tuple[Tick, ...]
-    y_ticks: tuple[Tick, ...]
-    resumes: tuple[Resume, ...]
-    notes: tuple[str, ...]
-
-
 AS_SAID = "as reported by the program"
 
 
-def curves(metrics: Sequence[StepMetrics], evaluations: Sequence[Evaluation] = (), of_program: bool = False) -> tuple[Curve, ...]:
+def curves(metrics: Sequence[StepMetrics], evaluations: Sequence[Evaluation] = (),
+           of_program: bool = False) -> tuple[SimpleNamespace, ...]:
     """Return the figures; empty before the first step has ended. For a program, return only the reported quantities."""
     if not metrics:
         return ()
@@ -76,8 +63,9 @@ def curves(metrics: Sequence[StepMetrics], evaluations: Sequence[Evaluation] = (
     return tuple(curve(panel, metrics, evaluations if panel.held_out else ()) for panel in panels)
 
 
-def curve(panel: Panel, metrics: Sequence[StepMetrics], evaluations: Sequence[Evaluation] = ()) -> Curve:
-    """Return one figure. ``metrics`` must hold at least one step."""
+def curve(panel: Panel, metrics: Sequence[StepMetrics], evaluations: Sequence[Evaluation] = ()) -> SimpleNamespace:
+    """Return one figure in pixels. ``steps``, ``values`` and ``points`` correspond one to one; ``held_out`` are evaluations.
+    ``metrics`` must hold at least one step."""
     every = [(metric.step, panel.value(metric)) for metric in metrics]
     finite = [(step, value) for step, value in every if abs(value) < HUGE]
     drawn = thinned(finite, MOST_POINTS)
@@ -90,8 +78,8 @@ def curve(panel: Panel, metrics: Sequence[StepMetrics], evaluations: Sequence[Ev
     if above := [(value, step) for step, value in finite if value > high]:
         largest, at = max(above)
         notes.append(f"{counted(len(above), 'step')} above the scale, the highest {number(largest)} at step {at}")
-    return Curve(
-        panel,
+    return SimpleNamespace(
+        panel=panel,
         steps=tuple(step for step, _ in drawn),
         values=tuple(value for _, value in drawn),
         points=tuple((x(step), y(min(value, high))) for step, value in drawn),

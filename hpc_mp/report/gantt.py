@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from statistics import fmean, median
+from types import SimpleNamespace
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import duration, percent, short_unit
@@ -16,7 +17,6 @@ from hpc_mp.layout.schedule.actions import COMPUTE, compute
 from hpc_mp.layout.schedule.simulate import Slot
 from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.report.axes import Scale, Tick, rounds
-from hpc_mp.report.colours import Shade
 from hpc_mp.report.grid import coordinates, present_axes, shade
 from hpc_mp.rundir.records import RankTrace, TracedAction
 
@@ -168,54 +168,9 @@ LEGEND = (("forward", "forward"), ("backward", "backward"), ("weight", "weight g
           ("optimizer", "optimizer"), ("other", "other"))
 
 
-@dataclass(frozen=True, slots=True)
-class Box:
-    """One action: CSS class, left edge and width in pixels, the number inside (if it fits) and the hover text."""
-
-    kind: str
-    x: float
-    width: float
-    text: str
-    tip: str
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One rank. ``slivers``: CSS class → SVG path of the actions too narrow for a box; ``idle``: its idle share of the time."""
-
-    label: str
-    detail: str
-    shade: Shade
-    y: float
-    boxes: tuple[Box, ...]
-    slivers: Mapping[str, str]
-    idle: str
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduleChart:
-    """Rows over time, from the first action on. ``took``: time from the first computation to the last, in words."""
-
-    rows: tuple[Row, ...]
-    ticks: tuple[Tick, ...]
-    height: int
-    took: str
-
-
-@dataclass(frozen=True, slots=True)
-class Gantt:
-    """The charts of one step. ``ideal`` and ``bubble`` are None without a pipeline; ``legend`` names the classes that occur."""
-
-    step: int
-    executed: ScheduleChart
-    ideal: ScheduleChart | None
-    bubble: Bubble | None
-    legend: tuple[tuple[str, str], ...]
-    shown: str
-
-
-def gantt(traces: Mapping[int, RankTrace], placement: Placement, spec: JobSpec) -> Gantt | None:
-    """Return the charts; None if no rank has traced a step."""
+def gantt(traces: Mapping[int, RankTrace], placement: Placement, spec: JobSpec) -> SimpleNamespace | None:
+    """Return the charts of one step; None if no rank has traced one. ``ideal`` and ``bubble`` are None without a pipeline;
+    ``legend`` names the classes that occur."""
     traced = {rank: trace for rank, trace in traces.items() if trace.actions}
     places, shown = chosen(placement, traced)
     if not places:
@@ -229,26 +184,32 @@ def gantt(traces: Mapping[int, RankTrace], placement: Placement, spec: JobSpec) 
     rows = (*done.rows, *(ideal.rows if ideal else ()))
     present = {kind for row in rows for kind in (*(box.kind for box in row.boxes), *row.slivers)}
     legend = tuple(entry for entry in LEGEND if entry[0] in present)
-    return Gantt(traced[places[0].rank].step, done, ideal, bubble, legend, shown)
+    step = traced[places[0].rank].step
+    return SimpleNamespace(step=step, executed=done, ideal=ideal, bubble=bubble, legend=legend, shown=shown)
 
 
-def _chart(lines: Sequence[Line], x: Scale, stages: int) -> ScheduleChart:
+def _chart(lines: Sequence[Line], x: Scale, stages: int) -> SimpleNamespace:
+    """Return a row per rank over time, from the first action on, with its idle share; ``took``: time from the first computation
+    to the last, in words."""
     unit, name = short_unit(x.high)
     wall = wall_time(lines)
     rows = []
     for i, line in enumerate(lines):
         boxes, slivers = _boxes(line.spans, x, lambda seconds: f"{seconds / unit:.4g} {name}")
         y = i * ROW + i // stages * BETWEEN + (ROW - BAR) / 2
-        share = percent(idle(line, wall))
-        rows.append(Row(line.label, line.detail, shade(line.stage, stages), y, boxes, slivers, share))
+        rows.append(SimpleNamespace(label=line.label, detail=line.detail, shade=shade(line.stage, stages), y=y, boxes=boxes,
+                                    slivers=slivers, idle=percent(idle(line, wall))))
     values = rounds(0, x.high / unit, 8)
     labels = [f"{value:.6g}" for value in values[:-1]] + [f"{values[-1]:.6g} {name}"]
     marks = tuple(Tick(x(value * unit), label) for value, label in zip(values, labels, strict=True))
-    return ScheduleChart(tuple(rows), marks, round(rows[-1].y + ROW), duration(wall))
+    return SimpleNamespace(rows=rows, ticks=marks, height=round(rows[-1].y + ROW), took=duration(wall))
 
 
-def _boxes(spans: Sequence[TracedAction], x: Scale, time: Callable[[float], str]) -> tuple[tuple[Box, ...], dict[str, str]]:
-    boxes: list[Box] = []
+def _boxes(spans: Sequence[TracedAction], x: Scale,
+           time: Callable[[float], str]) -> tuple[list[SimpleNamespace], dict[str, str]]:
+    """Return a box for each action, and the SVG path of those too narrow for one, by CSS class. Only boxes have a number, if it
+    fits, and a hover text."""
+    boxes = []
     slivers: dict[str, str] = {}
     for span in spans:
         kind, name = KINDS.get(span.kind, ("other", span.kind))
@@ -261,5 +222,5 @@ def _boxes(spans: Sequence[TracedAction], x: Scale, time: Callable[[float], str]
         what = f"{name} of microbatch {number}, stage {span.stage}" if span.microbatch >= 0 else name
         tip = f"{what}\n{duration(span.end - span.start)}, from {time(span.start)} to {time(span.end)}"
         fits = kind in ("forward", "backward", "weight") and width >= DIGIT * len(number) + 3
-        boxes.append(Box(kind, left, width, number if fits else "", tip))
-    return tuple(boxes), slivers
+        boxes.append(SimpleNamespace(kind=kind, x=left, width=width, text=number if fits else "", tip=tip))
+    return boxes, slivers

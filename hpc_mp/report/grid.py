@@ -1,8 +1,8 @@
 """The rank grid: the node, the coordinates and the communication groups of each rank."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import groupby
+from types import SimpleNamespace
 
 from hpc_mp.layout.placement import Placement, RankPlace
 from hpc_mp.report import colours
@@ -20,62 +20,34 @@ MOST_COLUMNS = 4
 MEMBERS_SHOWN = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One rank. ``groups`` names its group on every axis (``tp3``), for highlighting."""
-
-    rank: int
-    label: str
-    shade: Shade
-    tip: str
-    groups: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class NodeBox:
-    """One node; ``host`` is empty if it equals the name."""
-
-    name: str
-    host: str
-    cells: tuple[Cell, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """The whole figure. ``columns``: cells side by side in a node; ``stages``: the legend."""
-
-    nodes: tuple[NodeBox, ...]
-    density: str
-    columns: int
-    stages: tuple[Shade, ...]
-    axes: tuple[str, ...]
-
-
-def grid(placement: Placement, starts: Mapping[int, RankStart], axes: tuple[str, ...] | None = None) -> Grid:
-    """Return the figure of a placement. ``starts``: rank → its newest start, for ranks that have announced one. ``axes``: axes to
-    show; None: those with more than one coordinate."""
+def grid(placement: Placement, starts: Mapping[int, RankStart], axes: tuple[str, ...] | None = None) -> SimpleNamespace:
+    """Return the figure of a placement: ``columns`` cells side by side in a node, and the ``stages`` of the legend. The groups of
+    a cell (``tp3``) are for highlighting. ``starts``: rank → its newest start, for ranks that have announced one. ``axes``: axes
+    to show; None: those with more than one coordinate."""
     axes = present_axes(placement) if axes is None else axes
     shades = tuple(shade(stage, placement.degrees.pipeline) for stage in range(placement.degrees.pipeline))
     group_of = {axis: {rank: (number, group) for number, group in enumerate(placement.groups[axis]) for rank in group}
                 for axis in axes}
 
-    def cell(place: RankPlace) -> Cell:
+    def cell(place: RankPlace) -> SimpleNamespace:
         mine = {axis: group_of[axis][place.rank] for axis in axes}
         where = f"{_name(place, starts)}, local rank {place.local_rank}"
         lines = [f"rank {place.rank} on {where}", " ".join(f"{axis} {getattr(place, axis)}" for axis in axes)]
         lines += [f"{GROUPS[axis]}: {_members(group)}" for axis, (_, group) in mine.items()]
-        return Cell(place.rank, coordinates(place, axes), shades[place.pp], "\n".join(filter(None, lines)),
-                    tuple(f"{axis}{number}" for axis, (number, _) in mine.items()))
+        groups = [f"{axis}{number}" for axis, (number, _) in mine.items()]
+        return SimpleNamespace(rank=place.rank, label=coordinates(place, axes), shade=shades[place.pp],
+                               tip="\n".join(filter(None, lines)), groups=groups)
 
-    def node(places: list[RankPlace]) -> NodeBox:
+    def node(places: list[RankPlace]) -> SimpleNamespace:
         name = _name(places[0], starts)
         host = starts[places[0].rank].host if places[0].rank in starts else ""
-        return NodeBox(name, "" if host == name else host, tuple(map(cell, places)))
+        return SimpleNamespace(name=name, host="" if host == name else host, cells=tuple(map(cell, places)))
 
     ordered = sorted(placement.ranks, key=lambda place: (place.node, place.local_rank))
     nodes = tuple(node(list(places)) for _, places in groupby(ordered, lambda place: place.node))
     density = next((name for limit, name in DENSITIES if placement.degrees.world <= limit), "dense")
-    return Grid(nodes, density, min(MOST_COLUMNS, placement.ranks_per_node), shades, axes)
+    columns = min(MOST_COLUMNS, placement.ranks_per_node)
+    return SimpleNamespace(nodes=nodes, density=density, columns=columns, stages=shades, axes=axes)
 
 
 def present_axes(placement: Placement) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 from hpc_mp.base.text import BINARY, counted, memory_size, percent
 from hpc_mp.job import JobSpec
@@ -21,39 +22,6 @@ STATE = (("parameters", "parameters"), ("gradients", "gradients"), ("optimizer",
 KNOWN = (*STATE, ("activations", "activations kept for backwards"))
 NAMES = dict(KNOWN) | {"rest": "the rest"}
 REST = ("rest", "the rest up to the peak: working memory, buffers, libraries")
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """A part of a bar: its CSS class, and top and height in pixels."""
-
-    kind: str
-    y: float
-    height: float
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """One rank, or a stage's rank with the most memory."""
-
-    x: float
-    width: float
-    label: str
-    tip: str
-    pieces: tuple[Segment, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryChart:
-    """The chart. ``per``: the unit of a bar; ``limit``: its pixel, None if it is above the axis or unknown."""
-
-    step: int
-    per: str
-    bars: tuple[Bar, ...]
-    ticks: tuple[Tick, ...]
-    limit: float | None
-    legend: tuple[tuple[str, str], ...]
-    words: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +45,10 @@ class _Held:
 
 
 def memory(traces: Mapping[int, RankTrace], placement: Placement | None, spec: JobSpec | None = None,
-           chunks: Sequence[ChunkCounts] = ()) -> MemoryChart | None:
-    """Return one bar per rank, or one per stage beyond 64 ranks; None if no rank has reported its memory. ``chunks``: chunk
-    counts of every pipeline rank, from its schedule."""
+           chunks: Sequence[ChunkCounts] = ()) -> SimpleNamespace | None:
+    """Return the figure with one bar per rank, or one per stage beyond 64 ranks; None if no rank has reported its memory. ``per``
+    is the unit of a bar, ``limit`` its pixel, None if it is above the axis or unknown. ``chunks``: chunk counts of every pipeline
+    rank, from its schedule."""
     memories = {rank: trace.memory for rank, trace in sorted(traces.items()) if trace.memory is not None}
     if not memories:
         return None
@@ -97,7 +66,7 @@ def memory(traces: Mapping[int, RankTrace], placement: Placement | None, spec: J
                              ("on a disk", [bar.memory.disk for bar in held])):
         state += f", and {memory_size(max(elsewhere))} more is {where}" if any(elsewhere) else ""
     present = {kind for bar in held for kind, _ in bar.parts}
-    return MemoryChart(
+    return SimpleNamespace(
         step=max(trace.step for trace in traces.values()),
         per=per,
         bars=_bars(held, y),
@@ -135,21 +104,23 @@ def _by_stage(memories: Mapping[int, RankMemory], placement: Placement) -> list[
     return [held(stage, ranks) for stage, ranks in sorted(stages.items())]
 
 
-def _bars(all_held: Sequence[_Held], y: Scale) -> tuple[Bar, ...]:
+def _bars(all_held: Sequence[_Held], y: Scale) -> tuple[SimpleNamespace, ...]:
+    """Return the bars in pixels; the class of each piece is the kind of memory."""
     pitch = (WIDTH - LEFT - RIGHT) / len(all_held)
     width = min(0.8 * pitch, WIDEST)
     every = 1 + len(all_held) // MOST_LABELS
 
-    def bar(i: int, held: _Held) -> Bar:
+    def bar(i: int, held: _Held) -> SimpleNamespace:
         x = LEFT + pitch * (i + 0.5) - width / 2
         pieces, below = [], 0
         for kind, part in held.parts:
-            pieces.append(Segment(kind, y(below + part), round(y(below) - y(below + part), 1)))
+            pieces.append(SimpleNamespace(kind=kind, y=y(below + part), height=round(y(below) - y(below + part), 1)))
             below += part
         parts = [f"{NAMES[kind]}: {memory_size(part)}" for kind, part in held.parts]
         away = [f"activations on the host: {memory_size(held.memory.away)}"] if held.memory.away else []
         tip = "\n".join([held.heading, f"peak: {memory_size(held.memory.peak)}", *parts, *away])
-        return Bar(round(x, 1), round(width, 1), "" if i % every else held.label, tip, tuple(pieces))
+        label = "" if i % every else held.label
+        return SimpleNamespace(x=round(x, 1), width=round(width, 1), label=label, tip=tip, pieces=pieces)
 
     return tuple(bar(i, held) for i, held in enumerate(all_held))
 

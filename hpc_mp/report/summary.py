@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 
 from hpc_mp.base.text import counted, duration, loss_number, memory_size, moment, number, percent
 from hpc_mp.job import JobSpec, ProgramSpec
@@ -210,29 +211,19 @@ def _newest(lines: list[str]) -> tuple[str, ...]:
     return (*left_out, *lines[-MOST_LINES:])
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptRow:
-    """One attempt of the run, in words; empty fields are unknown."""
-
-    number: int
-    began: str
-    layout: str
-    steps: str
-    end: str
-
-
-def attempts(facts: RunFacts, state: str) -> tuple[AttemptRow, ...]:
-    """Return a row per attempt. ``state``: that of the current attempt. Repeated steps count in the later attempt."""
+def attempts(facts: RunFacts, state: str) -> tuple[SimpleNamespace, ...]:
+    """Return a row per attempt, in words; empty texts are unknown. ``state``: that of the current attempt. Repeated steps count
+    in the later attempt."""
     return tuple(_attempt(facts, number, state) for number in range(1, facts.attempt + 1))
 
 
-def _attempt(facts: RunFacts, number: int, state: str) -> AttemptRow:
+def _attempt(facts: RunFacts, number: int, state: str) -> SimpleNamespace:
     began = min((start.time for start in facts.starts if start.attempt == number), default=None)
     steps = [metric.step for metric in facts.metrics if metric.attempt == number]
     current = number == facts.attempt
     cause = facts.causes.get(number)
-    return AttemptRow(
-        number,
+    return SimpleNamespace(
+        number=number,
         began="" if began is None else moment(began),
         layout=layout(facts.placement if current else facts.earlier.get(number), facts.spec if current else None,
                       program=facts.program),

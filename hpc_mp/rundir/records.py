@@ -8,6 +8,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -240,18 +241,16 @@ def understood_lines(path: Path, kind: type[Record]) -> Iterator[Record | None]:
 
 def record_of(document: Any, kind: type[Record]) -> Record | None:
     """Return a record; None if the document is not one."""
-    try:
+    with suppress(ValueError):
         return _understood(document, kind)
-    except ValueError:
-        return None
+    return None
 
 
 def record_of_line(line: str, kind: type[Record]) -> Record | None:
     """Return the record in a line; None if the line does not hold one."""
-    try:
+    with suppress(ValueError):
         return _understood(json.loads(line), kind)
-    except ValueError:
-        return None
+    return None
 
 
 def _understood(document: Any, kind: type[Record]) -> Record:

@@ -86,10 +86,9 @@ def is_run(path: Path) -> bool:
 
 def numbered(base: Path) -> list[Path]:
     """Return the directories below ``DIRECTORY/NAME`` that may be runs."""
-    try:
+    with suppress(FileNotFoundError, NotADirectoryError):
         return [Path(e.path) for e in os.scandir(base) if e.name.isdigit() and e.is_dir()]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+    return []
 
 
 def record_successors(run: RunDirectory, jobs: list[str]) -> None:

@@ -46,10 +46,9 @@ class Keeper:
 
 def job_of(run: RunDirectory) -> str | None:
     """Return the id of the Slurm job that runs it; None if it has no separate job."""
-    try:
+    with suppress(OSError):
         return run.job_id.read_text(encoding="utf-8").strip()
-    except OSError:
-        return None
+    return None
 
 
 # --- in Slurm's queue ------------------------------------------------------------------------------------------------

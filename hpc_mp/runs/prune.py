@@ -241,10 +241,9 @@ def _erase(path: Path) -> None:
 
 
 def _spec(run: RunDirectory) -> JobSpec | None:
-    try:
+    with suppress(HpcMpError):
         return load_job(run.job)
-    except HpcMpError:
-        return None
+    return None
 
 
 def _written(run: RunDirectory) -> float:

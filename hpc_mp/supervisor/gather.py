@@ -170,10 +170,9 @@ def _tail(path: Path, begin: int = 0, size: int = TAIL) -> tuple[str, ...]:
 def _states(hosts: tuple[str, ...], ask: Runner) -> dict[str, str]:
     if not hosts:
         return {}
-    try:
+    with suppress(CommandFailed):
         return {name: node.state for name, node in node_states(hosts, ask=ask).items()}
-    except CommandFailed:
-        return {}
+    return {}
 
 
 def _resident(run: RunDirectory) -> dict[int, int]:

@@ -66,10 +66,9 @@ def port(run: Path, token: str) -> int:
 
 
 def _earlier(run: RunDirectory) -> AttemptRecord | None:
-    try:
+    with suppress(OSError, ValueError):
         return read_attempt(run.attempt_record)
-    except (OSError, ValueError):
-        return None
+    return None
 
 
 def _close(waiting: SupervisedRun, earlier: AttemptRecord, ask: Runner, script: ScriptLog | None) -> None:

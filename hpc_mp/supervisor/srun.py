@@ -49,10 +49,9 @@ class Orphan:
         self.argv = process.cmdline()
 
     def poll(self) -> int | None:
-        try:
+        with suppress(psutil.Error):
             return None if self._process.is_running() and self._process.status() != psutil.STATUS_ZOMBIE else 0
-        except psutil.Error:
-            return 0
+        return 0
 
     def wait(self, timeout: float) -> int:
         deadline = time.monotonic() + timeout

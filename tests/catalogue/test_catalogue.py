@@ -23,7 +23,7 @@ from hpc_mp.cli.cloud import command
 from hpc_mp.clouds.azure.offer import load_offer
 from hpc_mp.cluster.node.gpu_pci import read_machine_type
 from hpc_mp.doctor.checks.check import run
-from hpc_mp.doctor.checks.cpu import CHECKS
+from hpc_mp.doctor.checks.host import CPU
 from hpc_mp.doctor.install import pack
 from hpc_mp.environment.detect import platform, read_machine
 from hpc_mp.environment.profiles import profile_names
@@ -98,7 +98,7 @@ def test_one_row_makes_a_machine_that_doctor_planner_and_environment_know(own: P
     own.write_text(NEW)
     kind = read_machine_type(node)
     assert kind is not None and (kind.name, kind.vcpus, kind.gpu_title, kind.cloud) == ("alps", 64, "X9000 1TB", "site")
-    said = [found.message for found in run([check for check in CHECKS if check.code == "cpu-count"], node, 60)]
+    said = [found.message for found in run([check for check in CPU if check.code == "cpu-count"], node, 60)]
     assert said == ["96 processors in 2 sockets, 2 memory nodes; a alps has 64 in 2, 2 memory nodes"]
     here = fabric("ALPS")
     assert (here.nics, here.nic, here.links, here.link) == (2, 50.0, 4, 20.6)

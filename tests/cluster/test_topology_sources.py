@@ -34,7 +34,7 @@ def test_every_text_says_where_it_is_from_and_is_known_by_its_looks(path: Path) 
     text = path.read_text(encoding="utf-8")
     assert any(line.startswith(("# recorded: ", "# rebuilt: ")) for line in text.splitlines()[:3])
     kind = {"scontrol": "slurm"}.get(path.name.partition("-")[0], path.name.partition("-")[0])
-    assert next(name for name, source in SOURCES.items() if source.looks_like(text)) == kind
+    assert next(name for name, (looks_like, _) in SOURCES.items() if looks_like(text)) == kind
     assert read(text, "x").origin == f"{kind} (x)"
 
 

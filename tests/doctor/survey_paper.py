@@ -5,12 +5,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hpc_mp.doctor.localise import RailSample
-from hpc_mp.doctor.survey.evidence import Echo, Leg, Pair, SurveyEvidence
-from hpc_mp.doctor.survey.facts import Computed, Interface, NodeFacts
+from hpc_mp.doctor.survey.evidence import Computed, Echo, Interface, Leg, NodeFacts, Pair, SurveyEvidence
 from hpc_mp.doctor.survey.node_report import NodeReport
-from hpc_mp.doctor.survey.probe import TRIES, Probed
 from hpc_mp.doctor.survey.report import Report
 from hpc_mp.doctor.survey.run import survey
+from hpc_mp.doctor.survey.transfer import TRIES, Probed
 
 RATE = 0.025  # GB/s
 SEGMENTS = 9000

@@ -15,8 +15,7 @@ from tables import table
 from hpc_mp.base.findings import Finding
 from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.doctor.nccl_log.judge import Machine, judge, judge_ports, machine_of, read_port_bytes, refused
-from hpc_mp.doctor.nccl_log.parse import parse
-from hpc_mp.doctor.nccl_log.truth import NcclTruth, trouble_rows
+from hpc_mp.doctor.nccl_log.parse import NcclTruth, parse, trouble_rows
 
 LOGS = Path(__file__).parents[1] / "nccl_logs"
 IB = Machine("infiniband", 8, True)

@@ -23,14 +23,12 @@ from hypothesis import strategies as st
 
 from hpc_mp.doctor.survey import agents as pool_module
 from hpc_mp.doctor.survey import measurements as instruments
-from hpc_mp.doctor.survey import probe as probes
+from hpc_mp.doctor.survey import transfer as transfers
 from hpc_mp.doctor.survey.agents import AgentPool, Joiner, Message, encode, pieces, read
-from hpc_mp.doctor.survey.evidence import SurveyEvidence
-from hpc_mp.doctor.survey.facts import NodeFacts, compute, node_facts
+from hpc_mp.doctor.survey.evidence import NodeFacts, SurveyEvidence, compute, node_facts
 from hpc_mp.doctor.survey.measurements import GpuMeasurements, Gpus, Measurements
-from hpc_mp.doctor.survey.probe import MARK, TRIES, Probed, listener, probe, start_echo
 from hpc_mp.doctor.survey.start import AGENT
-from hpc_mp.doctor.survey.transfer import HEADER, TransferPlan, answer, call
+from hpc_mp.doctor.survey.transfer import HEADER, MARK, TRIES, Probed, TransferPlan, answer, call, listener, probe, start_echo
 
 
 @dataclass(frozen=True)
@@ -178,7 +176,7 @@ def answering(echo: Callable[[socket.socket], None]) -> Iterator[int]:
 
 
 def test_probes_tell_a_small_mtu_from_a_dead_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probes, "LAST_S", 5.0)
+    monkeypatch.setattr(transfers, "LAST_S", 5.0)
     with answering(_echo) as whole, answering(_echo_small) as small, listener(0) as dead:
         seen = probe("127.0.0.1", [("127.0.0.1", port) for port in (whole, small, dead.getsockname()[1])], 1500, "x" * 16)
     assert seen == [Probed(TRIES, TRIES), Probed(TRIES, 0), Probed(0, 0)]
@@ -199,7 +197,7 @@ def _echo_small(server: socket.socket) -> None:
 
 def test_a_throttled_process_computes_little_and_the_same() -> None:
     free = compute(0.4)
-    program = "from hpc_mp.doctor.survey.facts import compute; c = compute(1.0); print(c.share, c.digest)"
+    program = "from hpc_mp.doctor.survey.evidence import compute; c = compute(1.0); print(c.share, c.digest)"
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     for number, seconds in cycle(((signal.SIGSTOP, 0.09), (signal.SIGCONT, 0.01))):
         if process.poll() is not None:

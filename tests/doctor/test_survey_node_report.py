@@ -13,8 +13,8 @@ from hpc_mp.doctor.compute import Result
 from hpc_mp.doctor.drift import TRAITS, drift, traits
 from hpc_mp.doctor.nccl_log.judge import judge_ports, read_port_bytes
 from hpc_mp.doctor.node import diagnose
+from hpc_mp.doctor.survey.agent import WARM_UPS, sent
 from hpc_mp.doctor.survey.agents import read
-from hpc_mp.doctor.survey.gpus import WARM_UPS, sent
 from hpc_mp.doctor.survey.node_report import NodeReport, conclusions, faulty, node_report
 from hpc_mp.doctor.survey.page import render
 from hpc_mp.doctor.survey.report import findings

@@ -120,7 +120,7 @@ def test_the_retelling_can_tell_right_from_wrong() -> None:
 
 
 def test_lines_have_their_numbers() -> None:
-    assert [line.number for line in read_lines(b"\n# c\nNCCL_A=1\nnothing\n\nNCCL_B=2\n=3\n")] == [3, 6]
+    assert [line.line for line in read_lines(b"\n# c\nNCCL_A=1\nnothing\n\nNCCL_B=2\n=3\n")] == [3, 6]
 
 
 def test_nccl_does_not_know_what_a_tilde_means() -> None:

@@ -13,8 +13,7 @@ from hpc_mp.base.findings import Finding
 from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.environment.conf import taken
 from hpc_mp.environment.facts import facts
-from hpc_mp.environment.findings import ANYWHERE
-from hpc_mp.environment.machine_rules import RULES as ON_MACHINE
+from hpc_mp.environment.findings import ANYWHERE, ON_MACHINE
 from hpc_mp.environment.profiles import load_profile, profile_names
 from hpc_mp.environment.view import View, view_of
 

@@ -15,8 +15,7 @@ from rendering import executable
 from hpc_mp.base.assets import asset
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.launch.staging import archive as stage
-from hpc_mp.launch.staging.interpreter import SYSTEM, Interpreter, interpreter
-from hpc_mp.launch.staging.members import members, write_tar
+from hpc_mp.launch.staging.members import SYSTEM, Interpreter, interpreter, members, write_tar
 from hpc_mp.rundir.records import StagedEnvironment
 
 ODD = "node's disk & more|x"  # what sed, bash and tar must not trip over
@@ -38,7 +37,7 @@ def environment(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def light(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the Python that the environment was made with lay on every node's own disk: it is not packed."""
-    monkeypatch.setattr("hpc_mp.launch.staging.interpreter.SYSTEM", (Path(sys.base_prefix),))
+    monkeypatch.setattr("hpc_mp.launch.staging.members.SYSTEM", (Path(sys.base_prefix),))
 
 
 def python_of(environment: Path) -> Interpreter:
@@ -70,7 +69,7 @@ def ask_packages(env: Path) -> str:
 def test_the_copy_works_without_the_original(environment: Path, tmp_path: Path, with_base: bool,
                                              monkeypatch: pytest.MonkeyPatch) -> None:
     if with_base:
-        monkeypatch.setattr("hpc_mp.launch.staging.interpreter.SYSTEM", SYSTEM)
+        monkeypatch.setattr("hpc_mp.launch.staging.members.SYSTEM", SYSTEM)
     shown = []
     packed = stage.pack(python_of(environment), tmp_path / "cache", lambda done, total: shown.append((done, total)))
     assert shown[-1] == (packed.bytes, packed.bytes)
@@ -148,7 +147,7 @@ def test_what_cannot_be_packed(environment: Path, tmp_path: Path, monkeypatch: p
     (python.libraries[0] / "__editable__.x.pth").write_text("import __editable___x_finder; __editable___x_finder.install()\n")
     with pytest.raises(HpcMpError, match="editable_mode=compat"):
         members(python)
-    monkeypatch.setattr("hpc_mp.launch.staging.interpreter.SYSTEM", SYSTEM)
+    monkeypatch.setattr("hpc_mp.launch.staging.members.SYSTEM", SYSTEM)
     with pytest.raises(HpcMpError, match=r"system's Python .*-m venv"):
         interpreter(["/usr/bin/python3"], lambda argv: json.dumps(["/usr", "/usr", "3.11.2", "/usr/bin/python3"]))
 

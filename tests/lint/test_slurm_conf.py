@@ -52,9 +52,9 @@ def test_recorded_answers_are_read(release: str) -> None:
     assert told.partitions[0]["PartitionName"] == "all" and told.partitions[0]["Default"] == "YES"
     found = describe(told)
     (partition,) = found.partitions
-    (group,) = partition.groups
-    assert (group.nodes, group.cpus, group.gpus) == (len(told.nodes), 4, ((None, 2),))
-    assert group.states == {"IDLE": len(told.nodes)}
+    (group,) = partition["groups"]
+    assert (group["nodes"], group["cpus"], group["gpus"]) == (len(told.nodes), 4, ((None, 2),))
+    assert group["states"] == {"IDLE": len(told.nodes)}
 
 
 @pytest.mark.parametrize("release", ["22.05", "24.11"])

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -17,7 +18,7 @@ from hpc_mp.report.axes import Scale, rounds, ticks
 from hpc_mp.report.colours import luminance
 from hpc_mp.report.curves import HEIGHT, LABEL_WIDTH, PANELS, RIGHT, TOP, WIDTH, Resume, curve, labelled, thinned
 from hpc_mp.report.facts import read_facts
-from hpc_mp.report.gantt import Bubble, Gantt, gantt
+from hpc_mp.report.gantt import Bubble, gantt
 from hpc_mp.report.grid import grid, shade
 from hpc_mp.report.memory import memory
 from hpc_mp.rundir.plan import ChunkCounts
@@ -125,7 +126,7 @@ def test_ink_reads_on_every_shade(stages: int) -> None:
 # --- the pipeline as executed ----------------------------------------------------------------------------------------
 
 
-def gantt_of(run: Run) -> Gantt:
+def gantt_of(run: Run) -> SimpleNamespace:
     drawn = gantt(read_facts(run.run).traces, run.placement, run.spec)
     assert drawn is not None
     return drawn

@@ -32,8 +32,7 @@ from hpc_mp.planner.traffic import rank_traffic
 from hpc_mp.rundir.rank_env import identity
 from hpc_mp.train.checkpoint import checkpoint
 from hpc_mp.train.checkpoint.shard_file import write_shard
-from hpc_mp.train.dry_run.dry_run import DryRun, DryStep, dry_run, stepped
-from hpc_mp.train.dry_run.fit import longest, needed
+from hpc_mp.train.dry_run.dry_run import DryRun, DryStep, dry_run, longest, needed, stepped
 from hpc_mp.train.parallel.communicators import build
 from hpc_mp.train.parallel.data_axis import DataAxis
 from hpc_mp.train.rank import facts

@@ -128,17 +128,15 @@ def _is_there(session: int, born: str) -> bool:
 
 def _born(pid: int) -> str:
     """Return the start time of a process in the kernel's ticks since boot; empty if it is gone."""
-    try:
+    with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[_START_TIME]
-    except OSError:
-        return ""
+    return ""
 
 
 def _read(ledger: Path | None) -> dict[str, tuple[int, str]]:
-    try:
+    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):  # no such file, or not our format
         return {name: (int(pid), str(born)) for name, (pid, born) in json.loads(ledger.read_bytes()).items()} if ledger else {}
-    except (OSError, ValueError, TypeError, AttributeError):  # no such file, or not our format
-        return {}
+    return {}
 
 
 def _write(ledger: Path, children: Mapping[str, tuple[int, str]]) -> None:

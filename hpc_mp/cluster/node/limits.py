@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hpc_mp.cluster.node.memory import read_meminfo
+from hpc_mp.cluster.node.host import read_meminfo
 from hpc_mp.cluster.node.netdev import read_interfaces
 from hpc_mp.cluster.node.rdma import CLASS
 from hpc_mp.cluster.node.source import NodeSource, Readings, Unavailable, fields, maybe, members

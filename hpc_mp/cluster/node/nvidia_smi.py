@@ -3,6 +3,7 @@
 import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from xml.etree import ElementTree
 
@@ -67,10 +68,9 @@ def query(source: NodeSource, what: str, fields: Sequence[str]) -> Iterator[Mapp
 
 def read_load(source: NodeSource) -> tuple[GpuLoad, ...]:
     """Return the current load of each GPU. Raises Unavailable."""
-    try:
+    with suppress(Unavailable):  # an older driver refuses the whole query for one unknown field
         return tuple(_load(row, _REASONS[0]) for row in query(source, "gpu", (*_LOAD, _REASONS[0])))
-    except Unavailable:  # an older driver refuses the whole query for one unknown field
-        return tuple(_load(row, _REASONS[1]) for row in query(source, "gpu", (*_LOAD, _REASONS[1])))
+    return tuple(_load(row, _REASONS[1]) for row in query(source, "gpu", (*_LOAD, _REASONS[1])))
 
 
 def number(text: str) -> float | None:
@@ -180,10 +180,9 @@ def address(bus: str) -> str:
     """Return a PCI address in the kernel's form: nvidia-smi's ``00000000:C6:00.0`` is ``0000:c6:00.0``."""
     domain, _, rest = bus.strip().lower().rpartition(":")[0].partition(":")
     tail = bus.strip().lower().rpartition(":")[2]
-    try:
+    with suppress(ValueError):
         return f"{int(domain, 16):04x}:{rest}:{tail}"
-    except ValueError:
-        return bus.strip().lower()
+    return bus.strip().lower()
 
 
 def _gpu(index: int, element: ElementTree.Element) -> GpuReport:

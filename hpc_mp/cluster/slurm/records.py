@@ -3,6 +3,7 @@ of a node. The health check is packed with this file, so it needs only the stand
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -41,18 +42,16 @@ def show_records(what: Literal["node", "partition", "job"], name: str | None = N
 
 def find_record(what: Literal["node", "partition", "job"], name: str, ask: Runner = ask) -> Words:
     """Return the record of one node, partition or job; an empty one if Slurm does not report it."""
-    try:
+    with suppress(CommandFailed):
         return next(iter(show_records(what, name, ask)), {})
-    except CommandFailed:
-        return {}
+    return {}
 
 
 def find_settings(ask: Runner = ask) -> Words:
     """Return Slurm's own settings; none if it does not report them."""
-    try:
+    with suppress(CommandFailed):
         return show_config(ask).config
-    except CommandFailed:
-        return {}
+    return {}
 
 
 def read_config(text: str) -> SlurmSettings:

@@ -4,7 +4,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.grouping import grouped
@@ -117,22 +117,14 @@ def _lines(text: str) -> Iterator[tuple[str, Place]]:
 # --- all sources -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class TopologyFormat:
-    """A format. ``looks_like`` recognises its text, ``read`` takes the text and its origin."""
-
-    looks_like: Callable[[str], bool]
-    read: Callable[[str, str], TopologyReading]
-
-
 def read(text: str, where: str, kind: str | None = None) -> TopologyReading:
     """Read a topology from a text, with notes for its use by Slurm. Raises HpcMpError if it is of no kind, or not of this one.
     ``where``: name of the text for the header: a file's name, a command. ``kind``: of ``SOURCES``; default: recognised from the
     text."""
-    recognized = kind or next((name for name, source in SOURCES.items() if source.looks_like(text)), None)
+    recognized = kind or next((name for name, (looks_like, _) in SOURCES.items() if looks_like(text)), None)
     if recognized is None:
         raise HpcMpError(where, "is not in a known format", f"name the format with --from: {', '.join(SOURCES)}")
-    reading = SOURCES[recognized].read(text, f"{recognized} ({where})")
+    reading = SOURCES[recognized][1](text, f"{recognized} ({where})")
     for topology in reading.topologies:
         _ = topology.tree  # raises if a switch is above itself
     notes = [note for topology in reading.topologies for note in (_apart(topology), *amiss(topology)) if note]
@@ -174,13 +166,14 @@ def rates(text: str, where: str) -> LinkRates:
                          "run `hpc-mp doctor cluster --nodes N`, and use the file that it writes") from None
 
 
-SOURCES = {
-    "measured": TopologyFormat(lambda text: text.lstrip().startswith("{") and '"pairs"' in text,
-                               lambda text, origin: read_measured_topology(rates(text, origin), origin)),
-    "ibnetdiscover": TopologyFormat(looks_like, read_ibnetdiscover),
-    "azslurm": TopologyFormat(lambda text: bool(_MARK.search(text)) or f"SwitchName={PLAIN} " in text, read_azslurm),
-    "slurm": TopologyFormat(lambda text: bool(re.search(r"^\s*(-\s+topology:|\w+=)", text, re.MULTILINE)),
-                            lambda text, origin: TopologyReading(read_topologies(text), origin)),
-    "cliques": TopologyFormat(
-        lambda text: any(_TABLE.fullmatch(line.strip()) or _SMI.search(line) for line in text.splitlines()), read_cliques),
+# The formats: what recognises a text of it, and what reads the text and its origin.
+SOURCES: dict[str, tuple[Callable[[str], bool], Callable[[str, str], TopologyReading]]] = {
+    "measured": (lambda text: text.lstrip().startswith("{") and '"pairs"' in text,
+                 lambda text, origin: read_measured_topology(rates(text, origin), origin)),
+    "ibnetdiscover": (looks_like, read_ibnetdiscover),
+    "azslurm": (lambda text: bool(_MARK.search(text)) or f"SwitchName={PLAIN} " in text, read_azslurm),
+    "slurm": (lambda text: bool(re.search(r"^\s*(-\s+topology:|\w+=)", text, re.MULTILINE)),
+              lambda text, origin: TopologyReading(read_topologies(text), origin)),
+    "cliques": (lambda text: any(_TABLE.fullmatch(line.strip()) or _SMI.search(line) for line in text.splitlines()),
+                read_cliques),
 }

@@ -4,7 +4,7 @@ writers of both files. Blocks are for Slurm 24.05 and later: 23.11 has the plug-
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,23 +62,14 @@ def _refuse_repeats(names: Iterable[str]) -> None:
 # --- lines of KEY=VALUE: topology.conf and scontrol ------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """``kind`` is one of ``NAMES`` or ``blocksizes``; host lists are expanded; ``sizes`` of BlockSizes or BlockSize."""
-
-    kind: str
-    switch: Switch
-    sizes: tuple[int, ...]
-
-
 def _of_lines(text: Iterable[ConfigLine]) -> Topology:
     lines = list(map(_line, text))
-    of = {kind: tuple(line.switch for line in lines if line.kind == kind) for kind in NAMES}
+    of = {name: tuple(switch for kind, switch, _ in lines if kind == name) for name in NAMES}
     if of["switchname"] and of["blockname"]:
         raise HpcMpError("the topology", "names both switches and blocks, but a plugin of Slurm takes only one",
                          "take one of them out, or write a topology.yaml with two topologies")
     if of["blockname"] or of["aggregatedblock"]:
-        sizes = tuple(dict.fromkeys(size for line in lines for size in line.sizes))
+        sizes = tuple(dict.fromkeys(size for _, _, line_sizes in lines for size in line_sizes))
         return Topology(kind="block", switches=of["blockname"], sizes=sizes, joined=of["aggregatedblock"], default=True)
     if of["switchname"]:
         return Topology(kind="tree", switches=_without_repeats((*of["switchname"], *of["ringname"])), default=True)
@@ -94,7 +85,8 @@ def _without_repeats(switches: Sequence[Switch]) -> tuple[Switch, ...]:
                  for switch in switches)
 
 
-def _line(line: ConfigLine) -> _Line:
+def _line(line: ConfigLine) -> tuple[str, Switch, tuple[int, ...]]:
+    """Return one of ``NAMES`` or ``blocksizes``, the switch with its hosts, and the sizes of BlockSizes or BlockSize."""
     where = f"line {line.number} of the topology, {' '.join(line.text.split())[:SHOWN]!r}"
     if line.unread:
         raise HpcMpError(where, "names another file, which is not read", "replace it with the lines of that file")
@@ -113,7 +105,7 @@ def _line(line: ConfigLine) -> _Line:
                          did_you_mean(strange[0], keys.values(), f"write one of {', '.join(keys.values())}"))
     try:
         children = expand(value) if kind == "aggregatedblock" else expand(fields.get("switches", ""))
-        return _Line(kind, Switch(value, expand(fields.get("nodes", "")), children), sizes)
+        return kind, Switch(value, expand(fields.get("nodes", "")), children), sizes
     except HpcMpError as error:
         raise HpcMpError(where, f"{error.value} {error.rule}", error.remedy) from None
 

@@ -1,13 +1,183 @@
-"""Checks of the host's name, clock, firewall and Ethernet."""
+"""Checks of the host: its processors and processes, its memory, its name, clock, firewall and Ethernet."""
 
 from collections import Counter
 from collections.abc import Iterator
 
-from hpc_mp.base.text import duration, several
-from hpc_mp.cluster.node.host import Clock, Firewall, HostName, is_loopback, read_clock, read_firewall, read_name
+from hpc_mp.base.text import counted, duration, memory_size, several
+from hpc_mp.cluster.node.host import (
+    SHM,
+    Clock,
+    Cpus,
+    Firewall,
+    HostMemory,
+    HostName,
+    SharedMemory,
+    is_loopback,
+    read_clock,
+    read_cpus,
+    read_firewall,
+    read_memory,
+    read_name,
+    read_shared,
+)
 from hpc_mp.cluster.node.netdev import ETHERNET, NetworkInterface, read_interfaces
+from hpc_mp.cluster.node.processes import NodeProcess, Processes, read_processes
 from hpc_mp.cluster.node.source import Unavailable
-from hpc_mp.doctor.checks.check import Judgement, checks_of
+from hpc_mp.doctor.checks.check import Judgement, checks_of, or_well
+
+_GOOD_CLOCKS = ("tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter", "timebase", "tod", "xen")
+_GOOD_GOVERNORS = ("performance", "schedutil")
+
+
+def count(cpus: Cpus) -> Iterator[Judgement]:
+    if cpus.offline:
+        yield Judgement("warning", f"{len(cpus.offline)} processors are switched off, {cpus.online} are on",
+                        fix="echo 1 > /sys/devices/system/cpu/cpuN/online; nosmt at boot switches half of them off on purpose")
+    if cpus.kind is None:
+        if not cpus.offline:
+            yield Judgement("ok", f"{cpus.online} processors in {cpus.sockets or 'unknown'} sockets")
+        return
+    kind = cpus.kind
+    evidence = (f"{cpus.online} processors in {cpus.sockets or 'unknown'} sockets, {cpus.nodes} memory nodes; "
+                f"a {kind.name} has {kind.vcpus} in {kind.sockets}, {kind.numa} memory nodes")
+    good = cpus.online == kind.vcpus and cpus.sockets in (None, kind.sockets) and cpus.nodes == kind.numa
+    if not (cpus.offline and cpus.online + len(cpus.offline) == kind.vcpus):
+        yield Judgement("ok" if good else "error", evidence)
+
+
+def governor(cpus: Cpus) -> Iterator[Judgement]:
+    bad = (Judgement("warning", f"{name} on {many} of {cpus.online} processors")
+           for name, many in cpus.governors.items() if name not in _GOOD_GOVERNORS)
+    yield from or_well(bad, ", ".join(f"{name} on {many}" for name, many in cpus.governors.items()))
+
+
+def clock(cpus: Cpus) -> Iterator[Judgement]:
+    if cpus.clock is not None:
+        good = cpus.clock in _GOOD_CLOCKS
+        yield Judgement("ok" if good else "warning", f"{cpus.clock}; there are {', '.join(cpus.clocks)}")
+
+
+CPU = checks_of(read_cpus, {"cpu-count": count, "cpu-governor": governor, "clocksource": clock})
+
+
+_ZOMBIES = 20
+
+
+def stuck(processes: Processes) -> Iterator[Judgement]:
+    names = [f"{_named(process)} in {process.waits}" if process.waits else _named(process) for process in processes.stuck]
+    yield Judgement("warning" if names else "ok",
+                    f"{len(names)} processes wait in the kernel and do not come on: {several(names)}" if names
+                    else f"none of {processes.count} processes")
+
+
+def zombies(processes: Processes) -> Iterator[Judgement]:
+    count = len(processes.zombies)
+    yield Judgement("warning" if count > _ZOMBIES else "ok",
+                    f"{count} dead processes that nobody waits for: {several([*map(_named, processes.zombies)])}".rstrip(": "))
+
+
+def orphans(processes: Processes) -> Iterator[Judgement]:
+    if processes.slurm:
+        names = [f"{_named(process)} of user {process.user}, {duration(process.age)} old" for process in processes.orphans]
+        yield Judgement("warning" if names else "ok",
+                        f"{len(names)} processes of users whose parent has gone: {several(names)}" if names else "none")
+
+
+def _named(process: NodeProcess) -> str:
+    return f"{process.name} ({process.pid})"
+
+
+PROCESSES = checks_of(read_processes, {"process-stuck": stuck, "process-zombies": zombies, "process-leftovers": orphans})
+
+
+_SIZE_TOLERANCE = 0.95  # of the machine kind's memory; the firmware reserves some
+_NODE_TOLERANCE = 0.9  # of the largest memory node
+_SHM, _SHM_TINY = 1 << 30, 64 << 20  # the second is the default of containers
+_FULL = 0.9
+
+
+def installed(memory: HostMemory) -> Iterator[Judgement]:
+    if memory.kind is not None and memory.kind.memory_seen_gib is not None:
+        size, expected = memory.of["MemTotal"] / 2**30, memory.kind.memory_seen_gib
+        yield Judgement("ok" if size >= _SIZE_TOLERANCE * expected else "error",
+                        f"{memory_size(size * 2**30)}; a {memory.kind.name} has {memory_size(expected * 2**30)}")
+
+
+def nodes(memory: HostMemory) -> Iterator[Judgement]:
+    if len(memory.nodes) > 1:
+        largest = max(memory.nodes.values())
+        small = (Judgement("warning", f"{memory_size(size)}; the largest has {memory_size(largest)}", f"memory node {node}")
+                 for node, size in memory.nodes.items() if size < _NODE_TOLERANCE * largest)
+        yield from or_well(small, f"{len(memory.nodes)} memory nodes of {memory_size(largest)}")
+
+
+def free(memory: HostMemory) -> Iterator[Judgement]:
+    total, available = memory.of["MemTotal"], memory.of["MemAvailable"]
+    yield Judgement("ok" if available >= 0.05 * total else "warning",
+                    f"{memory_size(available)} of {memory_size(total)} can be had")
+
+
+def swap(memory: HostMemory) -> Iterator[Judgement]:
+    total = memory.of["SwapTotal"]
+    used = total - memory.of["SwapFree"]
+    bad = used > 0.1 * total and used > 1 << 30
+    yield Judgement("warning" if bad else "ok", f"{memory_size(used)} of {memory_size(total)} are used" if total else "none")
+
+
+def huge(memory: HostMemory) -> Iterator[Judgement]:
+    total, idle = memory.of.get("HugePages_Total", 0), memory.of.get("HugePages_Free", 0)
+    reserved = idle * memory.of.get("Hugepagesize", 0)
+    bad = reserved > 0.1 * memory.of["MemTotal"]
+    yield Judgement("warning" if bad else "ok",
+                    f"{total} are set aside, {idle} of them unused ({memory_size(reserved)})" if total else "none are set aside")
+
+
+def reclaim(memory: HostMemory) -> Iterator[Judgement]:
+    if (mode := memory.settings.get("zone_reclaim_mode")) is not None:
+        yield Judgement("warning" if mode else "ok", f"vm.zone_reclaim_mode = {mode}")
+
+
+def balancing(memory: HostMemory) -> Iterator[Judgement]:
+    on = memory.settings.get("numa_balancing")
+    if on is not None:
+        bad = on != 0 and memory.gpus and len(memory.nodes) > 1
+        yield Judgement("warning" if bad else "ok", f"kernel.numa_balancing = {on}, {len(memory.nodes)} memory nodes")
+
+
+def shared(shm: SharedMemory) -> Iterator[Judgement]:
+    size, used = shm.room.size, shm.room.size - shm.room.free
+    if size < _SHM:
+        yield Judgement("error" if size <= _SHM_TINY else "warning",
+                        f"{memory_size(size)}; NCCL and data workers share memory through it", SHM)
+    elif used > _FULL * size:
+        yield Judgement("warning", f"{memory_size(used)} of {memory_size(size)} are used", SHM,
+                        "find out who left it (ls -l /dev/shm) and remove it")
+    else:
+        yield Judgement("ok", f"{memory_size(used)} of {memory_size(size)} are used", SHM)
+
+
+def left(shm: SharedMemory) -> Iterator[Judgement]:
+    used = shm.room.size - shm.room.free
+    names = [name.rpartition("/")[2] for name in shm.left]
+    bad = len(names) > 0 and used > 0.05 * shm.memory
+    yield Judgement("warning" if bad else "ok",
+                    f"{counted(len(names), 'file')} as NCCL, torch and MPI make them, {memory_size(used)} in all"
+                    + (f": {several(names)}" if names else ""), SHM)
+
+
+MEMORY = (
+    *checks_of(read_memory, {
+        "memory-size": installed,
+        "memory-nodes": nodes,
+        "memory-free": free,
+        "memory-swap": swap,
+        "memory-hugepages": huge,
+        "memory-reclaim": reclaim,
+        "numa-balancing": balancing,
+    }),
+    *checks_of(read_shared, {"shm-size": shared, "shm-leftovers": left}),
+)
+
 
 _SKEW_S = 0.1
 
@@ -91,7 +261,7 @@ def mtu(interfaces: tuple[NetworkInterface, ...]) -> Iterator[Judgement]:
                             link.name)
 
 
-CHECKS = (
+HOST = (
     *checks_of(read_name, {"dns-own-name": own_name, "dns-back": there_and_back}),
     *checks_of(read_clock, {"clock-sync": kept}),
     *checks_of(read_firewall, {"firewall": firewall}),

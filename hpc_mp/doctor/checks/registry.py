@@ -2,31 +2,15 @@
 
 from typing import Any
 
-from hpc_mp.doctor.checks import (
-    cpu,
-    disks,
-    fabric,
-    gpu_clocks,
-    gpu_memory,
-    gpu_nvlink,
-    gpu_pcie,
-    gpu_presence,
-    growth,
-    host,
-    kernel,
-    limits,
-    memory,
-    pci,
-)
+from hpc_mp.doctor.checks import disks, fabric, gpu_nvlink, gpu_presence, gpu_state, growth, host, kernel, limits, pci
 from hpc_mp.doctor.checks.check import Check
 
 GPU: tuple[Check[Any], ...] = (
-    *gpu_presence.CHECKS, *gpu_memory.CHECKS, *gpu_clocks.CHECKS, *gpu_pcie.CHECKS, *gpu_nvlink.CHECKS, *kernel.XIDS,
-    *gpu_clocks.USE,
+    *gpu_presence.CHECKS, *gpu_state.MEMORY, *gpu_state.CLOCKS, *pci.GPUS, *gpu_nvlink.CHECKS, *kernel.XIDS, *gpu_state.USE,
 )
 PASSIVE: tuple[Check[Any], ...] = (
-    *GPU, *fabric.CHECKS, *fabric.EFA, *growth.CHECKS, *pci.CHECKS, *host.CHECKS, *limits.CHECKS, *memory.CHECKS,
-    *cpu.CHECKS, *disks.CHECKS, *cpu.PROCESSES, *kernel.CHECKS, *limits.KERNEL,
+    *GPU, *fabric.CHECKS, *fabric.EFA, *growth.CHECKS, *pci.NICS, *host.HOST, *limits.CHECKS, *host.MEMORY, *host.CPU,
+    *disks.CHECKS, *host.PROCESSES, *kernel.CHECKS, *limits.KERNEL,
 )
 NEEDED = ("gpu-", "fabric-", "efa-", "gdr-", "nic-pcie", "limit-memlock", "memory-errors", "pci-errors", "kernel-hardware")
 """What a training cannot do without, or what makes it crawl: hardware and the fast network. How the host is set up, its disks and

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hpc_mp.base.findings import Finding, Severity
 from hpc_mp.base.text import data_rate
 from hpc_mp.catalogue import catalogue
-from hpc_mp.doctor.checks.gpu_clocks import HALVED, REASONS, SLOWED
+from hpc_mp.doctor.checks.gpu_state import HALVED, REASONS, SLOWED
 
 
 @dataclass(frozen=True, slots=True)

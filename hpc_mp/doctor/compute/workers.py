@@ -55,10 +55,9 @@ def measure(devices: Sequence[str], seconds: float = 2.0, command: Sequence[str]
 
 
 def _loads(source: NodeSource) -> tuple[GpuLoad, ...]:
-    try:
+    with contextlib.suppress(Unavailable):
         return read_load(source)
-    except Unavailable:
-        return ()
+    return ()
 
 
 class _Worker:

@@ -21,8 +21,7 @@ from hpc_mp.cluster.node.gpu_driver import has_gpus, read_models
 from hpc_mp.cluster.node.gpu_pci import count_nvswitches
 from hpc_mp.cluster.node.rdma import read_fabric
 from hpc_mp.cluster.node.source import NodeSource, OwnProgram, Unavailable, maybe
-from hpc_mp.doctor.nccl_log.parse import parse
-from hpc_mp.doctor.nccl_log.truth import TABLE, NcclTruth, trouble_rows
+from hpc_mp.doctor.nccl_log.parse import TABLE, NcclTruth, parse, trouble_rows
 
 _EXPLAINING = ("NCCL_NET", "NCCL_IB_DISABLE", "NCCL_IB_HCA", "NCCL_NET_PLUGIN", "NCCL_NET_GDR_LEVEL", "NCCL_NET_GDR_READ",
                "NCCL_DMABUF_ENABLE",

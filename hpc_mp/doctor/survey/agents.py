@@ -55,10 +55,9 @@ class Joiner:
         if payload[0] == "+":
             self._parts[rank] = text
             return None
-        try:
+        with suppress(ValueError):  # a truncated line: the node died while writing it
             return rank, json.loads(text)
-        except ValueError:  # a truncated line: the node died while writing it
-            return None
+        return None
 
 
 STRAGGLE_S = 4.0  # seconds that the slower half of the agents may take beyond 1.5 times the time of the faster half

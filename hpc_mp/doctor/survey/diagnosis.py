@@ -12,8 +12,7 @@ from hpc_mp.base.assets import asset_table
 from hpc_mp.base.grouping import grouped
 from hpc_mp.base.text import several
 from hpc_mp.doctor.localise import Localisation, Suspect, nodes_of, of_pairs
-from hpc_mp.doctor.survey.evidence import Leg, Pair, SurveyEvidence, by_pair
-from hpc_mp.doctor.survey.facts import Computed
+from hpc_mp.doctor.survey.evidence import Computed, Leg, Pair, SurveyEvidence, by_pair
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 terminal. Pure."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from statistics import median
+from types import SimpleNamespace
 
 from rich.console import RenderableType
 from rich.style import Style
@@ -30,58 +30,10 @@ STOPS = ((0.0, (122, 10, 18)), (0.5, (214, 96, 48)), (0.8, (246, 196, 92)), (0.9
 NOTHING = (58, 58, 58)  # no transfer succeeded
 
 
-@dataclass(frozen=True, slots=True)
-class MatrixCell:
-    """A cell for one direction of one pair: row = sender, column = receiver; ``text``: percent of the expected rate."""
-
-    row: int
-    column: int
-    text: str
-    tip: str
-    shade: Shade
-
-
-@dataclass(frozen=True, slots=True)
-class Matrix:
-    """The bandwidth matrix. ``side``: pixels of a cell; ``names``: rows and columns; ``marked``: the names with a fault."""
-
-    names: tuple[str, ...]
-    marked: frozenset[str]
-    side: float
-    cells: tuple[MatrixCell, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RateBar:
-    """The bar of a node: the median rate of its transfers (None if none succeeded) and its fraction of the expected rate."""
-
-    name: str
-    rate: float | None
-    share: float
-    fault: str
-    shade: Shade
-
-
-@dataclass(frozen=True, slots=True)
-class LeafFigure:
-    """A leaf switch with its nodes: (name, fault or ""). ``fault``: fault of its uplink."""
-
-    name: str
-    fault: str
-    nodes: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Switches:
-    """The switch tree, with faulty links between two nodes listed separately; ``left_out``: number of omitted leaves."""
-
-    leaves: tuple[LeafFigure, ...]
-    links: tuple[tuple[str, str], ...]
-    left_out: int
-
-
-def matrix(report: Report) -> Matrix | None:
-    """Return the matrix, None if nothing was measured or there are too many nodes."""
+def matrix(report: Report) -> SimpleNamespace | None:
+    """Return the bandwidth matrix, None if nothing was measured or there are too many nodes. ``side``: pixels of a cell;
+    ``names``: rows (senders) and columns (receivers); ``marked``: the names with a fault. The text of a cell is the percent of
+    the expected rate."""
     evidence, expected = report.evidence, _expected(report)
     if expected is None or len(evidence.nodes) > MOST_CELLS:
         return None
@@ -94,13 +46,14 @@ def matrix(report: Report) -> Matrix | None:
         share = None if worst is None else worst / expected
         tip = "no transfer succeeded" if worst is None else f"{data_rate(worst)}, {share:.0%} of what is expected"
         text = "×" if share is None else f"{share * 100:.0f}"
-        cells.append(MatrixCell(sender, receiver, text if side >= TEXT_FROM else "",
-                          f"{evidence.nodes[sender]} → {evidence.nodes[receiver]}: {tip}", shade(share)))
-    return Matrix(evidence.nodes, frozenset(faults_of(report.diagnoses)), side, tuple(cells))
+        cells.append(SimpleNamespace(row=sender, column=receiver, text=text if side >= TEXT_FROM else "", shade=shade(share),
+                                     tip=f"{evidence.nodes[sender]} → {evidence.nodes[receiver]}: {tip}"))
+    return SimpleNamespace(names=evidence.nodes, marked=faults_of(report.diagnoses).keys(), side=side, cells=cells)
 
 
-def bars(report: Report) -> tuple[RateBar, ...]:
-    """Return the bars of all nodes, or of the slowest if there are many, in node order."""
+def bars(report: Report) -> tuple[SimpleNamespace, ...]:
+    """Return the bars of all nodes, or of the slowest if there are many, in node order: the median rate of a node's transfers,
+    None if none succeeded, and its share of the expected rate."""
     expected = _expected(report)
     if expected is None:
         return ()
@@ -115,19 +68,23 @@ def bars(report: Report) -> tuple[RateBar, ...]:
     for node in sorted(slowest):
         rate, name = usual[node], report.evidence.nodes[node]
         share = None if rate is None else rate / expected
-        rate_bars.append(RateBar(name, rate, share or 0.0, faults.get(name, ""), shade(share)))
+        fault = faults.get(name, "")
+        rate_bars.append(SimpleNamespace(name=name, rate=rate, share=share or 0.0, fault=fault, shade=shade(share)))
     return tuple(rate_bars)
 
 
-def switches(report: Report) -> Switches:
-    """Return the switch tree. Leaves with a fault are kept first; without a known topology one leaf has all nodes."""
+def switches(report: Report) -> SimpleNamespace:
+    """Return the switch tree, with faulty links between two nodes listed separately; a leaf's fault is its uplink's, and its
+    nodes are pairs of a name and a fault or "". Leaves with a fault are kept first; without a known topology one leaf has all."""
     evidence, faults = report.evidence, faults_of(report.diagnoses)
     members = grouped((evidence.leaves.get(node, ""), node) for node in (*evidence.nodes, *evidence.absent))
-    leaves = [LeafFigure(name, faults.get(name, ""), tuple((node, faults.get(node, "")) for node in sorted(nodes, key=natural)))
+    leaves = [SimpleNamespace(name=name, fault=faults.get(name, ""),
+                              nodes=tuple((node, faults.get(node, "")) for node in sorted(nodes, key=natural)))
               for name, nodes in members.items()]
     leaves.sort(key=lambda leaf: (not (leaf.fault or any(fault for _, fault in leaf.nodes)), natural(leaf.name)))
     links = tuple((diagnosis.subject, diagnosis.code) for diagnosis in report.diagnoses if diagnosis.code.startswith("link"))
-    return Switches(tuple(sorted(leaves[:MOST_LEAVES], key=lambda leaf: natural(leaf.name))), links, len(leaves[MOST_LEAVES:]))
+    return SimpleNamespace(leaves=sorted(leaves[:MOST_LEAVES], key=lambda leaf: natural(leaf.name)), links=links,
+                           left_out=len(leaves[MOST_LEAVES:]))
 
 
 def faults_of(diagnoses: Sequence[Diagnosis]) -> dict[str, str]:
@@ -166,7 +123,7 @@ def pictures(report: Report) -> Iterator[RenderableType]:
         yield _bars(report)
 
 
-def _heat_map(heat: Matrix) -> Table:
+def _heat_map(heat: SimpleNamespace) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 0))
     table.add_column("")
     for name in heat.names:
@@ -188,7 +145,7 @@ def _bars(report: Report) -> Table:
     return table
 
 
-def _cell(cell: MatrixCell | None) -> Text:
+def _cell(cell: SimpleNamespace | None) -> Text:
     if cell is None:
         return Text("  ·  ", "dim")
     return Text(f"{cell.text:^5}", Style(color=cell.shade.ink, bgcolor=cell.shade.fill))

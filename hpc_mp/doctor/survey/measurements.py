@@ -10,11 +10,9 @@ from hpc_mp.base.findings import Finding
 from hpc_mp.base.grouping import grouped
 from hpc_mp.doctor.localise import RailSample
 from hpc_mp.doctor.survey.agents import AgentPool, Message, read
-from hpc_mp.doctor.survey.evidence import Echo, Leg, Pair, SurveyEvidence
-from hpc_mp.doctor.survey.facts import Computed
+from hpc_mp.doctor.survey.evidence import Computed, Echo, Leg, Pair, SurveyEvidence
 from hpc_mp.doctor.survey.node_report import COMPUTE_S, REPORT_S, NodeReport
-from hpc_mp.doctor.survey.probe import Probed
-from hpc_mp.doctor.survey.transfer import PACKET, TransferPlan
+from hpc_mp.doctor.survey.transfer import PACKET, Probed, TransferPlan
 
 COUNTED_S = 0.4  # counted seconds of a transfer
 PACED_S = 0.5

@@ -17,8 +17,7 @@ from hpc_mp.doctor.localise import Localisation, localise
 from hpc_mp.doctor.localise.rounds import disjoint
 from hpc_mp.doctor.survey.agents import AgentPool, read
 from hpc_mp.doctor.survey.diagnosis import Diagnosis, diagnose, suspected_cpus, suspected_loss
-from hpc_mp.doctor.survey.evidence import Absence, Pair, SurveyEvidence
-from hpc_mp.doctor.survey.facts import WINDOW_S, NodeFacts
+from hpc_mp.doctor.survey.evidence import WINDOW_S, Absence, NodeFacts, Pair, SurveyEvidence
 from hpc_mp.doctor.survey.measurements import GpuMeasurements, Gpus, Measurements
 from hpc_mp.doctor.survey.report import Report
 from hpc_mp.doctor.survey.start import AgentStart, SurveyRequest, out_of_service, plan, without

@@ -20,8 +20,7 @@ from hpc_mp.job.resolution import ResolvedKey, resolved
 from hpc_mp.launch.listener import Listener
 from hpc_mp.launch.program.files import program_python
 from hpc_mp.launch.render.values import rank_python
-from hpc_mp.launch.staging.interpreter import Interpreter, interpreter
-from hpc_mp.launch.staging.members import Member, members, write_tar
+from hpc_mp.launch.staging.members import Interpreter, Member, interpreter, members, write_tar
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.program import use_staged
 from hpc_mp.rundir.records import RankStatus, StagedEnvironment, write_record

@@ -97,7 +97,3 @@ def number(record: Words, key: str) -> int | None:
     """Return a record's field as a number; None if it is not a number (UNLIMITED)."""
     value = record.get(key, "")
     return int(value) if value.isdecimal() else None
-
-
-def names(records: Sequence[Words], key: str) -> tuple[str, ...]:
-    return tuple(record[key] for record in records if key in record)

@@ -25,30 +25,6 @@ SETTINGS = ("SLURM_VERSION", "SelectType", "SelectTypeParameters", "TaskPlugin",
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """A group of equal nodes of a partition."""
-
-    nodes: int
-    cpus: int | None
-    memory: int | None  # MB per node
-    gres: str  # the GRES in Slurm's notation; ``gpus``: its (type or None, number per node)
-    gpus: tuple[tuple[str | None, int], ...]
-    features: tuple[str, ...]
-    states: Mapping[str, int]  # number of nodes by state
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionReport:
-    name: str
-    default: bool
-    state: str
-    max_time: str
-    max_nodes: str
-    preempt_mode: str
-    groups: tuple[Group, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Description:
     """The description of a cluster."""
 
@@ -56,7 +32,7 @@ class Description:
     # the settings of slurm.conf in ``SETTINGS`` and the prologs, as Slurm shows them; "" for an unset one
     settings: Mapping[str, str]
     constrain: tuple[str, ...] | None  # the resources that cgroup.conf constrains; None if unknown
-    partitions: tuple[PartitionReport, ...]
+    partitions: tuple[dict[str, Any], ...]  # in Slurm's notation, with ``groups`` of equal nodes: number, states, GPUs
     networks: tuple[str, ...]  # NICs in features and GRES, and the platform that the doctor noted; empty if Slurm reports none
     platform: str | None
     topology: str
@@ -87,24 +63,25 @@ def _constrain(facts: SlurmFacts) -> tuple[str, ...] | None:
     return tuple(key for key, value in facts.cgroup.items() if key.lower().startswith("constrain") and value.lower() == "yes")
 
 
-def _partition(facts: SlurmFacts, partition: Words) -> PartitionReport:
+def _partition(facts: SlurmFacts, partition: Words) -> dict[str, Any]:
     inside = set(expanded(partition.get("Nodes", "")))
     kinds = grouped((tuple(node.get(key, "") for key in (
         "CPUEfctv" if "CPUEfctv" in node else "CPUTot", "RealMemory", "Gres", "AvailableFeatures")), node)
         for node in facts.nodes if node.get("NodeName") in inside)
-    return PartitionReport(
-        partition.get("PartitionName", ""), partition.get("Default") == "YES", partition.get("State", ""),
-        partition.get("MaxTime", ""), partition.get("MaxNodes", ""), partition.get("PreemptMode", ""),
-        tuple(_group(nodes) for nodes in kinds.values()))
+    return {"name": partition.get("PartitionName", ""), "default": partition.get("Default") == "YES",
+            "state": partition.get("State", ""), "max_time": partition.get("MaxTime", ""),
+            "max_nodes": partition.get("MaxNodes", ""), "preempt_mode": partition.get("PreemptMode", ""),
+            "groups": tuple(map(_group, kinds.values()))}
 
 
-def _group(nodes: list[Words]) -> Group:
+def _group(nodes: list[Words]) -> dict[str, Any]:
+    """Return equal nodes: memory in MB per node, GPUs as (type or None, number per node), the number of nodes by state."""
     first = nodes[0]
     gres = first.get("Gres", "")
-    return Group(
-        len(nodes), number(first, "CPUEfctv") or number(first, "CPUTot"), number(first, "RealMemory"), gres, parse_gpus(gres),
-        tuple(filter(None, first.get("AvailableFeatures", "").split(","))),
-        dict(Counter(node.get("State", "?") for node in nodes)))
+    return {"nodes": len(nodes), "cpus": number(first, "CPUEfctv") or number(first, "CPUTot"),
+            "memory": number(first, "RealMemory"), "gres": gres, "gpus": parse_gpus(gres),
+            "features": tuple(filter(None, first.get("AvailableFeatures", "").split(","))),
+            "states": dict(Counter(node.get("State", "?") for node in nodes))}
 
 
 def _networks(facts: SlurmFacts) -> tuple[str, ...]:

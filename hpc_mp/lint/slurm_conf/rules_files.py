@@ -45,10 +45,6 @@ def _unread(files: ConfFiles) -> Iterator[Hit]:
             yield _hit(line, rest[:80])
 
 
-def _not_included(files: ConfFiles) -> Iterator[Hit]:
-    yield from (_hit(line, f"Include {line.unread}") for line, _, _ in _tables(files) if line.unread)
-
-
 def _unknown_keys(files: ConfFiles) -> Iterator[Hit]:
     for line, table, keys in _tables(files):
         names = conf_keys(table)
@@ -239,7 +235,7 @@ def topology_hits(lines: Iterable[ConfigLine]) -> Iterator[tuple[Severity, str, 
 
 RULES: tuple[Rule[ConfFiles], ...] = rules_of("slurm/conf-rules.toml", {
     "conf-unread": _unread,
-    "conf-include": _not_included,
+    "conf-include": lambda files: (_hit(line, f"Include {line.unread}") for line, _, _ in _tables(files) if line.unread),
     "conf-key": _unknown_keys,
     "conf-value": _values,
     "conf-release": _of_some_releases,

@@ -96,10 +96,6 @@ def _by_fault(facts: SlurmFacts, fault: Callable[[Words], str]) -> dict[str, lis
     return grouped((text, node["NodeName"]) for node in facts.nodes if (text := fault(node)))
 
 
-def _select(facts: SlurmFacts) -> str:
-    return facts.shown("SelectType") if facts.gpu_nodes and facts.says("SelectType") not in ("", "select/cons_tres") else ""
-
-
 def _memory(facts: SlurmFacts) -> str:
     whole = facts.says("SelectType").lower() == "select/linear" or (facts.partitions and all(map(_alone, facts.partitions)))
     wrong = "SelectTypeParameters" in facts.config and "memory" not in facts.says("SelectTypeParameters").lower() and not whole
@@ -189,11 +185,6 @@ def _flat(facts: SlurmFacts) -> str:
     return f"{facts.shown('TopologyPlugin')}; {comparison.why}" if comparison.verdict == "disagrees" else ""
 
 
-def _unmeasured(facts: SlurmFacts) -> str:
-    unknown = facts.measured is None and _knows_none(facts) and len(facts.nodes) > 1
-    return facts.shown("TopologyPlugin") if unknown else ""
-
-
 def _disagrees(facts: SlurmFacts) -> Iterator[str]:
     if facts.measured is not None and facts.topologies and not _knows_none(facts):
         yield from map(str, agreement(facts.tree, facts.measured).odd)
@@ -215,13 +206,9 @@ def _gpus_uncounted(facts: SlurmFacts) -> str:
     return facts.shown("AccountingStorageTRES") if keeps and facts.gpu_nodes and not counted else ""
 
 
-def _idle_health(facts: SlurmFacts) -> str:
-    idle = facts.says("HealthCheckProgram") and facts.seconds("HealthCheckInterval") == 0
-    return f"{facts.shown('HealthCheckProgram')}, HealthCheckInterval=0" if idle else ""
-
-
 RULES: tuple[Rule[SlurmFacts], ...] = rules({
-    "cons-tres": _select,
+    "cons-tres": lambda facts: facts.shown("SelectType") if facts.gpu_nodes and facts.says("SelectType") not in (
+        "", "select/cons_tres") else "",
     "memory-shared": _memory,
     "gres-file": _gres_file,
     "gres-broken": _gres_broken,
@@ -235,14 +222,16 @@ RULES: tuple[Rule[SlurmFacts], ...] = rules({
         lambda partition, modes: f"PreemptMode={partition['PreemptMode']}" if "SUSPEND" in modes else ""),
     "short-limit": _partitions(_short),
     "topology-none": _flat,
-    "topology-unknown": _unmeasured,
+    "topology-unknown": lambda facts: facts.shown("TopologyPlugin") if (
+        facts.measured is None and _knows_none(facts) and len(facts.nodes) > 1) else "",
     "topology-wrong": _disagrees,
     "topology-outside": _outside,
     "topology-apart": _rootless,
     "accounting-off": has_value("AccountingStorageType", "accounting_storage/none", ""),
     "gpus-uncounted": _gpus_uncounted,
     "health-none": has_value("HealthCheckProgram", ""),
-    "health-idle": _idle_health,
+    "health-idle": lambda facts: f"{facts.shown('HealthCheckProgram')}, HealthCheckInterval=0" if (
+        facts.says("HealthCheckProgram") and facts.seconds("HealthCheckInterval") == 0) else "",
     "task-plugin": _lacks("TaskPlugin", "task/cgroup", "task/affinity", "cgroup", "affinity"),
     "proctrack": has_value("ProctrackType", "proctrack/linuxproc", "proctrack/pgid"),
     "constrain-cores": _fence("ConstrainCores"),

@@ -1,4 +1,5 @@
-"""A dry run: one rank of a layout of up to thousands, built and stepped in this process on tensors without values.
+"""A dry run: one rank of a layout of up to thousands, built and stepped in this process on tensors without values;
+and the longest sample with which a step fits into a memory, by dry runs of several lengths.
 
 Engine, schedule and groups are the real ones. Tensors are torch's fake tensors, which have shapes and no memory. The back end of
 torch.distributed is its fake one, whose messages go nowhere. Allocations and messages of the step are counted at torch's
@@ -8,7 +9,7 @@ estimated beside it.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec
 from hpc_mp.job.layout import layout_of
 from hpc_mp.layout.layout import Layout
@@ -200,3 +202,66 @@ def _axes(groups: Groups) -> Iterator[tuple[str, tuple[str, int]]]:
 def _fake_group(rank: int, ranks: list[int], **options: Any) -> dist.ProcessGroup | None:
     """Create a fake group if this rank is in it. It is called for all groups of the world."""
     return dist.new_group(ranks, backend="fake") if rank in ranks else None
+
+
+CONTEXT = 1 << 30  # bytes of a CUDA context with its loaded kernels and workspaces of matrix products, about
+HALVINGS = 3  # of the doubling between a length that fits and one that does not
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The result of a search.
+
+    Attributes:
+        memory: bytes of the device.
+        tokens: of the longest sample tried that fits; 0: none does. ``bytes``: that its step needs.
+        more: of the shortest sample tried that does not fit; None: the job allows no longer one. ``more_bytes``: as ``bytes``.
+        limit: why the job allows no longer one.
+    """
+
+    memory: int
+    tokens: int
+    bytes: int
+    more: int | None
+    more_bytes: int
+    limit: str
+
+
+def needed(result: DryRun) -> int:
+    """Return the bytes of the device that a step needs: the peak, and on a GPU what libraries hold for themselves, about."""
+    return result.step.peak.bytes + result.sockets.buffers + (CONTEXT if result.device == "cuda" else 0)
+
+
+def longest(at: Callable[[int], DryRun], first: int, unit: int, memory: int) -> Fit:
+    """Search for the longest sample that fits: double or halve the length, then bisect. ``at``: tokens of a sample -> the dry run
+    of a rank. Raises HpcMpError if the job does not allow this length. ``first``: length to begin with. ``unit``: whose multiples
+    are tried."""
+    sizes: dict[int, int] = {0: 0}  # tokens -> bytes, of samples that fit
+    beyond: dict[int, int] = {}  # and of those that do not
+    limits: dict[int, str] = {}
+
+    def fits(tokens: int) -> bool:
+        try:
+            size = needed(at(tokens))
+        except HpcMpError as error:
+            limits[tokens] = str(error)
+            return False
+        (sizes if size <= memory else beyond)[tokens] = size
+        return size <= memory
+
+    low = high = max(unit, first // unit * unit)
+    if fits(low):
+        while fits(high := 2 * low):
+            low = high
+    else:
+        while low >= 2 * unit and not fits(low := low // 2 // unit * unit):
+            high = low
+    if low in sizes:
+        for _ in range(HALVINGS):
+            between = (low + high) // 2 // unit * unit
+            if between <= low:
+                break
+            low, high = (between, high) if fits(between) else (low, between)
+    best, more = max(sizes), min(beyond, default=None)
+    limit = limits[min(limits)] if limits and (more is None or min(limits) < more) else ""
+    return Fit(memory, best, sizes[best], more, beyond[more] if more is not None else 0, limit)

@@ -41,16 +41,6 @@ def _no_rdma(case: Case) -> Iterable[Hit]:
     return (hit for hit in _size(lambda _, word, size: size.twin if size else "")(case) if hit.line not in alone)
 
 
-def _hpc_without_rdma(case: Case) -> Iterable[Hit]:
-    return (Hit(machine.line, node.partition, machine.shown) for node in case.partitions if (machine := node.get("MachineType"))
-            if node.is_hpc and any(not size.rdma and not size.twin for size in node.sizes))
-
-
-def _rdma_without_hpc(case: Case) -> Iterable[Hit]:
-    return (Hit(hpc.line, node.partition, node.sizes[0].name) for node in case.partitions if (hpc := node.get("slurm.hpc"))
-            if hpc.flag is False and any(size.rdma for size in node.sizes))
-
-
 def _beyond_scale_set(case: Case) -> Iterable[Hit]:
     for node in case.partitions:
         limit, group = node.get("MaxCount") or node.get("MaxCoreCount"), node.get("Azure.MaxScalesetSize")
@@ -78,8 +68,11 @@ RULES: tuple[Rule[Case], ...] = rules_of("cyclecloud/template-rules.toml", {
     "CC503": _size(lambda case, word, size: size.retired if size and size.is_gone else ""),
     "CC504": _size(lambda case, word, size: size.retired if size and not size.is_gone else ""),
     "CC505": _no_rdma,
-    "CC506": _hpc_without_rdma,
-    "CC507": _rdma_without_hpc,
+    "CC506": lambda case: (Hit(machine.line, node.partition, machine.shown) for node in case.partitions
+                           if (machine := node.get("MachineType")) and node.is_hpc
+                           and any(not size.rdma and not size.twin for size in node.sizes)),
+    "CC507": lambda case: (Hit(hpc.line, node.partition, node.sizes[0].name) for node in case.partitions
+                           if (hpc := node.get("slurm.hpc")) and hpc.flag is False and any(size.rdma for size in node.sizes)),
     "CC508": _beyond_scale_set,
     "CC515": lambda case: (Hit(zone.line, node.partition, zone.raw) for node in case.partitions if (zone := node.get("Zone"))
                            if node.is_hpc and len(zone.words) > 1),

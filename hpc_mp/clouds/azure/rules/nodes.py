@@ -14,11 +14,6 @@ _REQUIRED = {name: (name,) for name in ("MachineType", "SubnetId", "Credentials"
 _NAMES = {"nodearray": "node", "configuration": "slurm"}  # table of valid names, if it is not called like the section
 
 
-def _missing(case: Case) -> Iterable[Hit]:
-    return (Hit(node.section.line, what, f"{node.section.kind} {node.name}")
-            for node in case.real for what, names in _REQUIRED.items() if not any(map(node.get, names)))
-
-
 def _unknown_base(case: Case) -> Iterable[Hit]:
     for cluster in case.clusters:
         names = {node.name.casefold(): node.name for node in cluster.nodes}
@@ -52,21 +47,6 @@ def _own(case: Case) -> Iterator[tuple[int, Project, str, str]]:
         match = re.fullmatch(r"(?:[\w.\-]+/)*([\w.\-]+):(?!\d+\.\d)([\w.\-]+)(?::(\$?[\w.\-]+))?", section.name)
         if case.project and section.key == "cluster-init" and match and match[1].casefold() == case.project.name.casefold():
             yield section.line, case.project, match[2], match[3] or ""
-
-
-def _no_spec(case: Case) -> Iterable[Hit]:
-    return (Hit(line, spec, ", ".join(project.specs) or "none") for line, project, spec, _ in _own(case)
-            if spec not in project.specs)
-
-
-def _version(case: Case) -> Iterable[Hit]:
-    return (Hit(line, f"{spec}:{version}", project.version) for line, project, spec, version in _own(case)
-            if version[:1].isalnum() and project.version and version != project.version)
-
-
-def _cannot_run(case: Case) -> Iterable[Hit]:
-    return (Hit(1, path.name, file=str(path)) for path, line in (case.project.scripts if case.project else {}).items()
-            if path.suffix not in (".bat", ".ps1", ".cmd") and not re.fullmatch(rb"#![ \t]*/\S[^\r]*", line))
 
 
 _ROLES = ("scheduler", "login", "execute")
@@ -131,15 +111,20 @@ def _no_execute(case: Case) -> Iterable[Hit]:
 
 
 RULES: tuple[Rule[Case], ...] = rules_of("cyclecloud/template-rules.toml", {
-    "CC301": _missing,
+    "CC301": lambda case: (Hit(node.section.line, what, f"{node.section.kind} {node.name}") for node in case.real
+                           for what, names in _REQUIRED.items() if not any(map(node.get, names))),
     "CC303": _unknown_base,
     "CC307": _misspelt,
     "CC312": _never_scales,
     "CC324": lambda case: (Hit(attribute.line, attribute.name) for cluster in case.clusters for node in cluster.nodes
                            for attribute in node.section.attributes if attribute.key.startswith(SOFTWARE)),
-    "CC704": _no_spec,
-    "CC705": _version,
-    "CC708": _cannot_run,
+    "CC704": lambda case: (Hit(line, spec, ", ".join(project.specs) or "none") for line, project, spec, _ in _own(case)
+                           if spec not in project.specs),
+    "CC705": lambda case: (Hit(line, f"{spec}:{version}", project.version) for line, project, spec, version in _own(case)
+                           if version[:1].isalnum() and project.version and version != project.version),
+    "CC708": lambda case: (Hit(1, path.name, file=str(path)) for path, line in (
+        case.project.scripts if case.project else {}).items() if path.suffix not in (".bat", ".ps1", ".cmd")
+                           and not re.fullmatch(rb"#![ \t]*/\S[^\r]*", line)),
     "CC401": _many_defaults,
     "CC402": _no_default,
     "CC403": _same_partition,

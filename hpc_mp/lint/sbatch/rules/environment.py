@@ -28,18 +28,6 @@ def _in_script(rule: Rule[Settings], nodes: int = 0) -> Rule[Script]:
     return Rule(rule.code, rule.severity, find, rule.message, rule.fix)
 
 
-def _one_gpu_in_task(script: Script) -> Iterable[Hit]:
-    for variable in _exported(script):
-        if variable.name == "CUDA_VISIBLE_DEVICES" and variable.task and _ONE_GPU.fullmatch(variable.value):
-            yield Hit(variable.line, variable.value)
-
-
-def _gpus_of_the_batch_shell(script: Script) -> Iterable[Hit]:
-    for variable in _exported(script):
-        if variable.name == "CUDA_VISIBLE_DEVICES" and not variable.task and script.steps:
-            yield Hit(variable.line)
-
-
 def _not_exported(script: Script) -> Iterable[Hit]:
     exported = {variable.name for variable in _exported(script)}
     for variable in script.shell.assignments:
@@ -48,18 +36,17 @@ def _not_exported(script: Script) -> Iterable[Hit]:
             yield Hit(variable.line, variable.name)
 
 
-def _for_sbatch(script: Script) -> Iterable[Hit]:
-    if not any(script.commands("sbatch")):
-        yield from (Hit(variable.line, variable.name) for variable in _exported(script) if variable.name.startswith("SBATCH_"))
-
-
 RULES: tuple[Rule[Script], ...] = (
     *map(_in_script, OF_VARIABLES),
     _in_script(LOOPBACK, nodes=2),
     *rules_of("slurm/script-rules.toml", {
-        "HM609": _one_gpu_in_task,
-        "HM610": _gpus_of_the_batch_shell,
+        "HM609": lambda script: (Hit(variable.line, variable.value) for variable in _exported(script)
+                                 if variable.name == "CUDA_VISIBLE_DEVICES" and variable.task
+                                 and _ONE_GPU.fullmatch(variable.value)),
+        "HM610": lambda script: (Hit(variable.line) for variable in _exported(script)
+                                 if variable.name == "CUDA_VISIBLE_DEVICES" and not variable.task and script.steps),
         "HM612": _not_exported,
-        "HM613": _for_sbatch,
+        "HM613": lambda script: (Hit(variable.line, variable.name) for variable in _exported(script)
+                                 if variable.name.startswith("SBATCH_") and not any(script.commands("sbatch"))),
     }),
 )

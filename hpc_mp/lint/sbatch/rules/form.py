@@ -29,12 +29,6 @@ _EXTGLOB = re.compile(r"^[^#\n]*\bshopt\s+-s\b[^#\n]*\bextglob\b", re.MULTILINE)
 _SINGLE_DASH = re.compile(r"-([a-z][a-z\-]{2,})(=.*)?", re.DOTALL)
 
 
-def _no_interpreter(script: Script) -> Iterable[Hit]:
-    submitted = script.header.words or script.steps  # a file without either is sourced by other scripts
-    if submitted and not script.text.startswith("#!"):
-        yield Hit(1)
-
-
 def _first(letters: str) -> Callable[[Script], Iterable[Hit]]:
     """Make a rule that yields the first line with these letters."""
     def find(script: Script) -> Iterable[Hit]:
@@ -42,11 +36,6 @@ def _first(letters: str) -> Callable[[Script], Iterable[Hit]]:
         if separator:
             yield Hit(before.count("\n") + 1)
     return find
-
-
-def _too_late(script: Script) -> Iterable[Hit]:
-    yield from (Hit(line, text.split("#", 2)[1].strip()) for line, text in script.shell.comments
-                if line > script.header.end and script.lines[line - 1].startswith(MAGIC))
 
 
 def _above_commands(form: re.Pattern[str]) -> Callable[[Script], Iterable[Hit]]:
@@ -78,14 +67,6 @@ def _meant(written: str) -> str | None:
     near = nearest(written, names, CLOSE)
     near += [name for name in names if sorted(name) == sorted(written)]
     return near[0] if near else None
-
-
-def _misspelt(script: Script) -> Iterable[Hit]:
-    yield from (Hit(option.line, option.name.lstrip("-"), advice) for option, advice in _unknown(script) if advice)
-
-
-def _foreign(script: Script) -> Iterable[Hit]:
-    yield from (Hit(option.line, option.name.lstrip("-")) for option, advice in _unknown(script) if not advice)
 
 
 def _too_new(script: Script, option: Option) -> HitWords:
@@ -163,12 +144,6 @@ def _long_with_one_dash(text: str) -> str | None:
     return match[1] if match and match[1] in syntax("sbatch").names else None
 
 
-def _one_dash(script: Script) -> Iterable[Hit]:
-    for word in script.header.words:
-        if name := _long_with_one_dash(word.text):
-            yield Hit(word.line, name)
-
-
 def _strays(script: Script) -> Iterable[Hit]:
     unknown = {option.line for option, _ in _unknown(script)}
     yield from (Hit(word.line, word.text) for word in script.header.strays if word.line not in unknown)
@@ -205,19 +180,21 @@ def _refused_by_bash(script: Script) -> Iterable[Hit]:
 
 
 RULES: tuple[Rule[Script], ...] = rules_of("slurm/script-rules.toml", {
-    "HM101": _no_interpreter,
+    # A file without directives and steps is sourced by other scripts.
+    "HM101": lambda script: () if script.text.startswith("#!") or not (script.header.words or script.steps) else (Hit(1),),
     "HM102": _first("\r\n"),
     "HM103": _first("\0"),
-    "HM104": _too_late,
+    "HM104": lambda script: (Hit(line, text.split("#", 2)[1].strip()) for line, text in script.shell.comments
+                            if line > script.header.end and script.lines[line - 1].startswith(MAGIC)),
     "HM105": _above_commands(_INDENTED),
     "HM106": _above_commands(_SLIP),
-    "HM107": _misspelt,
-    "HM108": _foreign,
+    "HM107": lambda script: (Hit(option.line, option.name.lstrip("-"), advice) for option, advice in _unknown(script) if advice),
+    "HM108": lambda script: (Hit(option.line, option.name.lstrip("-")) for option, advice in _unknown(script) if not advice),
     "HM109": of_directives(_too_new),
     "HM110": _twice,
     "HM111": _expansions,
     "HM112": of_directives(_malformed),
-    "HM113": _one_dash,
+    "HM113": lambda script: (Hit(word.line, name) for word in script.header.words if (name := _long_with_one_dash(word.text))),
     "HM114": _strays,
     "HM115": lambda script: map(Hit, script.header.unmatched),
     "HM116": lambda script: () if any(_refused_by_bash(script)) else map(Hit, script.shell.faults[:1]),

@@ -33,12 +33,6 @@ def _in_steps(script: Script) -> Iterator[tuple[Step, NodeLauncher]]:
             yield step, launcher
 
 
-def _waits_for_nodes(script: Script) -> Iterable[Hit]:
-    for launcher in _once(script):
-        if launcher.key == "accelerate" and launcher.machines not in ("", "1"):
-            yield Hit(launcher.line, str(script.nodes))
-
-
 def _idle_nodes(script: Script) -> Iterable[Hit]:
     for launcher in _once(script):
         variable = {"deepspeed": "DLTS_HOSTFILE", "torchrun": "PET_NNODES"}.get(launcher.key, "")
@@ -120,7 +114,8 @@ def _more_tasks_than_the_job(script: Script) -> Iterable[Hit]:
 
 
 RULES: tuple[Rule[Script], ...] = rules_of("slurm/script-rules.toml", {
-    "HM351": _waits_for_nodes,
+    "HM351": lambda script: (Hit(launcher.line, str(script.nodes)) for launcher in _once(script)
+                            if launcher.key == "accelerate" and launcher.machines not in ("", "1")),
     "HM352": _idle_nodes,
     "HM353": _each_by_itself,
     "HM354": _nodes_that_the_job_lacks,

@@ -47,13 +47,8 @@ def _endpoints(script: Script) -> Iterator[tuple[NodeLauncher, str, str, int]]:
             yield launcher, f"--{name}", *launcher.options[name]
 
 
-def _fixed_port(script: Script) -> Iterable[Hit]:
-    """Yield fixed ports. Port 0 means any free port. On exclusive nodes, only an earlier attempt of the job could hold one."""
-    alone = script.option("exclusive") and not script.option("requeue")
-    yield from (hit for hit in _ports(script) if int(hit.item) and not alone)
-
-
 def _ports(script: Script) -> Iterable[Hit]:
+    """Yield port numbers. 0 means any free port. On exclusive nodes, only an earlier attempt of the job could hold one."""
     for variable in script.shell.assignments:
         if variable.name in PORTS and re.fullmatch(r"\d+", variable.value):
             yield Hit(variable.line, variable.value)
@@ -90,17 +85,6 @@ def _localhost(script: Script) -> Iterable[Hit]:
         for launcher, name, value, line in _endpoints(script):
             if not launcher.alone and (local := _LOCAL.match(value)):
                 yield Hit(line, name, local[0])
-
-
-def _fallback_to_localhost(_: Script, address: ShellAssignment) -> HitWords:
-    local = _FALLBACK.search(address.raw)
-    return (address.name, local[1]) if local and not address.captured else None
-
-
-def _inert_node_rank(script: Script) -> Iterable[Hit]:
-    for launcher in _launchers(script):
-        if "node-rank" in launcher.options and launcher.meets:
-            yield Hit(launcher.option("node-rank")[1], launcher.option("rdzv-backend")[0])
 
 
 def _expanded_too_early(script: Script) -> Iterable[Hit]:
@@ -140,17 +124,20 @@ def _scontrol_in_a_container(script: Script) -> Iterable[Hit]:
 
 
 RULES: tuple[Rule[Script], ...] = rules_of("slurm/script-rules.toml", {
-    "HM401": _fixed_port,
+    "HM401": lambda script: (hit for hit in _ports(script) if int(hit.item) and (script.option("requeue") or not
+                                                                                script.option("exclusive"))),
     "HM402": of_variables(PORTS, lambda _, port: port.task and bool(re.search(r"\bRANDOM\b|\bshuf\b", port.raw))),
     "HM403": _no_endpoint,
     "HM404": _hostname_i,
     "HM405": _addresses(lambda script, address: address.task and script.nodes > 1 and "srun" not in address.raw
                         and _OWN_NAME.search(address.raw)),
     "HM406": _localhost,
-    "HM407": of_variables(ADDRESSES, _fallback_to_localhost),
+    "HM407": of_variables(ADDRESSES, lambda _, address: (address.name, local[1]) if not address.captured and (
+        local := _FALLBACK.search(address.raw)) else None),
     "HM408": _addresses(lambda _, address: "SLURM_LAUNCH_NODE_IPADDR" in address.raw),
     "HM409": _addresses(lambda script, address: script.nodes > 1 and _NODELIST.fullmatch(address.raw.strip('"'))),
-    "HM410": _inert_node_rank,
+    "HM410": lambda script: (Hit(launcher.option("node-rank")[1], launcher.option("rdzv-backend")[0])
+                            for launcher in _launchers(script) if "node-rank" in launcher.options and launcher.meets),
     "HM411": _expanded_too_early,
     "HM412": _rank_of_the_batch_shell,
     "HM413": of_variables(PORTS, _ephemeral_port),

@@ -3,6 +3,7 @@
 import itertools
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
@@ -49,32 +50,22 @@ def _count_behind_equals(_: Script, option: Option) -> HitWords:
 
 
 def _conflicts(script: Script) -> Iterable[tuple[Option, str, str, str]]:
-    """Yield (the later option, the names of both, the first release in which sbatch refuses them together, advice)."""
+    """Yield (the later option, the names of both, the first release in which sbatch refuses them together, advice). The release
+    is empty if every release does, or the script's own."""
     for options in script.header.components:
         by_name = {option.name: option for option in options} | {_with_kind(option): option for option in options}
         for row in option_table()["conflicts"]:
             for first, second in itertools.combinations(row["options"], 2):
                 if first in by_name and second in by_name:
                     later = max(by_name[first], by_name[second], key=lambda option: option.line)
-                    yield later, f"--{first} and --{second}", row["since"], row["advice"]
+                    since = row["since"] and not (script.version and script.version >= parse_version(row["since"]))
+                    yield later, f"--{first} and --{second}", row["since"] if since else "", row["advice"]
 
 
 def _with_kind(option: Option) -> str:
     """Return the option with its kind: ``gres=gpu`` for ``--gres=gres/gpu:4``, ``distribution=arbitrary``."""
     match = re.match(r"(?:gres/)?(\w+)", option.value or "")
     return f"{option.name}={match[1]}" if match else option.name
-
-
-def _refused_together(script: Script) -> Iterable[Hit]:
-    for option, both, since, advice in _conflicts(script):
-        if not since or (script.version and script.version >= parse_version(since)):
-            yield Hit(option.line, both, advice)
-
-
-def _refused_later(script: Script) -> Iterable[Hit]:
-    for option, both, since, advice in _conflicts(script):
-        if since and not (script.version and script.version >= parse_version(since)):
-            yield Hit(option.line, f"{both} exclude each other: Slurm {since} and later refuse them together", advice)
 
 
 def _hint_dropped(script: Script) -> Iterable[Hit]:
@@ -98,10 +89,9 @@ def _fewer_tasks_than_nodes(script: Script, ntasks: Option) -> HitWords:
 
 def _named_nodes(script: Script, name: str) -> frozenset[str]:
     """Return the hosts of --nodelist or --exclude; an empty set if a file or a variable names them."""
-    try:
+    with suppress(HpcMpError):
         return frozenset(expand(script.value(name) or ""))
-    except HpcMpError:
-        return frozenset()
+    return frozenset()
 
 
 def _fewer_nodes_than_named(script: Script, nodes: Option) -> HitWords:
@@ -149,10 +139,9 @@ def _output_folder(script: Script) -> Iterable[Hit]:
 
 
 def _is_dir(path: Path) -> bool:
-    try:
+    with suppress(OSError):  # a name that is too long
         return path.is_dir()
-    except OSError:  # a name that is too long
-        return False
+    return False
 
 
 def _nodes_without_gpus(script: Script, _: Option) -> HitWords:
@@ -189,8 +178,9 @@ def _export_commas(script: Script) -> Iterable[Hit]:
 RULES: tuple[Rule[Script], ...] = rules_of("slurm/script-rules.toml", {
     "HM201": lacking("time"),
     "HM202": of_job("time", _short_time),
-    "HM203": _refused_together,
-    "HM204": _refused_later,
+    "HM203": lambda script: (Hit(option.line, both, advice) for option, both, since, advice in _conflicts(script) if not since),
+    "HM204": lambda script: (Hit(option.line, f"{both} exclude each other: Slurm {since} and later refuse them together", advice)
+                            for option, both, since, advice in _conflicts(script) if since),
     "HM205": _hint_dropped,
     "HM206": lacking(*MEMORY, "exclusive"),
     "HM207": of_job("exclusive", lambda script, exclusive: exclusive.value is None and not any(map(script.option, MEMORY))),

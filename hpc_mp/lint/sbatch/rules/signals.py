@@ -82,10 +82,6 @@ def _called(script: Script, *verbs: str, task: bool = False) -> list[Command]:
             if command.task == task and command.arguments and command.arguments[0] in verbs]
 
 
-def _by_a_rank(script: Script) -> Iterable[Hit]:
-    yield from (Hit(command.line) for command in _called(script, *REQUEUES, task=True))
-
-
 def _held_for_ever(script: Script) -> Iterable[Hit]:
     ignored = any(not trap.task and trap.arguments[:1] == ("",) and {"TERM", "SIGTERM", "15"} & set(trap.arguments)
                   for trap in script.commands("trap"))
@@ -119,7 +115,7 @@ RULES: tuple[Rule[Script], ...] = rules_of("slurm/script-rules.toml", {
     "HM333": _trap_too_late,
     "HM334": _trap_in_vain,
     "HM335": _shell_in_between,
-    "HM312": _by_a_rank,
+    "HM312": lambda script: (Hit(command.line) for command in _called(script, *REQUEUES, task=True)),
     "HM313": _held_for_ever,
     "HM341": _refused,
     "HM342": _excluded_too_early,

@@ -49,13 +49,6 @@ def _export_none(script: Script) -> Iterable[Hit]:
         yield from (Hit(step.line) for step in script.steps if not step.opaque and not step.option("export"))
 
 
-def _step_export_list(script: Script) -> Iterable[Hit]:
-    for step in script.steps:
-        option = step.option("export")
-        if option and drops_the_rest(option):
-            yield Hit(option.line, names_of(option))
-
-
 def _left_behind(script: Script) -> Iterable[Hit]:
     last = max((command.line for command in script.shell.commands if command.name in ("wait", "sleep")
                 or (_is_work(command) and not command.background and not command.task)), default=0)
@@ -93,10 +86,6 @@ def _one_after_another(script: Script) -> Iterable[Hit]:
             yield from (Hit(command.line, command.name) for command in programs[:-1] if not command.tested)
 
 
-def _step_in_step(script: Script) -> Iterable[Hit]:
-    yield from (Hit(command.line) for command in script.commands("srun") if command.task and "--overlap" not in command.arguments)
-
-
 def _launchers_times_tasks(script: Script) -> Iterable[Hit]:
     for step in script.steps:
         job = None if step.option("ntasks") else script.value("ntasks-per-node")
@@ -122,13 +111,6 @@ def _one_of_many(script: Script) -> Iterable[Hit]:
             if command.name.startswith("python") and is_training(command.words) and not torchrun(command.words) \
                     and not command.captured:
                 yield Hit(command.line, str(script.tasks))
-
-
-def _nested_sbatch(script: Script) -> Iterable[Hit]:
-    for command in script.commands("sbatch", "salloc"):
-        scrubbed = "env" in command.prefixes or {"--export=NONE", "--export=NIL"} & set(command.arguments)
-        if not scrubbed:
-            yield Hit(command.line, command.name)
 
 
 def _hidden_exit_code(script: Script) -> Iterable[Hit]:
@@ -212,15 +194,18 @@ RULES: tuple[Rule[Script], ...] = rules_of("slurm/script-rules.toml", {
     "HM301": _lingering,
     "HM302": _lost_cpus,
     "HM303": _export_none,
-    "HM304": _step_export_list,
+    "HM304": lambda script: (Hit(option.line, names_of(option)) for step in script.steps
+                            if (option := step.option("export")) and drops_the_rest(option)),
     "HM305": _left_behind,
     "HM306": _mpi_in_step,
     "HM321": _one_after_another,
-    "HM307": _step_in_step,
+    "HM307": lambda script: (Hit(command.line) for command in script.commands("srun")
+                            if command.task and "--overlap" not in command.arguments),
     "HM308": _launchers_times_tasks,
     "HM309": _first_node_only,
     "HM310": _one_of_many,
-    "HM311": _nested_sbatch,
+    "HM311": lambda script: (Hit(command.line, command.name) for command in script.commands("sbatch", "salloc")
+                            if not ("env" in command.prefixes or {"--export=NONE", "--export=NIL"} & set(command.arguments))),
     "HM314": _hidden_exit_code,
     "HM315": _swallowed_exit_code,
     "HM316": _two_cpu_counts,
