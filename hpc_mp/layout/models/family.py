@@ -87,6 +87,7 @@ class Family:
         lookups: further embeddings, which are added to that of the token: module -> its index of each token, ``POSITIONS`` or
             a tensor of the batch (zeros if the batch has none).
         behind_embedding: modules applied to the sum, in this order.
+        transform: a module between the last norm and the head; empty if there is none.
         attention, mlp: modules of a block; the projections cut in each share its input (one gradient all-reduce each).
         attention_dropout: the module inside ``attention`` that drops attention weights (None: the attention function gets a
             probability).
@@ -107,6 +108,8 @@ class Family:
         needs_samples, needs_tokens: why context ranks, and ranks of sequence parallelism, cannot share the tokens of samples;
             empty if they can.
         own_attention: True if its own code computes attention, by scores to which it adds a mask.
+        selected: modules of a block that compute heads of other ranks too -> the order of heads in what they return, as
+            ``selected_heads`` takes it.
         drops_by: the operation by which its code drops elements, other ones on each layout; empty: it has modules for that.
         dropout: the largest probability in the configuration of a model that was read.
         tuples: True if a layer returns a tuple, in which hidden states are first.
@@ -131,6 +134,7 @@ class Family:
     rotary: tuple[str, ...] = ()
     lookups: Mapping[str, str] = field(default_factory=dict)
     behind_embedding: tuple[str, ...] = ()
+    transform: str = ""
     mlp: str = "mlp"
     attention_dropout: str | None = None
     transposed: bool = False
@@ -146,6 +150,7 @@ class Family:
     needs_samples: str = ""
     needs_tokens: str = ""
     own_attention: bool = False
+    selected: Mapping[str, str] = field(default_factory=dict)
     drops_by: str = ""
     dropout: float = 0.0
     tuples: bool = False
@@ -155,6 +160,11 @@ class Family:
     def base(self) -> str:
         """The module whose forward calls all others but the head."""
         return self.blocks.partition(".")[0]
+
+    @property
+    def before_head(self) -> tuple[str, ...]:
+        """The modules between the blocks and the head that the base does not call, in this order."""
+        return tuple(path for path in (self.norm, self.transform) if path and not path.startswith(f"{self.base}."))
 
     @property
     def modules(self) -> tuple[str, ...]:

@@ -78,6 +78,21 @@ def heads_of(heads: int, kv_heads: int, ranks: int, rank: int) -> Heads:
     return Heads(range(begin, end), kv, copies, replica)
 
 
+def selected_heads(order: str, own: Heads, heads: int, kv_heads: int) -> tuple[int, list[int]] | None:
+    """Return the number of heads in what a module returns, and those of a rank among them; None: it has no others.
+
+    Args:
+        order: "query" or "key": all heads of this kind; "query key value": those of each kind; "groups": the heads of this rank's
+            key-value heads: for each of these its query heads, key and value. Several ranks may share one.
+    """
+    group, kv = heads // kv_heads, [*own.kv]
+    if order == "groups":
+        first = own.query.start - own.kv.start * group
+        return None if own.copies == 1 else (group + 2, [*range(first, first + len(own.query)), group, group + 1])
+    rows = [*own.query, *(heads + head for head in kv), *(heads + kv_heads + head for head in kv)]
+    return {"query": (heads, [*own.query]), "key": (kv_heads, kv), "query key value": (heads + 2 * kv_heads, rows)}[order]
+
+
 def _split(size: int, parts: int, part: int) -> int:
     """Return where a part begins if the sizes of parts differ by at most 1."""
     return -(-size * part // parts)

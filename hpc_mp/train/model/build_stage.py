@@ -130,7 +130,10 @@ def _head(stage: TransformersStage, model: TransformersModules, whole: nn.Module
     family, vocabulary = model.family, model.shape.vocabulary
     if not stage.span.last:
         return
-    stage.graft(family.norm, whole.get_submodule(family.norm))
+    for path in filter(None, (family.norm, family.transform)):
+        if family.head.startswith(f"{path}."):
+            whole.set_submodule(family.head, nn.Identity())
+        stage.graft(path, whole.get_submodule(path))
     name, cap = family.head_module(model.shape), getattr(model.config, "final_logit_softcapping", None)
     bias = next((weight.name for weight in family.head_weights(model.shape) if len(weight.shape) == 1), None)
     head = Projection(f"{name}.weight", bias, transposed=False, row=False, tensor=_tensor_of(stage, name))

@@ -25,9 +25,32 @@ CUT: Mapping[str, int | None] = {
 LIMITED = ("k_", "v_", "key", "value")  # beginnings of the names of projections of key-value heads
 # Gate and up projection side by side, which transformers gathers before it splits them: ours are cut inside both.
 SPLIT = {"gate_up_proj": "colwise_gather_output", "down_proj": "rowwise_split_input"}
-PLANS: Mapping[str, Mapping[str, str]] = {  # of types for which transformers has none
-    "gpt_oss": dict.fromkeys((f"self_attn.{name}_proj" for name in "qkv"), "colwise") | {
-        "self_attn.o_proj": "rowwise", "self_attn.sinks": "colwise"},
+
+
+def _plan(columns: str, rows: str) -> dict[str, str]:
+    """Return a plan, given patterns of the projections whose outputs, and of those whose inputs are cut."""
+    return dict.fromkeys(columns.split(), "colwise") | dict.fromkeys(rows.split(), "rowwise")
+
+
+DENSE = _plan("mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
+# Norms of all heads at once: q and k are whole, and each rank has a share of their gradients.
+NORMED = {"self_attn.[qk]_proj": "local_params"} | _plan("self_attn.v_proj", "self_attn.o_proj")
+PLANS: Mapping[str, Mapping[str, str]] = {  # of types for which transformers has none, or gathers what it cuts
+    "gpt_oss": _plan("self_attn.[qkv]_proj self_attn.sinks", "self_attn.o_proj"),
+    **dict.fromkeys(("opt", "biogpt"), _plan("self_attn.[qkv]_proj fc1", "self_attn.out_proj fc2")),
+    **dict.fromkeys(("bloom", "falcon"), _plan("self_attention.query_key_value", "self_attention.dense") | DENSE),
+    "persimmon": _plan("self_attn.query_key_value", "self_attn.dense") | DENSE,
+    "gpt_neo": _plan("attn.attention.[qkv]_proj mlp.c_fc", "attn.attention.out_proj mlp.c_proj"),
+    "gpt_bigcode": _plan("attn.c_attn mlp.c_fc", "attn.c_proj mlp.c_proj"),
+    "phi3": {"self_attn.qkv_proj": "local_params", "self_attn.o_proj": "rowwise"},
+    **dict.fromkeys(("olmo2", "olmo3", "olmoe", "flex_olmo"), NORMED),
+}
+OF_NORMS = {"self_attn.q_norm": "query", "self_attn.k_norm": "key"}
+SELECTED: Mapping[str, Mapping[str, str]] = {  # as in ``Family``
+    "falcon": {"self_attention.query_key_value": "groups"},
+    "gpt_bigcode": {"attn.c_attn": "groups"},
+    "phi3": {"self_attn.qkv_proj": "query key value"},
+    **dict.fromkeys(("olmo2", "olmo3", "olmoe", "flex_olmo"), OF_NORMS),
 }
 
 
@@ -58,6 +81,7 @@ class Division:
         regions: modules of a block that tensor ranks cut as a whole.
         whole: module of a block -> the reason why it is not cut.
         plan: pattern of a module or parameter in a block -> word.
+        selected: as in ``Family``.
         kv_heads: of the model.
     """
 
@@ -65,6 +89,7 @@ class Division:
     whole: Mapping[str, str]
     plan: Mapping[str, str]
     experts: ExpertsRead
+    selected: Mapping[str, str]
     kv_heads: int
 
     def word(self, name: str) -> str | None:
@@ -98,12 +123,16 @@ def divide(model: PreTrainedModel, layers: nn.ModuleList, blocks: str, attention
     experts = _experts(layers, trace)
     star = f"{blocks}.*."
     plan = {pattern.removeprefix(star): word for pattern, word in (model.tp_plan or {}).items() if pattern.startswith(star)}
-    plan = {**plan, **PLANS.get(config.model_type, {})}
-    others = {name for layer, block in enumerate(layers) if layer not in trace.attentions for name, _ in block.named_children()}
+    plan = {**PLANS.get(config.model_type, {}), **{pattern: word for pattern, word in plan.items() if word in CUT or (
+        pattern.partition(".")[0] not in {own.partition(".")[0] for own in PLANS.get(config.model_type, {})})}}
+    others = {name for layer, block in enumerate(layers) if trace.attentions and layer not in trace.attentions
+              for name, _ in block.named_children()}
     heads = int(getattr(config, "num_attention_heads", None) or 1)
-    kv = int(getattr(config, "num_key_value_heads", None) or heads)
+    kv = int(getattr(config, "num_key_value_heads", None) or getattr(config, "num_kv_heads", None) or heads)
+    if getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False):
+        kv = 1
     kv_heads = kv if heads % kv == 0 else heads
-    division = Division((), {}, plan, experts, kv_heads)
+    division = Division((), {}, plan, experts, SELECTED.get(config.model_type, {}), kv_heads)
     children = dict.fromkeys(name for block in layers for name, module in block.named_children()
                              if any(True for _ in module.parameters()))
     reasons = {name: _kept_whole(name, layers, division, attention, name in others, trace) for name in children}

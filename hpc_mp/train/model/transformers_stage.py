@@ -134,8 +134,9 @@ class TransformersStage(UnitStage):
             rotary.places = places
         own = self.tensor.share(places, 1)
         indexes = {ARGUMENTS[name]: self._index(name, batch, own) for name in self.family.lookups.values() if name != POSITIONS}
+        rows = self._counted(batch["ids"], begins) if self.span.first and self.shape.first_position else own
         with self.precision.computing():
-            hidden = self.driver(inputs_embeds=hidden, position_ids=own, **indexes)
+            hidden = self.driver(inputs_embeds=hidden, position_ids=rows, **indexes)
         result = self.microbatch.result
         self.microbatch.received = self.microbatch.result = None
         return self._finish(hidden, batch, gradient) if result is None else {HIDDEN: result}
@@ -191,8 +192,9 @@ class TransformersStage(UnitStage):
         return visible
 
     def _window(self, window: int | None, documents: Tensor | None, begins: Tensor | None, samples: int) -> Visible | None:
-        first, causal = first_seen(begins, window, self.all_positions), not self.shape.bidirectional
-        if first is None and not self.family.own_attention:
+        causal, hides = not self.shape.bidirectional, window is not None and window < self.context.sequence
+        first = first_seen(begins, window if causal else None, self.all_positions)
+        if first is None and (causal or not hides) and not self.family.own_attention:
             return None
         first = torch.zeros_like(self.all_positions).unsqueeze(0) if first is None else first
         return Visible(first, offsets_of(documents, samples, self.context.sequence, self.positions.device), window, causal)
@@ -214,6 +216,14 @@ class TransformersStage(UnitStage):
         """Return the index of a further embedding for this rank's tokens, zeros if the batch has none."""
         return self.tensor.share(self.context.own(batch[name]), 1) if name in batch else torch.zeros_like(own)
 
+    def _counted(self, ids: Tensor, begins: Tensor | None) -> Tensor:
+        """Return the rows of the embedding of positions of this rank's tokens, if padding is not counted."""
+        padding = self.shape.first_position - 1
+        counted = (ids != padding).long()
+        before = counted.cumsum(1) - counted
+        row = padding + counted * (1 + before - (0 if begins is None else before.gather(1, begins)))
+        return self.tensor.share(self.context.own(row), 1)
+
     def _enter(self, hidden: Tensor) -> Tensor:
         """Return the input of the first layer, given what the forward made of the embeddings."""
         if self.microbatch.received is not None:
@@ -230,8 +240,8 @@ class TransformersStage(UnitStage):
         return hidden
 
     def _finish(self, hidden: Tensor, batch: Batch, gradient: Tensor | None) -> tuple[Tensor, Tensor]:
-        if not self.family.norm.startswith(f"{self.family.base}."):
-            hidden = self.get_submodule(self.family.norm)(hidden)
+        for path in self.family.before_head:
+            hidden = self.get_submodule(path)(hidden)
         if self.family.head_scale != 1.0:
             hidden = hidden * self.family.head_scale
         loss, count = closed(self.head_units, *self.objective(hidden, batch, self.context.own, gradient))

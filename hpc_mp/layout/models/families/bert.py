@@ -48,6 +48,15 @@ def block_weights(s: ModelShape, _: int) -> tuple[Weight, ...]:
     )
 
 
+def embedding_weights(s: ModelShape, path: str = EMBEDDINGS) -> tuple[Weight, ...]:
+    return (
+        *column(f"{path}.word_embeddings", s.vocabulary, s.hidden),
+        Weight(f"{path}.position_embeddings.weight", (s.first_position + s.positions, s.hidden)),
+        Weight(f"{path}.token_type_embeddings.weight", (s.token_types, s.hidden)),
+        *norm(f"{path}.LayerNorm", s.hidden, bias=True),
+    )
+
+
 FAMILY = Family(
     model_type="bert", architecture="BertForMaskedLM", since="5.24",
     fields=FIELDS, read=read,
@@ -56,12 +65,7 @@ FAMILY = Family(
     behind_embedding=(f"{EMBEDDINGS}.LayerNorm", f"{EMBEDDINGS}.dropout"),
     attention="attention.self", attention_dropout="dropout", mlp="intermediate", cut_with={"output": "intermediate"},
     block_weights=block_weights,
-    embedding_weights=lambda s: (
-        *column(f"{EMBEDDINGS}.word_embeddings", s.vocabulary, s.hidden),
-        Weight(f"{EMBEDDINGS}.position_embeddings.weight", (s.positions, s.hidden)),
-        Weight(f"{EMBEDDINGS}.token_type_embeddings.weight", (s.token_types, s.hidden)),
-        *norm(f"{EMBEDDINGS}.LayerNorm", s.hidden, bias=True),
-    ),
+    embedding_weights=embedding_weights,
     norm_weights=lambda s: (
         Weight(f"{HEAD}.transform.dense.weight", (s.hidden, s.hidden)),
         Weight(f"{HEAD}.transform.dense.bias", (s.hidden,), init="zeros"),
