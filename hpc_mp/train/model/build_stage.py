@@ -1,6 +1,7 @@
 """The construction of a stage: changes of Hugging Face's modules, one after another."""
 
-from collections.abc import Iterable
+import copy
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import cast
@@ -11,7 +12,7 @@ from transformers import PreTrainedModel
 
 from hpc_mp.layout.flat import StageSpan
 from hpc_mp.layout.models.adapter_weights import DOWN, adapted_weights
-from hpc_mp.layout.models.tensor import heads_of, part_of
+from hpc_mp.layout.models.tensor import heads_of, part_of, selected_heads
 from hpc_mp.train.model.attention_table import attention_function
 from hpc_mp.train.model.compilation import compile_block
 from hpc_mp.train.model.rotary_tables import RotaryTables
@@ -85,12 +86,20 @@ def _tensor(stage: TransformersStage, model: TransformersModules, whole: nn.Modu
             if inner in family.apart:
                 if _tensor_of(stage, path).size > 1:
                     change_flat(stage.get_submodule(path), stage.tensor.enter, stage.around.capacity.samples)
+            elif _tensor_of(stage, path).size > 1 and isinstance(stage.get_submodule(path), Projection):  # of no MLP's module
+                others = (name for name, other in family.cut_with.items() if other == inner)
+                for name, change in ((inner, stage.tensor.enter), *((name, _unchanged) for name in others)):
+                    change_flat(stage.get_submodule(f"{block}.{name}"), change, stage.around.capacity.samples)
             elif _tensor_of(stage, path).size > 1:
                 change_input(stage.get_submodule(path), stage.tensor.enter)
             elif inner == family.attention:
                 change_input(stage.get_submodule(path), stage.tensor.all_tokens)
                 if inner in family.whole:
                     change_output(stage.get_submodule(path), partial(stage.tensor.share, dim=1))
+
+
+def _unchanged(x: Tensor) -> Tensor:
+    return x
 
 
 def _experts(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
@@ -187,12 +196,19 @@ def _attention(stage: TransformersStage, model: TransformersModules, whole: nn.M
         attention, tensor = stage.get_submodule(path), _tensor_of(stage, path)
         own = heads_of(shape.heads, shape.kv_heads, tensor.size, tensor.rank)
         heads, kv_heads = len(own.query), len(own.kv)
-        numbers = {"split_size": shape.hidden // shape.heads * heads, "num_key_value_groups": heads // kv_heads,
+        numbers = {**dict.fromkeys(("split_size", "embed_dim"), shape.hidden // shape.heads * heads),
+                   "num_key_value_groups": heads // kv_heads,
                    **dict.fromkeys(("num_attention_heads", "num_heads"), heads),
                    **dict.fromkeys(("num_key_value_heads", "num_kv_heads"), kv_heads)}
         for name, value in numbers.items() if tensor.size > 1 else ():
             if hasattr(attention, name):  # a module has some of these numbers
                 setattr(attention, name, value)
+        for module, order in family.selected.items() if tensor.size > 1 else ():
+            attention.config = copy.copy(attention.config)  # the model's other modules share it
+            attention.config.num_attention_heads = heads
+            if chosen := selected_heads(order, own, shape.heads, shape.kv_heads):
+                change_output(stage.get_submodule(f"{block}.{module}"), partial(_of_heads, *chosen))
+        stage.queries[block] = own.query
         inner = family.attention_dropout
         probability = family.attention_probability(model.config) if inner is None else cast(
             float, attention.get_submodule(inner).p)
@@ -202,6 +218,11 @@ def _attention(stage: TransformersStage, model: TransformersModules, whole: nn.M
         if inner is not None:
             setattr(attention, inner, site)
         stage.context.attach(attention, own, attention_function)
+
+
+def _of_heads(count: int, chosen: Sequence[int], states: Tensor) -> Tensor:
+    """Return the chosen heads of so many."""
+    return states.unflatten(-1, (count, -1))[..., chosen, :].flatten(-2)
 
 
 def _buffers(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
