@@ -43,7 +43,7 @@ OTHERS = {"sequence": "parallel.sequence = true", "ep2": "has no experts",  # wh
           "sp2 ep2": "has no experts|parallel.sequence = true"}
 # Other forms of types whose projections depend on the configuration: the type, keys, and layouts.
 FORMS: dict[str, tuple[str, dict[str, object], tuple[str, ...]]] = {
-    "falcon with groups": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}, ("tp2", "tp3", "tp2 pp2", "sequence")),
+    "falcon with groups": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}, ("tp2", "tp3", "tp2 pp2")),
     "falcon without groups": ("falcon", {"multi_query": False, "parallel_attn": False, "bias": True}, ("tp3", "sequence")),
     "falcon with biases for distances": ("falcon", {"alibi": True, "bias": True}, ("pp2", "tp3", "sequence")),
     "gpt_bigcode without groups": ("gpt_bigcode", {"multi_query": False, "num_key_value_heads": 4}, ("tp3",)),

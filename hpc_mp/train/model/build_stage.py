@@ -204,8 +204,8 @@ def _attention(stage: TransformersStage, model: TransformersModules, whole: nn.M
             if hasattr(attention, name):  # a module has some of these numbers
                 setattr(attention, name, value)
         for module, order in family.selected.items() if tensor.size > 1 else ():
-            attention.config = copy.copy(attention.config)  # the model's other modules share it
-            attention.config.num_attention_heads = heads
+            vars(attention)["config"] = config = copy.copy(model.config)  # the model's other modules share the original
+            config.num_attention_heads = heads
             if chosen := selected_heads(order, own, shape.heads, shape.kv_heads):
                 change_output(stage.get_submodule(f"{block}.{module}"), partial(_of_heads, *chosen))
         stage.queries[block] = own.query

@@ -132,8 +132,8 @@ def divide(model: PreTrainedModel, layers: nn.ModuleList, blocks: str, attention
               for name, _ in block.named_children()}
     heads = int(getattr(config, "num_attention_heads", None) or 1)
     kv = int(getattr(config, "num_key_value_heads", None) or getattr(config, "num_kv_heads", None) or heads)
-    if (multi_query := getattr(config, "multi_query", None)) is not None and not getattr(config, "new_decoder_architecture", False):
-        kv = 1 if multi_query else heads
+    if hasattr(config, "multi_query") and not getattr(config, "new_decoder_architecture", False):
+        kv = 1 if config.multi_query else heads
     kv_heads = kv if heads % kv == 0 else heads
     division = Division((), {}, plan, experts, SELECTED.get(config.model_type, {}), kv_heads)
     children = dict.fromkeys(name for block in layers for name, module in block.named_children()

@@ -38,7 +38,7 @@ DEFAULT = replace(  # of transformers' ModernBertConfig (the 149 M model)
 def read(config: Mapping[str, Any]) -> ModelShape:
     """Read the sizes. A window counts a token and half of ``local_attention`` on either side."""
     shape = read_sizes(config, DEFAULT)
-    check_padding(config, shape.vocabulary)
+    check_padding({"pad_token_id": 50283, **config}, shape.vocabulary)
     every, window = count(config, "global_attn_every_n_layers", 3), count(config, "local_attention", 128) // 2 + 1
     kinds = config.get("layer_types") or [KINDS[layer % every == 0] for layer in range(shape.layers)]
     if not isinstance(kinds, list) or len(kinds) != shape.layers or not set(kinds) <= set(KINDS):
