@@ -196,8 +196,9 @@ def masked_batch(kind: str) -> dict[str, Tensor]:
 
 def in_memory(kind: str) -> nn.Module:
     torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **ENCODER, **ENCODERS[kind])
     with StaysDouble():
-        model: nn.Module = AutoModelForMaskedLM.from_config(AutoConfig.for_model(kind, **ENCODER, **ENCODERS[kind])).double().eval()
+        model: nn.Module = AutoModelForMaskedLM.from_config(config).double().eval()
     return model
 
 
