@@ -171,7 +171,9 @@ def _reason(family: Family, shape: ModelShape, weight: Weight, tensor: TensorCut
     if weight.row:
         return ROW_BIAS
     if weight.partial:
-        return "a norm of heads" if len(weight.shape) == 1 else "a router, which every rank computes in full"
+        attention = str(module).rpartition(".")[2] == family.block_module(family.attention)
+        return "a norm of heads" if len(weight.shape) == 1 else (
+            f"{'queries or keys' if attention else 'a router'}, which every rank computes in full")
     if len(weight.shape) == 1:
         return "a vector of hidden size"
     looked_up = family.lookups.get(weight.name.rpartition(".")[0])

@@ -88,7 +88,7 @@ def _tensor(stage: TransformersStage, model: TransformersModules, whole: nn.Modu
                     change_flat(stage.get_submodule(path), stage.tensor.enter, stage.around.capacity.samples)
             elif _tensor_of(stage, path).size > 1 and isinstance(stage.get_submodule(path), Projection):  # of no MLP's module
                 others = (name for name, other in family.cut_with.items() if other == inner)
-                for name, change in ((inner, stage.tensor.enter), *((name, _unchanged) for name in others)):
+                for name, change in ((inner, stage.tensor.enter), *((name, nn.Identity()) for name in others)):
                     change_flat(stage.get_submodule(f"{block}.{name}"), change, stage.around.capacity.samples)
             elif _tensor_of(stage, path).size > 1:
                 change_input(stage.get_submodule(path), stage.tensor.enter)
@@ -96,10 +96,6 @@ def _tensor(stage: TransformersStage, model: TransformersModules, whole: nn.Modu
                 change_input(stage.get_submodule(path), stage.tensor.all_tokens)
                 if inner in family.whole:
                     change_output(stage.get_submodule(path), partial(stage.tensor.share, dim=1))
-
-
-def _unchanged(x: Tensor) -> Tensor:
-    return x
 
 
 def _experts(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
