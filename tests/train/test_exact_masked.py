@@ -59,7 +59,7 @@ TRAININGS = {
     "modernbert": Training(kind="modernbert"),
     "modernbert with documents": Training({"attention_bias": True}, kind="modernbert", packed=True),
     "modernbert with dropout": Training({"embedding_dropout": 0.2, "attention_dropout": 0.3}, kind="modernbert"),
-    "modernbert without windows": Training({"local_attention": 2 * LENGTH}, ALONE, kind="modernbert"),
+    "modernbert without windows": Training({"local_attention": 2 * LENGTH}, without=ALONE, kind="modernbert"),
 }
 QUICK = {("types and padding", name) for name in ("zero3", "sequence")} | {
     ("ids alone", "pp2 layers 1+4"), ("dropout", "recompute full"), ("roberta with documents", "sequence"),
