@@ -65,9 +65,9 @@ def column(name: str, out: int, inner: int, bias: bool = False, most_parts: int 
     return (matrix, Weight(f"{name}.bias", (out,), cut=0, init="zeros", most_parts=most_parts)) if bias else (matrix,)
 
 
-def row(name: str, out: int, inner: int, bias: bool = False) -> tuple[Weight, ...]:
+def row(name: str, out: int, inner: int, bias: bool = False, init: Init = "normal") -> tuple[Weight, ...]:
     """Return the weights of a projection (out, inner) whose inputs are cut."""
-    matrix = Weight(f"{name}.weight", (out, inner), cut=1, row=True)
+    matrix = Weight(f"{name}.weight", (out, inner), cut=1, row=True, init=init)
     return (matrix, Weight(f"{name}.bias", (out,), init="zeros", row=True)) if bias else (matrix,)
 
 
@@ -87,7 +87,6 @@ class Family:
         lookups: further embeddings, which are added to that of the token: module -> its index of each token, ``POSITIONS`` or
             a tensor of the batch (zeros if the batch has none).
         behind_embedding: modules applied to the sum, in this order.
-        transform: a module between the last norm and the head; empty if there is none.
         attention, mlp: modules of a block; the projections cut in each share its input (one gradient all-reduce each).
         attention_dropout: the module inside ``attention`` that drops attention weights (None: the attention function gets a
             probability).
@@ -114,6 +113,7 @@ class Family:
         dropout: the largest probability in the configuration of a model that was read.
         tuples: True if a layer returns a tuple, in which hidden states are first.
         head_scale: what hidden states are multiplied with before the head.
+        behind_norm: modules behind ``norm``, outside of the base, in this order.
     """
 
     model_type: str
@@ -134,7 +134,6 @@ class Family:
     rotary: tuple[str, ...] = ()
     lookups: Mapping[str, str] = field(default_factory=dict)
     behind_embedding: tuple[str, ...] = ()
-    transform: str = ""
     mlp: str = "mlp"
     attention_dropout: str | None = None
     transposed: bool = False
@@ -155,16 +154,12 @@ class Family:
     dropout: float = 0.0
     tuples: bool = False
     head_scale: float = 1.0
+    behind_norm: tuple[str, ...] = ()
 
     @property
     def base(self) -> str:
         """The module whose forward calls all others but the head."""
         return self.blocks.partition(".")[0]
-
-    @property
-    def before_head(self) -> tuple[str, ...]:
-        """The modules between the blocks and the head that the base does not call, in this order."""
-        return tuple(path for path in (self.norm, self.transform) if path and not path.startswith(f"{self.base}."))
 
     @property
     def modules(self) -> tuple[str, ...]:

@@ -135,9 +135,9 @@ def _head(stage: TransformersStage, model: TransformersModules, whole: nn.Module
     family, vocabulary = model.family, model.shape.vocabulary
     if not stage.span.last:
         return
-    for path in filter(None, (family.norm, family.transform)):
-        if family.head.startswith(f"{path}."):
-            whole.set_submodule(family.head, nn.Identity())
+    if family.head.startswith(f"{family.norm}."):
+        whole.set_submodule(family.head, nn.Identity())
+    for path in (family.norm, *family.behind_norm):
         stage.graft(path, whole.get_submodule(path))
     name, cap = family.head_module(model.shape), getattr(model.config, "final_logit_softcapping", None)
     bias = next((weight.name for weight in family.head_weights(model.shape) if len(weight.shape) == 1), None)

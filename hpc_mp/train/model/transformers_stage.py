@@ -257,7 +257,9 @@ class TransformersStage(UnitStage):
         return hidden
 
     def _finish(self, hidden: Tensor, batch: Batch, gradient: Tensor | None) -> tuple[Tensor, Tensor]:
-        for path in self.family.before_head:
+        if not self.family.norm.startswith(f"{self.family.base}."):
+            hidden = self.get_submodule(self.family.norm)(hidden)
+        for path in self.family.behind_norm:
             hidden = self.get_submodule(path)(hidden)
         if self.family.head_scale != 1.0:
             hidden = hidden * self.family.head_scale

@@ -8,7 +8,7 @@ from typing import Any
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.models.families import bert
 from hpc_mp.layout.models.families.gemma2 import KINDS
-from hpc_mp.layout.models.family import Family, Weight, column, norm
+from hpc_mp.layout.models.family import Family, Weight, column, norm, row
 from hpc_mp.layout.models.fields import ACTIVATION, COMMON, DROPOUT, EPSILON, OLDER, POSITIVE, READ, SIZES, only
 from hpc_mp.layout.models.rotary import check_rotary
 from hpc_mp.layout.models.shape import ModelShape, check_padding, count, read_sizes
@@ -16,10 +16,9 @@ from hpc_mp.layout.models.shape import ModelShape, check_padding, count, read_si
 FIELDS = {
     **COMMON,
     **dict.fromkeys((*SIZES, "intermediate_size", "pad_token_id", "attention_bias", "mlp_bias", "layer_types", "local_attention",
-                     "global_attn_every_n_layers", "rope_parameters", "initializer_cutoff_factor",
-                     # Of transformers' own loss and kernels, and of the classification model.
-                     "sparse_prediction", "sparse_pred_ignore_index", "deterministic_flash_attn", "classifier_dropout",
-                     "classifier_pooling"), READ),
+                     "global_attn_every_n_layers", "rope_parameters", "initializer_cutoff_factor"), READ),
+    **dict.fromkeys(("sparse_prediction", "sparse_pred_ignore_index", "deterministic_flash_attn", "classifier_dropout",
+                     "classifier_pooling"), READ),  # of transformers' own loss and kernels, and of the classification model
     **dict.fromkeys(("attention_dropout", "embedding_dropout"), DROPOUT),
     **dict.fromkeys(("hidden_activation", "classifier_activation"), ACTIVATION),
     **dict.fromkeys(("global_rope_theta", "local_rope_theta"), POSITIVE),
@@ -51,28 +50,24 @@ def read(config: Mapping[str, Any]) -> ModelShape:
 
 
 def block_weights(s: ModelShape, layer: int) -> tuple[Weight, ...]:
-    h, f, biases = s.hidden, s.intermediate, {"attn": s.attention_bias, "mlp": s.mlp_bias}
-    weights = (
+    h, f = s.hidden, s.intermediate
+    fused = (("attn.Wqkv", (3, h), s.attention_bias), ("mlp.Wi", (2, f), s.mlp_bias))  # parts side by side
+    return (
         *(norm("attn_norm", h) if layer else ()),
         *norm("mlp_norm", h),
-        Weight("attn.Wqkv.weight", (3, h, h), cut=1),
-        Weight("attn.Wqkv.bias", (3, h), cut=1, init="zeros"),
-        Weight("attn.Wo.weight", (h, h), cut=1, init="residual", row=True),
-        Weight("attn.Wo.bias", (h,), init="zeros", row=True),
-        Weight("mlp.Wi.weight", (2, f, h), cut=1),
-        Weight("mlp.Wi.bias", (2, f), cut=1, init="zeros"),
-        Weight("mlp.Wo.weight", (h, f), cut=1, init="residual", row=True),
-        Weight("mlp.Wo.bias", (h,), init="zeros", row=True),
+        *(Weight(f"{name}.weight", (*parts, h), cut=1) for name, parts, _ in fused),
+        *(Weight(f"{name}.bias", parts, cut=1, init="zeros") for name, parts, bias in fused if bias),
+        *row("attn.Wo", h, h, s.attention_bias, "residual"),
+        *row("mlp.Wo", h, f, s.mlp_bias, "residual"),
     )
-    return tuple(weight for weight in weights if not weight.name.endswith("bias") or biases[weight.name.partition(".")[0]])
 
 
 FAMILY = Family(
     model_type="modernbert", architecture="ModernBertForMaskedLM", since="5.24",
     fields=FIELDS, read=read,
-    embedding="model.embeddings.tok_embeddings", blocks="model.layers", norm="model.final_norm", transform="head", head="decoder",
+    embedding="model.embeddings.tok_embeddings", blocks="model.layers", norm="model.final_norm", head="decoder",
     behind_embedding=("model.embeddings.norm", "model.embeddings.drop"), rotary=("model.rotary_emb",),
-    attention="attn", alike=False,
+    attention="attn", alike=False, behind_norm=("head",),
     block_weights=block_weights,
     embedding_weights=lambda s: (
         *column("model.embeddings.tok_embeddings", s.vocabulary, s.hidden), *norm("model.embeddings.norm", s.hidden)),

@@ -8,7 +8,7 @@ from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.models.families import bert
-from hpc_mp.layout.models.family import POSITIONS, Weight, column, norm
+from hpc_mp.layout.models.family import POSITIONS
 from hpc_mp.layout.models.fields import ConfigField
 from hpc_mp.layout.models.shape import ModelShape, check_padding, read_sizes
 
@@ -38,15 +38,8 @@ FAMILY = replace(
     lookups={f"{EMBEDDINGS}.position_embeddings": POSITIONS, f"{EMBEDDINGS}.token_type_embeddings": "token_types"},
     behind_embedding=(f"{EMBEDDINGS}.LayerNorm", f"{EMBEDDINGS}.dropout"),
     embedding_weights=partial(bert.embedding_weights, path=EMBEDDINGS),
-    norm_weights=lambda s: (
-        Weight(f"{HEAD}.dense.weight", (s.hidden, s.hidden)),
-        Weight(f"{HEAD}.dense.bias", (s.hidden,), init="zeros"),
-        *norm(f"{HEAD}.layer_norm", s.hidden, bias=True),
-    ),
-    head_weights=lambda s: (
-        *column(f"{HEAD}.decoder", s.vocabulary, s.hidden),
-        Weight(f"{HEAD}.bias", (s.vocabulary,), cut=0, init="zeros"),
-    ),
+    norm_weights=partial(bert.dense_weights, path=HEAD, last="layer_norm"),
+    head_weights=partial(bert.head_weights, path=HEAD),
     older_names={},
     beside=("roberta.pooler.*", f"{HEAD}.decoder.bias", f"{EMBEDDINGS}.position_ids"),
 )
