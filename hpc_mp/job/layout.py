@@ -109,7 +109,7 @@ def check_division(spec: JobSpec, shape: ModelShape) -> None:
     if family.drops_by and dropout:
         raise HpcMpError(f"a dropout of {dropout:g}", f"is not supported for {shape.model_type}: its own code drops elements by "
                          f"{family.drops_by}, other ones on every layout", "set train.dropout = 0")
-    if family.unattended and not family.own_attention and spec.data.documents == "separate":
+    if family.unattended and spec.data.documents == "separate":
         raise HpcMpError('data.documents = "separate"', f"is not supported for {shape.model_type}: its layer "
                          f"{min(family.unattended)} mixes tokens by something else than attention, which would mix documents",
                          'use documents = "joined"')

@@ -100,8 +100,7 @@ def _check_tensor(layout: Layout, family: Family, shape: ModelShape) -> None:
 def _check_attention(layout: Layout, family: Family, shape: ModelShape) -> None:
     """Check that what mixes tokens supports the tokens of ``context`` and of sequence-parallel ranks."""
     context = layout.degrees.context
-    other = "an attention of its own code" if family.own_attention else "something else than attention"
-    mixed = f"layer {min(family.unattended)} mixes tokens by {other}" if family.unattended else ""
+    mixed = f"layer {min(family.unattended)} mixes tokens by something else than attention" if family.unattended else ""
     for key, used, needs in (
             (f"parallel.context = {context}", context > 1, family.needs_samples),
             ("parallel.sequence = true", layout.sequence_parallel and layout.degrees.tensor > 1, family.needs_tokens)):

@@ -64,7 +64,7 @@ def layer_costs(shape: ModelShape, sequence_length: int) -> LayerCosts:
         if experts := shape.experts_of(layer):
             mlp = shape.experts_per_token * matrix * shape.expert_intermediate + shape.hidden * experts
         window = min(sequence_length, shape.window_of(layer) or sequence_length)
-        visible = window if shape.bidirectional else window * (1 - window / (2 * sequence_length))
+        visible = min(2 * window - 1, sequence_length) if shape.bidirectional else window * (1 - window / (2 * sequence_length))
         return 2.0 * (attention + mlp) + 2 * 2 * q * visible
 
     return LayerCosts(0.0, tuple(map(block, range(shape.layers))), 2.0 * shape.hidden * shape.vocabulary)

@@ -4,6 +4,8 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import import_module
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -12,10 +14,10 @@ from layouts import MASKED
 from lists import SAMPLES, SEED, Flat, Reference, Report, apart, by_torch, on_rank
 from ranks import run_ranks
 from torch import Tensor, nn
-from transformers.models.bert import modeling_bert
 
 from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.models import FAMILIES, Family
+from hpc_mp.train.device.precision import StaysDouble
 from hpc_mp.train.model import initial
 from hpc_mp.train.model.transformers_model import TransformersModel
 from hpc_mp.train.model.transformers_modules import hugging_face_config
@@ -35,24 +37,30 @@ class Training:
         config: keys of the configuration that differ from the table's.
         family: a change of the family's table.
         without: what batches lack: kinds of tokens, or the ends of samples that are filled up.
+        kind: of the model.
+        packed: True if samples are two documents each, besides padding.
     """
 
     config: Mapping[str, Any] = field(default_factory=dict)
     family: Callable[[Family], Family] = lambda family: family
     without: frozenset[str] = frozenset()
+    kind: str = "bert"
+    packed: bool = False
 
     def model(self, recompute: str = "none") -> TransformersModel:
-        config = tomllib.loads(f"config = {{ {MASKED['bert']} }}")["config"] | self.config
+        config = tomllib.loads(f"config = {{ {MASKED[self.kind]} }}")["config"] | self.config
         family = self.family(FAMILIES[config["model_type"]])
         return TransformersModel(hugging_face_config(config, family, None, recompute), family, family.read(config))
 
     def batches(self) -> list[Batch]:
         """The global batch of every step."""
-        return [{name: tensor for name, tensor in _batch(step, self.model().shape.vocabulary).items() if name not in self.without}
+        shape = self.model().shape
+        lacking = self.without if shape.token_types else {*self.without, "token_types"}
+        return [{name: tensor for name, tensor in _batch(step, shape.vocabulary, self.packed).items() if name not in lacking}
                 for step in range(STEPS)]
 
 
-def _batch(step: int, words: int) -> Batch:
+def _batch(step: int, words: int, packed: bool) -> Batch:
     """Few tokens have labels. Tokens are of three kinds, and some samples end with padding, a document of its own."""
     generator, size = torch.Generator().manual_seed(step), (SAMPLES, LENGTH)
     ids, labels = (torch.randint(words, size, generator=generator) for _ in range(2))
@@ -60,13 +68,14 @@ def _batch(step: int, words: int) -> Batch:
     ends = torch.randint(LENGTH // 2, LENGTH + 3, (SAMPLES, 1), generator=generator).clamp(max=LENGTH)
     padding = torch.arange(LENGTH) >= ends
     labels[(torch.rand(size, generator=generator) > 0.2) | padding] = IGNORED
+    begins = torch.cat((torch.zeros_like(ends), ends // 2, ends), 1)
     return {"ids": ids, "labels": labels, "token_types": torch.randint(3, size, generator=generator),
-            "documents": torch.cat((torch.zeros_like(ends), ends), 1)}
+            "documents": begins if packed else begins[:, ::2]}
 
 
 def values(model: TransformersModel) -> Source:
-    row = {f"{model.family.embedding}.weight": PADDING}
-    return initial.drawn(SEED, model.shape.layers, model.shape.initializer_range, row)
+    rows = {**model.padding, f"{model.family.embedding}.weight": PADDING}
+    return initial.drawn(SEED, model.shape.layers, model.shape.initializer_range, rows)
 
 
 def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, scaling: float,
@@ -81,36 +90,47 @@ def plain(training: Training) -> Reference:
     """Train one process of plain transformers, whose dropout drops the same."""
     torch.set_num_threads(1)
     model, clock = training.model(), DropoutClock(SEED)
-    drops = model.config.attention_probs_dropout_prob > 0
+    family, drops = model.family, model.family.attention_probability(model.config)
     config = type(model.config)(**model.config.to_dict() | {"attn_implementation": "eager" if drops else "sdpa"})
-    whole = getattr(transformers, model.family.architecture)(config).double()
+    with StaysDouble():
+        whole = getattr(transformers, family.architecture)(config).double()
+    sites = {f"{family.blocks}.{layer}.{family.attention}": f"attention.{layer}" for layer in range(model.shape.layers)}
+    for path in sites:
+        whole.get_submodule(path).dropout = nn.Dropout(drops)  # some models have it already
     for path, module in list(whole.named_modules()):
         if isinstance(module, nn.Dropout):
             parent, leaf = path.rsplit(".", 1)
-            layer = path.removeprefix("bert.encoder.layer.").removesuffix(".attention.self.dropout")
-            site = f"attention.{layer}" if layer.isdigit() else path
-            setattr(whole.get_submodule(parent), leaf, Flat(module, site, clock))
+            setattr(whole.get_submodule(parent), leaf, Flat(module, sites.get(path.removesuffix(".dropout"), path), clock))
     if drops:
-        modeling_bert.eager_attention_forward = attention
-    weights, source, named = model.family.all_weights(model.shape), values(model), dict(whole.named_parameters())
+        import_module(family.modules[0]).eager_attention_forward = attention  # type: ignore[attr-defined]
+    weights, source, named = family.all_weights(model.shape), values(model), dict(whole.named_parameters())
     with torch.no_grad():
         for weight in weights:
-            named[weight.name].copy_(source(weight, tuple(slice(0, size) for size in weight.shape)))
+            named[weight.name].copy_(source(weight, tuple(slice(0, size) for size in weight.shape)).view_as(named[weight.name]))
     assert named.keys() == {weight.name for weight in weights}
 
+    def scores(ids: Tensor, mask: Tensor | None, kinds: Mapping[str, Tensor]) -> Tensor:
+        logits: Tensor = whole(ids, attention_mask=mask, **kinds).logits
+        return logits
+
     def loss(batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        types, documents = batch.get("token_types"), batch.get("documents")
-        mask = None if documents is None else (torch.arange(LENGTH) < documents[:, 1:]).long()
-        logits = whole(batch["ids"], token_type_ids=types, attention_mask=mask).logits
-        labels = batch["labels"]
+        ids, labels, documents = batch["ids"], batch["labels"], batch.get("documents")
+        kinds = {"token_type_ids": batch["token_types"]} if "token_types" in batch else {}
+        if training.packed and documents is not None:  # each by itself
+            logits = torch.cat([scores(ids[at:at + 1, begin:end], None, {
+                name: values[at:at + 1, begin:end] for name, values in kinds.items()})
+                for at, row in enumerate(documents.tolist()) for begin, end in pairwise((*row, LENGTH)) if begin < end], 1)
+        else:
+            logits = scores(ids, None if documents is None else (torch.arange(LENGTH) < documents[:, 1:]).long(), kinds)
         total = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
         return total, (labels != IGNORED).sum()
 
     first = {name: parameter.detach().clone() for name, parameter in named.items()}
-    losses, norms, parameters = by_torch(loss, named, clock, training.batches())
+    with StaysDouble():
+        losses, norms, parameters = by_torch(loss, named, clock, training.batches())
     still = {name for name, parameter in parameters.items() if float((parameter - first[name]).abs().max()) < 1e-5}
     assert all(name.endswith("key.bias") for name in still), "all must move, or nothing is shown; this one moves no score"
-    return losses, norms, parameters
+    return losses, norms, {weight.name: parameters[weight.name].view(weight.shape) for weight in weights}
 
 
 def distance(layout: Layout, training: Training, reference: Training | None = None,

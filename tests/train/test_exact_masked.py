@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
+import torch
 from exact import EXACT, WRONG, cases
 from lists import lay, on_rank
 from masked import LENGTH, STEPS, Training, distance, values
-from planting import planted
+from planting import planted, wrapped
 from ranks import run_ranks
 
 from hpc_mp.base.errors import HpcMpError
@@ -16,10 +18,11 @@ from hpc_mp.job import JobSpec
 from hpc_mp.job.layout import check_job, read_shape
 from hpc_mp.layout.checks import check_layout
 from hpc_mp.layout.layout import Layout
-from hpc_mp.layout.models import Family
+from hpc_mp.layout.models import Family, ModelShape
 from hpc_mp.layout.stages import Partition, layer_costs
 from hpc_mp.planner.memory import units_of
 from hpc_mp.planner.traffic import rank_traffic
+from hpc_mp.train.model.transformers_stage import TransformersStage
 from hpc_mp.train.parallel.data_axis import Unit
 
 ONE = {"layers": (5,)}
@@ -41,21 +44,32 @@ LAYOUTS: Mapping[str, Layout] = {
     "recompute full": lay(2, 2, layers=(2, 3), recompute="full"),
     "recompute every-2": lay(pipeline=2, layers=(2, 3), recompute="every-2"),
     "selective": lay(2, recompute="selective", **ONE),
-    "attention whole": lay(2, sequence_parallel=True, tensor_modules=("*.intermediate", "*.word_embeddings"), **ONE),
-    "embedding whole": lay(2, sequence_parallel=True, tensor_modules=("*.attention",), **ONE),
+    "attention whole": lay(2, sequence_parallel=True, tensor_modules=("*[ep]", "*s"), **ONE),  # intermediate or mlp, embeddings
+    "embedding whole": lay(2, sequence_parallel=True, tensor_modules=("*.att*",), **ONE),
     "ulysses": replace(lay(**ONE), degrees=replace(lay().degrees, context=2), context_method="ulysses"),
 }
 TRAININGS = {
     "types and padding": Training(),
     "ids alone": Training(without=ALONE),
     "dropout": Training({"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.3}),
+    "documents": Training(packed=True),
+    "roberta": Training(kind="roberta"),
+    "roberta with documents": Training(kind="roberta", packed=True),
+    "roberta with dropout": Training({"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.3}, kind="roberta"),
+    "modernbert": Training(kind="modernbert"),
+    "modernbert with documents": Training({"attention_bias": True}, kind="modernbert", packed=True),
+    "modernbert with dropout": Training({"embedding_dropout": 0.2, "attention_dropout": 0.3}, kind="modernbert"),
+    "modernbert without windows": Training({"local_attention": 2 * LENGTH}, without=ALONE, kind="modernbert"),
 }
-QUICK = {("types and padding", name) for name in ("zero3", "sequence", "tp2 pp2 dp2")} | {
-    ("ids alone", "pp2 layers 1+4"), ("dropout", "recompute full")}
+QUICK = {("types and padding", name) for name in ("zero3", "sequence")} | {
+    ("ids alone", "pp2 layers 1+4"), ("dropout", "recompute full"), ("roberta with documents", "sequence"),
+    ("roberta", "tp2 pp2 dp2"), ("modernbert", "tp2 pp2 dp2"), ("modernbert with documents", "zero3")}
+CASES = [(training, name) for training in TRAININGS for name in LAYOUTS
+         if name != "ulysses" or TRAININGS[training].model().shape.narrowest(LENGTH) is None]  # ranks of context have no windows
 
 
-@pytest.mark.parametrize(("training", "name"), cases([(training, name) for training in TRAININGS for name in LAYOUTS], QUICK))
-def test_bert_equals_one_process(training: str, name: str) -> None:
+@pytest.mark.parametrize(("training", "name"), cases(CASES, QUICK))
+def test_a_model_of_masked_tokens_equals_one_process(training: str, name: str) -> None:
     assert distance(LAYOUTS[name], TRAININGS[training]) < EXACT
 
 
@@ -69,18 +83,38 @@ def causal(family: Family) -> Family:
     return replace(family, read=lambda config: replace(family.read(config), bidirectional=False))
 
 
-CONTROLS = {  # what is wrong, and the right training
+def windows(family: Family, more: int) -> Family:
+    """Windows have so many tokens more on either side."""
+    def read(config: Mapping[str, Any]) -> ModelShape:
+        shape = family.read(config)
+        return replace(shape, windows=tuple(window and window + more for window in shape.windows))
+
+    return replace(family, read=read)
+
+
+padding_counted = wrapped(TransformersStage, "_counted", lambda counted: lambda stage, ids, begins: counted(
+    stage, torch.zeros_like(ids), begins))
+documents_joined = wrapped(TransformersStage, "_counted", lambda counted: lambda stage, ids, begins: counted(stage, ids, None))
+ROBERTA, MODERNBERT = TRAININGS["roberta"], TRAININGS["modernbert"]
+CONTROLS = {  # what is wrong, the right training, and a fault of the ranks
     "attention is causal": (Training({"is_decoder": True}, without=ALONE), TRAININGS["ids alone"]),
     "attention is causal in documents": (Training(family=causal), Training()),
     "the head has no bias": (Training(family=without_bias), Training()),
     "all tokens are of one kind": (Training(without=frozenset(("token_types",))), Training()),
     "padding is seen": (Training(without=frozenset(("documents",))), Training()),
     "padding learns": (Training({"pad_token_id": None}), Training()),
+    "padding has positions": (ROBERTA, ROBERTA, padding_counted),
+    "positions go on in the next document": (*[TRAININGS["roberta with documents"]] * 2, documents_joined),
+    "the head of RoBERTa has no bias": (replace(ROBERTA, family=without_bias), ROBERTA),
+    "windows are wider": (replace(MODERNBERT, family=partial(windows, more=1)), MODERNBERT),
+    "windows hide nothing": (replace(MODERNBERT, family=partial(windows, more=LENGTH)), MODERNBERT),
+    "windows end with the token": (replace(MODERNBERT, family=causal), MODERNBERT),
+    "all layers rotate alike": (replace(MODERNBERT, config={"local_rope_theta": 160_000.0}), MODERNBERT),
 }
 
 
-@pytest.mark.parametrize("control", cases(CONTROLS, ("attention is causal", "the head has no bias")))
-def test_what_bert_needs_is_missed(control: str) -> None:
+@pytest.mark.parametrize("control", cases(CONTROLS, ("the head has no bias", "padding has positions", "windows are wider")))
+def test_what_a_model_of_masked_tokens_needs_is_missed(control: str) -> None:
     assert distance(LAYOUTS["one"], *CONTROLS[control]) > WRONG
 
 

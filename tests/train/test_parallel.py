@@ -15,7 +15,7 @@ from exact import EXACT, cases
 from ranks import run_ranks
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, BertConfig, BertForMaskedLM, LlamaConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, LlamaConfig
 
 import hpc_mp
 from hpc_mp.base.errors import HpcMpError
@@ -177,35 +177,53 @@ def test_a_list_of_layers_equals_one_process(name: str) -> None:
     assert first.state.keys() == parameters.keys()
 
 
-BERT = {"num_hidden_layers": 3, "hidden_size": 32, "intermediate_size": 40, "num_attention_heads": 4, "vocab_size": 61,
-        "max_position_embeddings": 32, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+ENCODER = {"num_hidden_layers": 3, "hidden_size": 32, "intermediate_size": 40, "num_attention_heads": 4, "vocab_size": 61,
+           "max_position_embeddings": 32, "pad_token_id": 1}
+UNDROPPED = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+ENCODERS: dict[str, dict[str, Any]] = {"bert": UNDROPPED, "roberta": UNDROPPED, "modernbert": {"local_attention": 6}}
 
 
-def masked_batch() -> dict[str, Tensor]:
-    """Two kinds of tokens; samples end with padding."""
+def masked_batch(kind: str) -> dict[str, Tensor]:
+    """Two kinds of tokens, if the model has any; samples end with padding."""
     generator = torch.Generator().manual_seed(1)
     ids, labels = (torch.randint(61, (4, 10), generator=generator) for _ in range(2))
     mask = (torch.arange(10) < torch.tensor([[10], [7], [9], [4]])).long()
+    ids = ids.masked_fill(mask == 0, ENCODER["pad_token_id"])
+    kinds = {} if kind == "modernbert" else {"token_type_ids": torch.randint(2, (4, 10), generator=generator)}
     return {"input_ids": ids, "labels": labels.masked_fill((torch.rand(4, 10, generator=generator) < 0.6) | (mask == 0), -100),
-            "attention_mask": mask, "token_type_ids": torch.randint(2, (4, 10), generator=generator)}
+            "attention_mask": mask, **kinds}
 
 
-def masked(keywords: Mapping[str, Any] | None) -> float:
-    """The loss of a model in memory, under ``hpc_mp.parallel`` or by itself."""
+def in_memory(kind: str) -> nn.Module:
     torch.manual_seed(0)
-    model, batch = BertForMaskedLM(BertConfig(**BERT)).double().eval(), masked_batch()
-    if keywords is None:
-        with StaysDouble():
-            return float(model(**batch).loss)
-    run = hpc_mp.parallel(model, precision="fp64", **keywords)
-    losses = run.evaluate(batch), float(run.step(batch))
+    config = AutoConfig.for_model(kind, **ENCODER, **ENCODERS[kind])
+    with StaysDouble():
+        model: nn.Module = AutoModelForMaskedLM.from_config(config).double().eval()
+    return model
+
+
+def masked(kind: str, out: Path, keywords: Mapping[str, Any]) -> list[float]:
+    """The losses of a model in memory before and after a step, behind which it is saved."""
+    run, batch = hpc_mp.parallel(in_memory(kind), precision="fp64", **keywords), masked_batch(kind)
+    losses = [run.evaluate(batch), float(run.step(batch)), run.evaluate(batch)]
+    run.save(out)
     run.close()
     assert losses[0] == losses[1]
-    return losses[1]
+    return losses[1:]
 
 
-def test_a_model_in_memory_learns_masked_tokens() -> None:
-    assert abs(run_ranks(4, masked, {"tp_size": 2, "pp_size": 2, "microbatches": 2})[0] - run_ranks(1, masked, None)[0]) < EXACT
+def masked_alone(kind: str, out: Path) -> list[float]:
+    """The same losses of transformers alone: the second one is that of the model that was saved."""
+    with StaysDouble():
+        saved = AutoModelForMaskedLM.from_pretrained(out, dtype=torch.float64).eval()
+        return [float(model(**masked_batch(kind)).loss) for model in (in_memory(kind), saved)]
+
+
+@pytest.mark.parametrize("kind", ["bert", pytest.param("roberta", marks=pytest.mark.prove), "modernbert"])
+def test_a_model_in_memory_learns_masked_tokens(tmp_path: Path, kind: str) -> None:
+    losses = run_ranks(4, masked, kind, tmp_path / "model", {"tp_size": 2, "pp_size": 2, "microbatches": 2})[0]
+    alone = run_ranks(1, masked_alone, kind, tmp_path / "model")[0]
+    assert max(abs(a - b) for a, b in zip(losses, alone, strict=True)) < EXACT and losses[0] - losses[1] > WRONG
 
 
 def scores_of(outputs: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:

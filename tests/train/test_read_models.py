@@ -26,7 +26,8 @@ from hpc_mp.layout.models import FAMILIES, family_of, reading
 from hpc_mp.layout.models.shape import config_of, text_part
 from hpc_mp.train.checkpoint.export import export
 from hpc_mp.train.data import bpe
-from hpc_mp.train.model import attention_table, transformers_stage
+from hpc_mp.train.model import attention_table, build_stage, transformers_stage
+from hpc_mp.train.model.transformers_stage import TransformersStage
 from hpc_mp.train.parallel.projection import TensorAxis
 
 TYPES = asset_table("env/model-types.toml")
@@ -36,9 +37,20 @@ LAYOUTS = {"pp2": layout(1, 2, microbatches=3), "zero3": layout(data=2, zero=3),
            "tp2 pp2": layout(2, 2, microbatches=3), "sequence": layout(2, sequence="true"), "ep2": layout(data=2, expert=2),
            "sp2 ep2": layout(2, 1, 2, sequence="true", expert=2)}
 QUICK = {("mistral", "tp2 pp2"), ("gpt-sw3", "pp2"), ("deepseek_v2", "zero3"), ("gemma3_text", "sequence"), ("gpt_oss", "tp2"),
-         ("llama4_text", "pp2"), ("qwen2_moe", "sp2 ep2"), ("bloom", "pp2")}
+         ("llama4_text", "pp2"), ("qwen2_moe", "sp2 ep2"), ("bloom", "sequence"), ("opt", "sequence"), ("gpt_neo", "tp2 pp2"),
+         ("olmo2", "tp3"), ("phi3", "tp2")}
+QUICK_FORMS = {("falcon with groups", "tp3"), ("falcon with biases for distances", "sequence")}
 OTHERS = {"sequence": "parallel.sequence = true", "ep2": "has no experts",  # what a type may refuse
           "sp2 ep2": "has no experts|parallel.sequence = true"}
+# Other forms of types whose projections depend on the configuration: the type, keys, and layouts.
+FORMS: dict[str, tuple[str, dict[str, object], tuple[str, ...]]] = {
+    "falcon with groups": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}, ("tp2", "tp3", "tp2 pp2")),
+    "falcon without groups": ("falcon", {"multi_query": False, "parallel_attn": False, "bias": True}, ("tp3", "sequence")),
+    "falcon with biases for distances": ("falcon", {"alibi": True, "bias": True}, ("pp2", "tp3", "sequence")),
+    "gpt_bigcode without groups": ("gpt_bigcode", {"multi_query": False, "num_key_value_heads": 4}, ("tp3",)),
+    "opt with norms behind": ("opt", {"do_layer_norm_before": False, "enable_bias": False}, ("tp3", "sequence")),
+    "phi3 without groups": ("phi3", {"num_key_value_heads": 4}, ("tp3",)),
+}
 
 Job = Callable[..., JobSpec]  # (type, *overrides)
 
@@ -46,7 +58,8 @@ Job = Callable[..., JobSpec]  # (type, *overrides)
 @pytest.fixture(scope="module")
 def job(place: Path) -> Job:
     def write(kind: str, *overrides: str) -> JobSpec:
-        config = read_types.tiny(kind)
+        kind, more, _ = FORMS.get(kind, (kind, {}, ()))
+        config = read_types.tiny(kind) | more
         assert (refusal := read_types.read(config)) is None, refusal
         return load_job(read_types.write_job(place, config, JOB), overrides)
 
@@ -62,6 +75,11 @@ def test_a_type_equals_one_process(trained: Trained, plain: Plain, job: Job, kin
         assert re.search(OTHERS[name], str(refusal)) and (kind, name) not in QUICK
         return
     assert trained(spec).distance(plain(job(kind))) < EXACT
+
+
+@pytest.mark.parametrize(("form", "name"), cases([(form, name) for form in FORMS for name in FORMS[form][2]], QUICK_FORMS))
+def test_a_form_of_a_type_equals_one_process(trained: Trained, plain: Plain, job: Job, form: str, name: str) -> None:
+    assert trained(job(form, *LAYOUTS[name])).distance(plain(job(form))) < EXACT
 
 
 @pytest.mark.parametrize("kind", cases(REFUSED, ("phimoe",)))
@@ -81,6 +99,10 @@ CONTROLS = {
         attention_table.FUSED, lambda *tensors, s_aux, **more: attention_table._fused(*tensors, **more))),
     "chunks": ("llama4_text", (), wrapped(transformers_stage, "in_chunks", lambda right: (
         lambda documents, begins, chunk, *more: right(documents, begins, chunk + 1, *more)))),
+    "biases for distances": ("bloom", LAYOUTS["tp2"], wrapped(TransformersStage, "_alibi", lambda right: (
+        lambda stage, hidden: right(stage, hidden).flip(0)))),
+    "a rank's own heads": ("falcon", LAYOUTS["tp2"], wrapped(build_stage, "selected_heads", lambda right: (
+        lambda order, own, *more: right(order, replace(own, query=range(len(own.query))), *more)))),
     "the sum of a router's gradients": ("qwen2_moe", LAYOUTS["tp2"], wrapped(
         TensorAxis, "enter", lambda right: lambda axis, x: x if x.shape[-1] == 2 else right(axis, x))),
 }
@@ -95,7 +117,7 @@ def test_what_is_forgotten_is_seen(plain: Plain, job: Job, what: str) -> None:
 
 @pytest.mark.parametrize(("kind", "keys", "reason"), [
     ("gpt_oss", layout(context=2), "its attention has sinks"),
-    ("bloom", layout(2, sequence="true"), "by an attention of its own code"),
+    ("bloom", layout(context=2), "attention is computed by its own code"),
     ("jamba", ['data.documents="separate"'], "which would mix documents"),
     ("bloom", ["train.dropout=0.1"], "by an attention of its own"),
     ("biogpt", ["train.dropout=0.1"], "by bernoulli"),

@@ -25,7 +25,7 @@ def documents_of(samples: list[set[int]]) -> Tensor:
 
 def visible_of(documents: Tensor, window: int | None, causal: bool) -> Visible:
     positions = torch.arange(LENGTH)
-    first = first_seen(begins_of(documents, positions), window, positions)
+    first = first_seen(begins_of(documents, positions), window if causal else None, positions)
     assert first is not None
     return Visible(first, offsets_of(documents, len(documents), LENGTH, positions.device), window, causal)
 
@@ -34,7 +34,7 @@ def sees(samples: list[set[int]], window: int | None, causal: bool) -> Tensor:
     """Say of each pair of tokens whether the first sees the second, (samples, LENGTH, LENGTH), token by token."""
     def one(sample: set[int], token: int, other: int) -> bool:
         same = not any(min(token, other) < begin <= max(token, other) for begin in sample)
-        return same and (not causal or (other <= token and (window is None or token - other < window)))
+        return same and (not causal or other <= token) and (window is None or abs(token - other) < window)
 
     return torch.tensor([[[one(sample, i, j) for j in range(LENGTH)] for i in range(LENGTH)] for sample in samples])
 
@@ -42,7 +42,6 @@ def sees(samples: list[set[int]], window: int | None, causal: bool) -> Tensor:
 @given(SAMPLES, st.none() | st.integers(1, LENGTH), st.booleans())
 def test_a_mask_hides_other_documents_and_what_is_outside_of_a_window(samples: list[set[int]], window: int | None,
                                                                       causal: bool) -> None:
-    window = window if causal else None
     mask = visible_of(documents_of(samples), window, causal).mask(torch.float32)
     assert torch.equal(mask[:, 0] == 0, sees(samples, window, causal))
 
@@ -76,7 +75,6 @@ def by_mask(tensors: list[Tensor], seen: Tensor) -> list[Tensor]:
 def test_attention_equals_that_with_a_mask(way: str, samples: list[set[int]], window: int | None, causal: bool, groups: int,
                                            queries: int) -> None:
     """In blocks of any number of queries; and by the kernel of a GPU, as it is called, with plain products."""
-    window = window if causal else None
     tensors, visible = states(len(samples), groups), visible_of(documents_of(samples), window, causal)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(masks, "QUERIES", queries)

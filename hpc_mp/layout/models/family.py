@@ -65,9 +65,9 @@ def column(name: str, out: int, inner: int, bias: bool = False, most_parts: int 
     return (matrix, Weight(f"{name}.bias", (out,), cut=0, init="zeros", most_parts=most_parts)) if bias else (matrix,)
 
 
-def row(name: str, out: int, inner: int, bias: bool = False) -> tuple[Weight, ...]:
+def row(name: str, out: int, inner: int, bias: bool = False, init: Init = "normal") -> tuple[Weight, ...]:
     """Return the weights of a projection (out, inner) whose inputs are cut."""
-    matrix = Weight(f"{name}.weight", (out, inner), cut=1, row=True)
+    matrix = Weight(f"{name}.weight", (out, inner), cut=1, row=True, init=init)
     return (matrix, Weight(f"{name}.bias", (out,), init="zeros", row=True)) if bias else (matrix,)
 
 
@@ -107,10 +107,13 @@ class Family:
         needs_samples, needs_tokens: why context ranks, and ranks of sequence parallelism, cannot share the tokens of samples;
             empty if they can.
         own_attention: True if its own code computes attention, by scores to which it adds a mask.
+        selected: modules of a block that compute heads of other ranks too -> the order of heads in what they return, as
+            ``selected_heads`` takes it.
         drops_by: the operation by which its code drops elements, other ones on each layout; empty: it has modules for that.
         dropout: the largest probability in the configuration of a model that was read.
         tuples: True if a layer returns a tuple, in which hidden states are first.
         head_scale: what hidden states are multiplied with before the head.
+        behind_norm: modules behind ``norm``, outside of the base, in this order.
     """
 
     model_type: str
@@ -146,10 +149,12 @@ class Family:
     needs_samples: str = ""
     needs_tokens: str = ""
     own_attention: bool = False
+    selected: Mapping[str, str] = field(default_factory=dict)
     drops_by: str = ""
     dropout: float = 0.0
     tuples: bool = False
     head_scale: float = 1.0
+    behind_norm: tuple[str, ...] = ()
 
     @property
     def base(self) -> str:

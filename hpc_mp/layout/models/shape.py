@@ -33,10 +33,12 @@ class ModelShape:
         expert_intermediate: inner size of an expert; ``intermediate`` is that of a dense MLP.
         dense: layers with one MLP for all tokens in a model with experts.
         windows: number of tokens that a token attends to, including itself, None: all earlier tokens; of the first layers, and of
-            all others in turn. Empty: None for all.
+            all others in turn. Empty: None for all. In a bidirectional model, of tokens on either side.
         chunked: True if windows do not end with the token, but are the chunks of this length of a sample, up to the token.
         bidirectional: True if tokens attend to later ones too; such a model learns masked tokens, not the next one.
         token_types: kinds of tokens, each with an embedding beside that of the word; 0: none.
+        first_position: the row of the embedding of positions for a document's first token. The row before it is that of padding,
+            whose number it is too: such tokens are not counted. 0: positions are rows, and count all tokens.
         adapters: what is trained in place of the model's own weights; None: these are.
     """
 
@@ -62,6 +64,7 @@ class ModelShape:
     chunked: bool = False
     bidirectional: bool = False
     token_types: int = 0
+    first_position: int = 0
     adapters: Adapters | None = None
 
     def experts_of(self, layer: int) -> int:

@@ -15,6 +15,7 @@ from hpc_mp.layout.models.fields import DROPOUT
 from hpc_mp.layout.models.shape import ModelShape
 
 NO_PLAN = "transformers has no plan of tensor parallelism for it"
+CUT_WITH = {"fc2": "fc1"}  # projections of an MLP that is no module of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class Sheet:
         whole: module of a block -> the reason why it is not cut.
         experts, router, apart: as in ``Family``.
         unattended: layers without an attention that the engine knows: mixers of tokens of another kind.
-        needs_samples, needs_tokens, own_attention, drops_by, dropout: as in ``Family``.
+        needs_samples, needs_tokens, own_attention, selected, drops_by, dropout: as in ``Family``.
         head_scale: what hidden states are multiplied with before the head, or logits behind it.
         embeddings, norm, head: weights around the blocks, by full name.
     """
@@ -58,6 +59,7 @@ class Sheet:
     needs_samples: str
     needs_tokens: str
     own_attention: bool
+    selected: dict[str, str]
     drops_by: str
     dropout: float
     head_scale: float
@@ -80,17 +82,20 @@ class ReadShape(ModelShape):
 
 def shape_of(sheet: Sheet) -> ReadShape:
     """Return the shape of a model that was read."""
-    mlp = next((region for region in sheet.regions if region != sheet.attention), "mlp")
+    top = sheet.attention.partition(".")[0]
+    mlp = next((region for region in sheet.regions if region != top), "mlp")
+    apart = {*(() if top in sheet.regions else (sheet.attention,)), mlp} - {*sheet.regions}
     family = Family(
         model_type=sheet.sizes["model_type"], architecture=sheet.architecture, code=sheet.module,
         fields=dict.fromkeys(sheet.dropouts, DROPOUT), read=lambda _: shape_of(sheet),
         embedding=sheet.embedding, blocks=sheet.layers, norm=sheet.norm_module, head=sheet.head_module,
         rotary=sheet.rotary, behind_embedding=sheet.before,
-        attention=sheet.attention, mlp=mlp, whole=dict.fromkeys({sheet.attention, mlp} - {*sheet.regions}, NO_PLAN) | sheet.whole,
+        attention=sheet.attention, mlp=mlp, whole=dict.fromkeys(apart, NO_PLAN) | sheet.whole,
+        cut_with={name: other for name, other in CUT_WITH.items() if other in sheet.regions},
         experts=sheet.experts, router=sheet.router, apart=sheet.apart,
         block_weights=partial(_block, sheet), alike=False, unattended=frozenset(sheet.unattended), tuples=sheet.tuples,
         needs_samples=sheet.needs_samples, needs_tokens=sheet.needs_tokens,
-        own_attention=sheet.own_attention, drops_by=sheet.drops_by, dropout=sheet.dropout,
+        own_attention=sheet.own_attention, selected=sheet.selected, drops_by=sheet.drops_by, dropout=sheet.dropout,
         head_scale=sheet.head_scale,
         embedding_weights=lambda _: sheet.embeddings, norm_weights=lambda _: sheet.norm, head_weights=lambda _: sheet.head)
     sizes: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in sheet.sizes.items()}

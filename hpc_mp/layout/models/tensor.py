@@ -78,6 +78,21 @@ def heads_of(heads: int, kv_heads: int, ranks: int, rank: int) -> Heads:
     return Heads(range(begin, end), kv, copies, replica)
 
 
+def selected_heads(order: str, own: Heads, heads: int, kv_heads: int) -> tuple[int, list[int]] | None:
+    """Return the number of heads in what a module returns, and those of a rank among them; None: it has no others.
+
+    Args:
+        order: "query" or "key": all heads of this kind; "query key value": those of each kind; "groups": the heads of this rank's
+            key-value heads: for each of these its query heads, key and value. Several ranks may share one.
+    """
+    group, kv = heads // kv_heads, [*own.kv]
+    if order == "groups":
+        first = own.query.start - own.kv.start * group
+        return None if own.copies == 1 else (group + 2, [*range(first, first + len(own.query)), group, group + 1])
+    rows = [*own.query, *(heads + head for head in kv), *(heads + kv_heads + head for head in kv)]
+    return {"query": (heads, [*own.query]), "key": (kv_heads, kv), "query key value": (heads + 2 * kv_heads, rows)}[order]
+
+
 def _split(size: int, parts: int, part: int) -> int:
     """Return where a part begins if the sizes of parts differ by at most 1."""
     return -(-size * part // parts)
@@ -156,7 +171,9 @@ def _reason(family: Family, shape: ModelShape, weight: Weight, tensor: TensorCut
     if weight.row:
         return ROW_BIAS
     if weight.partial:
-        return "a norm of heads" if len(weight.shape) == 1 else "a router, which every rank computes in full"
+        attention = str(module).rpartition(".")[2] == family.block_module(family.attention)
+        return "a norm of heads" if len(weight.shape) == 1 else (
+            f"{'queries or keys' if attention else 'a router'}, which every rank computes in full")
     if len(weight.shape) == 1:
         return "a vector of hidden size"
     looked_up = family.lookups.get(weight.name.rpartition(".")[0])

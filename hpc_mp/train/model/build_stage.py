@@ -1,6 +1,7 @@
 """The construction of a stage: changes of Hugging Face's modules, one after another."""
 
-from collections.abc import Iterable
+import copy
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import cast
@@ -11,7 +12,7 @@ from transformers import PreTrainedModel
 
 from hpc_mp.layout.flat import StageSpan
 from hpc_mp.layout.models.adapter_weights import DOWN, adapted_weights
-from hpc_mp.layout.models.tensor import heads_of, part_of
+from hpc_mp.layout.models.tensor import heads_of, part_of, selected_heads
 from hpc_mp.train.model.attention_table import attention_function
 from hpc_mp.train.model.compilation import compile_block
 from hpc_mp.train.model.rotary_tables import RotaryTables
@@ -85,6 +86,10 @@ def _tensor(stage: TransformersStage, model: TransformersModules, whole: nn.Modu
             if inner in family.apart:
                 if _tensor_of(stage, path).size > 1:
                     change_flat(stage.get_submodule(path), stage.tensor.enter, stage.around.capacity.samples)
+            elif _tensor_of(stage, path).size > 1 and isinstance(stage.get_submodule(path), Projection):  # of no MLP's module
+                others = (name for name, other in family.cut_with.items() if other == inner)
+                for name, change in ((inner, stage.tensor.enter), *((name, nn.Identity()) for name in others)):
+                    change_flat(stage.get_submodule(f"{block}.{name}"), change, stage.around.capacity.samples)
             elif _tensor_of(stage, path).size > 1:
                 change_input(stage.get_submodule(path), stage.tensor.enter)
             elif inner == family.attention:
@@ -130,7 +135,10 @@ def _head(stage: TransformersStage, model: TransformersModules, whole: nn.Module
     family, vocabulary = model.family, model.shape.vocabulary
     if not stage.span.last:
         return
-    stage.graft(family.norm, whole.get_submodule(family.norm))
+    if family.head.startswith(f"{family.norm}."):
+        whole.set_submodule(family.head, nn.Identity())
+    for path in (family.norm, *family.behind_norm):
+        stage.graft(path, whole.get_submodule(path))
     name, cap = family.head_module(model.shape), getattr(model.config, "final_logit_softcapping", None)
     bias = next((weight.name for weight in family.head_weights(model.shape) if len(weight.shape) == 1), None)
     head = Projection(f"{name}.weight", bias, transposed=False, row=False, tensor=_tensor_of(stage, name))
@@ -184,12 +192,19 @@ def _attention(stage: TransformersStage, model: TransformersModules, whole: nn.M
         attention, tensor = stage.get_submodule(path), _tensor_of(stage, path)
         own = heads_of(shape.heads, shape.kv_heads, tensor.size, tensor.rank)
         heads, kv_heads = len(own.query), len(own.kv)
-        numbers = {"split_size": shape.hidden // shape.heads * heads, "num_key_value_groups": heads // kv_heads,
+        numbers = {**dict.fromkeys(("split_size", "embed_dim"), shape.hidden // shape.heads * heads),
+                   "num_key_value_groups": heads // kv_heads,
                    **dict.fromkeys(("num_attention_heads", "num_heads"), heads),
                    **dict.fromkeys(("num_key_value_heads", "num_kv_heads"), kv_heads)}
         for name, value in numbers.items() if tensor.size > 1 else ():
             if hasattr(attention, name):  # a module has some of these numbers
                 setattr(attention, name, value)
+        for module, order in family.selected.items() if tensor.size > 1 else ():
+            vars(attention)["config"] = config = copy.copy(model.config)  # the model's other modules share the original
+            config.num_attention_heads = heads
+            if chosen := selected_heads(order, own, shape.heads, shape.kv_heads):
+                change_output(stage.get_submodule(f"{block}.{module}"), partial(_of_heads, *chosen))
+        stage.queries[block] = own.query
         inner = family.attention_dropout
         probability = family.attention_probability(model.config) if inner is None else cast(
             float, attention.get_submodule(inner).p)
@@ -199,6 +214,11 @@ def _attention(stage: TransformersStage, model: TransformersModules, whole: nn.M
         if inner is not None:
             setattr(attention, inner, site)
         stage.context.attach(attention, own, attention_function)
+
+
+def _of_heads(count: int, chosen: Sequence[int], states: Tensor) -> Tensor:
+    """Return the chosen heads of so many."""
+    return states.unflatten(-1, (count, -1))[..., chosen, :].flatten(-2)
 
 
 def _buffers(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 TOKENS = 13  # of the sample that is read: no other size of a model
-OWN_ARGUMENTS = ("hidden_states", "attention_mask", "position_ids")  # of layers, which the engine gives them
+ALIBI = "alibi"  # the argument of layers with biases for distances: (samples × heads, 1, tokens)
+OWN_ARGUMENTS = ("hidden_states", "attention_mask", "position_ids", ALIBI)  # of layers, which the engine gives them
 SINKS = "s_aux"  # the argument of an attention function: a score for each head
 
 
@@ -45,7 +46,8 @@ class ForwardTrace:
         attentions, experts: calls of attention functions, and of experts, by layer.
         routers: modules beside experts that return logits, weights and choices.
         before, behind: modules beside the layers that were called before and behind them.
-        added_masks: True if every layer gets a mask of scores that holds for all heads, (1, 1, tokens, tokens).
+        added_masks: True if every layer gets a mask of scores that holds for all heads, (1, 1, tokens, tokens), or has biases for
+            distances too.
         placed: arguments of layers that were made for the positions of tokens, besides rotary tables.
         counted: True if a layer counts the tokens that it gets.
         drawn: operations that drew random numbers, each once; ``dropped``: those of them that drop elements.
@@ -109,7 +111,8 @@ class ForwardTrace:
         hidden = args[0] if args else settings.get("hidden_states")
         others = {name: value for name, value in arguments.items() if value is not hidden}
         mask = arguments.get("attention_mask")
-        self.added_masks &= isinstance(mask, Tensor) and mask.is_floating_point() and mask.shape == (1, 1, TOKENS, TOKENS)
+        self.added_masks &= isinstance(mask, Tensor) and mask.is_floating_point() and mask.shape[2:] == (TOKENS, TOKENS) and (
+            mask.shape[:2] == (1, 1) or isinstance(arguments.get(ALIBI), Tensor))
         if self._last is not None and hidden is not self._last:
             self.faults.append(f"changes hidden states between the layers {number - 1} and {number}")
         if any(tensor.requires_grad for tensor in tensors_in([*others.values()])):

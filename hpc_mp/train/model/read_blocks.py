@@ -14,7 +14,7 @@ from transformers.core_model_loading import PrefixChange, WeightConverter
 from transformers.integrations import moe
 
 from hpc_mp.layout.models.family import StoredPart, Weight
-from hpc_mp.layout.models.sheet import NO_PLAN
+from hpc_mp.layout.models.sheet import CUT_WITH, NO_PLAN
 from hpc_mp.train.model.forward_trace import ForwardTrace
 from hpc_mp.train.model.measured import Unmeasured, first_value
 
@@ -25,9 +25,34 @@ CUT: Mapping[str, int | None] = {
 LIMITED = ("k_", "v_", "key", "value")  # beginnings of the names of projections of key-value heads
 # Gate and up projection side by side, which transformers gathers before it splits them: ours are cut inside both.
 SPLIT = {"gate_up_proj": "colwise_gather_output", "down_proj": "rowwise_split_input"}
-PLANS: Mapping[str, Mapping[str, str]] = {  # of types for which transformers has none
-    "gpt_oss": dict.fromkeys((f"self_attn.{name}_proj" for name in "qkv"), "colwise") | {
-        "self_attn.o_proj": "rowwise", "self_attn.sinks": "colwise"},
+
+
+
+
+def _plan(rows: str, columns: str, whole: str = "") -> dict[str, str]:
+    """Return a plan, given patterns of the projections whose inputs and of those whose outputs are cut, and of what is whole in a
+    cut module, so that each rank has a share of its gradient. The first pattern that matches counts."""
+    words = {"rowwise": rows, "colwise": columns, "local_params": whole}
+    return {pattern: word for word, patterns in words.items() for pattern in patterns.split()}
+
+
+NORMED = ("olmo2", "olmo3", "olmoe", "flex_olmo")  # types with norms of all heads at once
+DENSE = _plan("mlp.dense_4h_to_h", "mlp.dense_h_to_4h")
+PLANS: Mapping[str, Mapping[str, str]] = {  # of modules for which transformers has no plan, or gathers what it cuts
+    "gpt_oss": _plan("self_attn.o_proj", "self_attn.?_proj self_attn.sinks"),
+    **dict.fromkeys(("opt", "biogpt"), _plan("self_attn.out_proj fc2", "self_attn.?_proj fc1")),
+    **dict.fromkeys(("bloom", "falcon"), _plan("self_attention.dense", "self_attention.query_key_value") | DENSE),
+    "persimmon": _plan("self_attn.dense", "self_attn.query_key_value") | DENSE,
+    "gpt_neo": _plan("attn.attention.out_proj mlp.c_proj", "attn.attention.?_proj mlp.c_fc"),
+    "gpt_bigcode": _plan("attn.c_proj mlp.c_proj", "attn.c_attn mlp.c_fc"),
+    "phi3": _plan("self_attn.o_proj", "", "self_attn.qkv_proj"),
+    **dict.fromkeys(NORMED, _plan("self_attn.o_proj", "self_attn.v_proj", "self_attn.?_proj")),
+}
+SELECTED: Mapping[str, Mapping[str, str]] = {  # as in ``Family``
+    "falcon": {"self_attention.query_key_value": "groups"},
+    "gpt_bigcode": {"attn.c_attn": "groups"},
+    "phi3": {"self_attn.qkv_proj": "query key value"},
+    **{kind: {"self_attn.q_norm": "query", "self_attn.k_norm": "key"} for kind in NORMED},
 }
 
 
@@ -58,6 +83,7 @@ class Division:
         regions: modules of a block that tensor ranks cut as a whole.
         whole: module of a block -> the reason why it is not cut.
         plan: pattern of a module or parameter in a block -> word.
+        selected: as in ``Family``.
         kv_heads: of the model.
     """
 
@@ -65,6 +91,7 @@ class Division:
     whole: Mapping[str, str]
     plan: Mapping[str, str]
     experts: ExpertsRead
+    selected: Mapping[str, str]
     kv_heads: int
 
     def word(self, name: str) -> str | None:
@@ -97,18 +124,23 @@ def divide(model: PreTrainedModel, layers: nn.ModuleList, blocks: str, attention
     """Return how ranks divide the blocks of a model. ``attention``: its path in a block."""
     experts = _experts(layers, trace)
     star = f"{blocks}.*."
-    plan = {pattern.removeprefix(star): word for pattern, word in (model.tp_plan or {}).items() if pattern.startswith(star)}
-    plan = {**plan, **PLANS.get(config.model_type, {})}
-    others = {name for layer, block in enumerate(layers) if layer not in trace.attentions for name, _ in block.named_children()}
+    theirs = {pattern.removeprefix(star): word for pattern, word in (model.tp_plan or {}).items() if pattern.startswith(star)}
+    plan = dict(PLANS.get(config.model_type, {}))
+    ours = {pattern.partition(".")[0] for pattern in plan}
+    plan |= {pattern: word for pattern, word in theirs.items() if pattern.partition(".")[0] not in ours}
+    others = {name for layer, block in enumerate(layers) if trace.attentions and layer not in trace.attentions
+              for name, _ in block.named_children()}
     heads = int(getattr(config, "num_attention_heads", None) or 1)
-    kv = int(getattr(config, "num_key_value_heads", None) or heads)
+    kv = int(getattr(config, "num_key_value_heads", None) or getattr(config, "num_kv_heads", None) or heads)
+    if hasattr(config, "multi_query") and not getattr(config, "new_decoder_architecture", False):
+        kv = 1 if config.multi_query else heads
     kv_heads = kv if heads % kv == 0 else heads
-    division = Division((), {}, plan, experts, kv_heads)
+    division = Division((), {}, plan, experts, SELECTED.get(config.model_type, {}), kv_heads)
     children = dict.fromkeys(name for block in layers for name, module in block.named_children()
                              if any(True for _ in module.parameters()))
     reasons = {name: _kept_whole(name, layers, division, attention, name in others, trace) for name in children}
-    return Division(tuple(name for name, reason in reasons.items() if reason is None),
-                    {name: reason for name, reason in reasons.items() if reason}, plan, experts, kv_heads)
+    return replace(division, regions=tuple(name for name, reason in reasons.items() if reason is None),
+                   whole={name: reason for name, reason in reasons.items() if reason})
 
 
 def _kept_whole(name: str, layers: nn.ModuleList, division: Division, attention: str, mixed: bool,
@@ -126,7 +158,10 @@ def _kept_whole(name: str, layers: nn.ModuleList, division: Division, attention:
         return "some layers have no attention there"
     if unknown := sorted(words - CUT.keys()):
         return f"its plan has {', '.join(unknown)}"
-    if "rowwise" not in words or ("." in attention and name == attention.partition(".")[0]):
+    if name in (*CUT_WITH, *CUT_WITH.values()):
+        return None
+    inside = attention if name == attention.partition(".")[0] else name
+    if not any(division.word(pattern) == "rowwise" and pattern.startswith(f"{inside}.") for pattern in patterns):
         return "its plan has no row projection"
     blocks = [dict(block.get_submodule(name).named_parameters(name)) for block in layers if hasattr(block, name)]
     if not all(any(division.cuts(path) for path in block) for block in blocks):
@@ -249,7 +284,8 @@ def _weights_of(block: nn.Module, division: Division, model: PreTrainedModel) ->
         elif word == "packed_colwise":
             yield Weight(name, (2, shape[0] // 2, *shape[1:]), cut=1, init=init)
         elif word == "colwise":
-            limited = path.rpartition(".")[2].startswith(LIMITED) and shape[0] % division.kv_heads == 0
+            limited = (path.rpartition(".")[2].startswith(LIMITED) or path in division.selected) and (
+                shape[0] % division.kv_heads == 0)
             yield Weight(name, shape, cut=0, init=init, most_parts=division.kv_heads if limited else None)
         elif word == "rowwise":
             yield Weight(name, shape, cut=1 if leaf == "weight" else None, init=init, row=True)

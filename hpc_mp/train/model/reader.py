@@ -36,8 +36,8 @@ from hpc_mp.train.model.read_blocks import Division, StoredNames, divide, stored
 PROBE = "hpc_mp_probe"  # the name of the attention function of a reading
 ANOTHER = "use a model of another type, or write your own as layers (hpc_mp.parallel)"
 ATTENTIONS = ("full_attention", "sliding_attention", "chunked_attention")  # kinds of layers
-# Types whose layers compute attention in their own code, by scores to which they add a mask of all tokens.
-OWN_ATTENTION = ("bloom", "falcon", "gpt_neo")
+# Types whose layers compute attention in their own code, by scores to which they add a mask of all tokens, and its module.
+OWN_ATTENTION = {"bloom": "self_attention", "falcon": "self_attention", "gpt_neo": "attn.attention"}
 MIXERS = ("linear_attention", "conv", "mamba")  # those that mix tokens by something else
 
 
@@ -99,6 +99,7 @@ def _read(values: Mapping[str, Any]) -> Sheet:
         raise refused(values, f"has {strange[0]}, which is not trained, and does not begin with a constant")
     scale = head_scale(model, head, blocks_path.rpartition(".")[0])
     counted = "its layers count the tokens that they get" if trace.counted else ""
+    own = config.model_type in OWN_ATTENTION
     sinks = any(SINKS in call.tensors for calls in trace.attentions.values() for call in calls)
     return Sheet(
         transformers=transformers.__version__, module=type(model).__module__, architecture=type(model).__name__,
@@ -107,10 +108,11 @@ def _read(values: Mapping[str, Any]) -> Sheet:
         before=tuple(before), attention=attention, regions=division.regions, whole=dict(division.whole),
         experts=division.experts.path, router=division.experts.router,
         apart=max((division.apart(table) for table in kinds), key=len),
-        unattended=tuple(layer for layer in range(len(layers)) if layer not in trace.attentions), tuples=trace.tuples,
-        needs_samples="its attention has sinks" if sinks else counted,
+        unattended=tuple(layer for layer in range(len(layers)) if layer not in trace.attentions and not own), tuples=trace.tuples,
+        needs_samples="its attention has sinks" if sinks else "attention is computed by its own code" if own else counted,
         needs_tokens=f"its layers get {', '.join(trace.placed)} for them" if trace.placed else "",
-        own_attention=config.model_type in OWN_ATTENTION, drops_by=_drops_by(config, values),
+        own_attention=own, selected={} if attention.partition(".")[0] in division.whole else dict(division.selected),
+        drops_by=_drops_by(config, values),
         dropout=max((getattr(config, name) for name in _dropouts(config)), default=0.0),
         head_scale=scale, kinds=tuple(kinds[table] for table in tables), blocks=tuple(kinds), embeddings=embeddings, norm=norm,
         head=heads)
@@ -211,6 +213,8 @@ def _check(model: PreTrainedModel, layers: nn.ModuleList, trace: ForwardTrace, v
         faults.append(f"adds more than a mask to the scores of layer {own[0]}")
     if noise := [name for name in trace.drawn if name not in trace.dropped]:
         faults.append(f"draws random numbers in training ({noise[0].partition('.')[0]}), which would differ between layouts")
+    if getattr(model.config, "slow_but_exact", False) and model.config.pretraining_tp > 1:
+        faults.append("computes products in pieces (slow_but_exact)")
     if whole := [name for name, stored, _ in stored_values(model) if not stored.is_floating_point()]:
         faults.append(f"has {whole[0]}, which is no floating-point number")
     if faults:
@@ -219,6 +223,8 @@ def _check(model: PreTrainedModel, layers: nn.ModuleList, trace: ForwardTrace, v
 
 def _attention_path(layers: nn.ModuleList, trace: ForwardTrace, values: Mapping[str, Any]) -> str:
     """Return the path of the attention in a block."""
+    if values["model_type"] in OWN_ATTENTION:
+        return OWN_ATTENTION[values["model_type"]]
     paths = Counter(next(path for path, module in layers[layer].named_modules() if module is calls[0].module)
                     for layer, calls in trace.attentions.items())
     if len(paths) > 1:

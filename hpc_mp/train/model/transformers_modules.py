@@ -34,9 +34,10 @@ class TransformersModules:
 
     @property
     def padding(self) -> dict[str, int]:
-        """The embedding's name -> its row that stays zero; empty if the model has no such row."""
-        row = cast(nn.Embedding, self.skeleton().get_submodule(self.family.embedding)).padding_idx
-        return {} if row is None else {f"{self.family.embedding}.weight": row}
+        """The name of an embedding -> its row that stays zero; empty if the model has no such row."""
+        skeleton, paths = self.skeleton(), (self.family.embedding, *self.family.lookups)
+        rows = {f"{path}.weight": cast(nn.Embedding, skeleton.get_submodule(path)).padding_idx for path in paths}
+        return {name: row for name, row in rows.items() if row is not None}
 
     def skeleton(self) -> nn.Module:
         """Return the modules of a model without values, from which a stage takes those at its ends; with one layer if others are

@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from itertools import cycle
 from typing import Any, cast
 
@@ -19,6 +20,7 @@ from hpc_mp.layout.flat import EMBEDDING, HEAD, TIED, StageSpan
 from hpc_mp.layout.models import Family, ModelShape
 from hpc_mp.layout.models.family import POSITIONS
 from hpc_mp.train.device.spans import profiled
+from hpc_mp.train.model.forward_trace import ALIBI
 from hpc_mp.train.model.rotary_tables import RotaryTables
 from hpc_mp.train.model.unit_stage import UnitStage, closed, opened
 from hpc_mp.train.model.vocabulary import LogitsObjective, NextToken
@@ -61,6 +63,7 @@ class TransformersStage(UnitStage):
         rotary: the model's rotary tables.
         objective: the loss; only on the last stage.
         microbatch: the current one.
+        queries: numbers of this rank's attention heads, by layer.
     """
 
     driver: Callable[..., Tensor]
@@ -75,10 +78,12 @@ class TransformersStage(UnitStage):
         self.whole_samples = self.positions.unsqueeze(0)
         self.all_positions = torch.arange(self.context.sequence, device=self.positions.device)
         self.windows = {path: shape.window_of(layer) for path, layer in zip(self.blocks, span.layers, strict=True)
-                        if layer not in family.unattended or family.own_attention}
+                        if layer not in family.unattended}
         self.rotary: list[RotaryTables] = []
         self._kept: dict[int | None, Visible | None] = {}  # for samples of one document
         self._noted: list[Settings] = []
+        self.queries: dict[str, range] = {}
+        self._biases: Tensor | None = None
 
     def adopt(self, units: Mapping[str, Unit]) -> None:
         super().adopt(units)
@@ -110,7 +115,7 @@ class TransformersStage(UnitStage):
     def tensors(self) -> Iterator[Tensor]:
         """Yield the tensors that a stage holds besides activations: parameters, positions and rotary tables."""
         yield from super().tensors()
-        yield from (self.whole_samples, self.all_positions)
+        yield from (self.whole_samples, self.all_positions, *(() if self._biases is None else (self._biases,)))
         yield from (tensor for visible in self._kept.values() if visible for tensor in (visible.first, visible.offsets))
         yield from (table for rotary in self.rotary for tables in rotary.kept.values()
                     for table in ((tables,) if isinstance(tables, Tensor) else tables))
@@ -134,8 +139,9 @@ class TransformersStage(UnitStage):
             rotary.places = places
         own = self.tensor.share(places, 1)
         indexes = {ARGUMENTS[name]: self._index(name, batch, own) for name in self.family.lookups.values() if name != POSITIONS}
+        rows = self._counted(batch["ids"], begins) if self.span.first and self.shape.first_position else own
         with self.precision.computing():
-            hidden = self.driver(inputs_embeds=hidden, position_ids=own, **indexes)
+            hidden = self.driver(inputs_embeds=hidden, position_ids=rows, **indexes)
         result = self.microbatch.result
         self.microbatch.received = self.microbatch.result = None
         return self._finish(hidden, batch, gradient) if result is None else {HIDDEN: result}
@@ -158,6 +164,8 @@ class TransformersStage(UnitStage):
             arguments["attention_mask"] = visible
             if visible is not None and self.family.own_attention:
                 arguments["attention_mask"] = visible.whole(hidden.dtype).expand(len(hidden), -1, -1, -1)
+        if arguments.get(ALIBI) is not None:
+            arguments[ALIBI] = self._alibi(hidden)[[*self.queries[path]]].repeat(len(hidden), 1, 1)
         self._noted.append(arguments)
         paths = self.groups[group]
         if path != paths[-1]:
@@ -191,8 +199,9 @@ class TransformersStage(UnitStage):
         return visible
 
     def _window(self, window: int | None, documents: Tensor | None, begins: Tensor | None, samples: int) -> Visible | None:
-        first, causal = first_seen(begins, window, self.all_positions), not self.shape.bidirectional
-        if first is None and not self.family.own_attention:
+        causal, hides = not self.shape.bidirectional, window is not None and window < self.context.sequence
+        first = first_seen(begins, window if causal else None, self.all_positions)
+        if first is None and (causal or not hides) and not self.family.own_attention:
             return None
         first = torch.zeros_like(self.all_positions).unsqueeze(0) if first is None else first
         return Visible(first, offsets_of(documents, samples, self.context.sequence, self.positions.device), window, causal)
@@ -202,6 +211,16 @@ class TransformersStage(UnitStage):
             return self._window(None, documents, begins, samples)
         documents = in_chunks(documents, begins, chunk, samples, self.all_positions)
         return self._window(None, documents, begins_of(documents, self.all_positions), samples)
+
+    @torch.no_grad()
+    def _alibi(self, hidden: Tensor) -> Tensor:
+        """Return the biases of all heads for distances in samples, (heads, 1, sequence), as transformers makes them. What is the
+        same for all keys of a query has no effect, so that they hold for documents too."""
+        if self._biases is None:
+            make = import_module(self.family.modules[0]).build_alibi_tensor
+            with self.precision.computing():
+                self._biases = make(torch.ones_like(self.all_positions).unsqueeze(0), self.shape.heads, hidden.dtype)
+        return self._biases
 
     def _embed(self, batch: Batch) -> Tensor:
         """Return the tokens' embeddings. What the forward does with them before the first layer needs the same units."""
@@ -213,6 +232,14 @@ class TransformersStage(UnitStage):
     def _index(self, name: str, batch: Batch, own: Tensor) -> Tensor:
         """Return the index of a further embedding for this rank's tokens, zeros if the batch has none."""
         return self.tensor.share(self.context.own(batch[name]), 1) if name in batch else torch.zeros_like(own)
+
+    def _counted(self, ids: Tensor, begins: Tensor | None) -> Tensor:
+        """Return the rows of the embedding of positions of this rank's tokens, if padding is not counted."""
+        padding = self.shape.first_position - 1
+        counted = (ids != padding).long()
+        before = counted.cumsum(1) - counted
+        row = padding + counted * (1 + before - (0 if begins is None else before.gather(1, begins)))
+        return self.tensor.share(self.context.own(row), 1)
 
     def _enter(self, hidden: Tensor) -> Tensor:
         """Return the input of the first layer, given what the forward made of the embeddings."""
@@ -232,6 +259,8 @@ class TransformersStage(UnitStage):
     def _finish(self, hidden: Tensor, batch: Batch, gradient: Tensor | None) -> tuple[Tensor, Tensor]:
         if not self.family.norm.startswith(f"{self.family.base}."):
             hidden = self.get_submodule(self.family.norm)(hidden)
+        for path in self.family.behind_norm:
+            hidden = self.get_submodule(path)(hidden)
         if self.family.head_scale != 1.0:
             hidden = hidden * self.family.head_scale
         loss, count = closed(self.head_units, *self.objective(hidden, batch, self.context.own, gradient))

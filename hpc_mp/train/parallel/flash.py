@@ -84,10 +84,10 @@ def of_documents(query: Tensor, key: Tensor, value: Tensor, visible: Visible, sc
         scale: of scores; None: 1 / sqrt(head_dim).
     """
     tokens = (states.transpose(1, 2).flatten(0, 1) for states in (query, key, value))
-    before, behind = -1 if visible.window is None else visible.window - 1, 0 if visible.causal else -1
+    before = -1 if visible.window is None else visible.window - 1
     output, *_ = ATEN._flash_attention_forward(
         *tokens, visible.offsets, visible.offsets, query.shape[2], query.shape[2], 0.0, visible.causal, False, scale=scale,
-        window_size_left=before, window_size_right=behind)
+        window_size_left=before, window_size_right=0 if visible.causal else before)
     return cast(Tensor, output).unflatten(0, (query.shape[0], query.shape[2]))
 
 

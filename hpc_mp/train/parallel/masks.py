@@ -23,11 +23,13 @@ class Visible:
     """The tokens that attention over whole samples may use.
 
     Attributes:
-        first: first visible token of each token, (samples, sequence), or (1, sequence) if it is the same in all samples.
+        first: first visible token of each token, (samples, sequence), or (1, sequence) if it is the same in all samples; of
+            its document if attention is not causal.
         offsets: the first token of each document, counted over all samples, and the number of all tokens, int32. Documents may be
             empty.
-        window: number of tokens that a token sees, including itself; None: all of its document.
-        causal: False: a token sees its whole document.
+        window: number of tokens that a token sees, including itself, on either side if attention is not causal; None: all of its
+            document.
+        causal: False: a token sees later ones too.
     """
 
     first: Tensor
@@ -41,8 +43,8 @@ class Visible:
         length = self.first.shape[1]
         for begin in range(0, length, QUERIES):
             end = min(begin + QUERIES, length)
-            low = max(0, begin - self.window + 1) if self.window and self.causal else 0
-            yield slice(begin, end), slice(low, end if self.causal else length)
+            low, high = (max(0, begin - self.window + 1), end + self.window - 1) if self.window else (0, length)
+            yield slice(begin, end), slice(low, end if self.causal else min(high, length))
 
     def whole(self, dtype: torch.dtype) -> Tensor:
         """Return ``mask`` of all tokens. The first call makes it, and all layers share it."""
@@ -55,6 +57,8 @@ class Visible:
         places = torch.arange(self.first.shape[1], device=self.first.device)
         rows, columns, first = places[queries, None], places[keys], self.first[:, queries, None]
         hidden = (columns > rows) | (columns < first) if self.causal else self.first[:, None, keys] != first
+        if self.window and not self.causal:
+            hidden |= (columns - rows).abs() >= self.window
         mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
         return mask.masked_fill_(hidden, torch.finfo(dtype).min).unsqueeze(1)
 

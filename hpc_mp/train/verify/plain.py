@@ -62,7 +62,8 @@ class Plain(StaysDouble):
         with self:
             hugging_face = AutoConfig.for_model(config["model_type"], **values)
             hugging_face._experts_implementation = "eager"  # the other implementations of transformers do not support fp64
-            return AutoModelForCausalLM.from_config(hugging_face, attn_implementation="eager").double().train()
+            attention = "sdpa" if getattr(hugging_face, "alibi", False) else "eager"  # Falcon's own code adds the biases twice
+            return AutoModelForCausalLM.from_config(hugging_face, attn_implementation=attention).double().train()
 
     def __torch_function__(self, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         if function is nn.functional.dropout and self.sites:

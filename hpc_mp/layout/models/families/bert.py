@@ -2,6 +2,7 @@
 and a dense layer before the head, which is tied to the embedding and has a bias."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from hpc_mp.layout.models.family import POSITIONS, Family, Weight, column, norm, row
@@ -39,8 +40,7 @@ def read(config: Mapping[str, Any]) -> ModelShape:
 def block_weights(s: ModelShape, _: int) -> tuple[Weight, ...]:
     h, f = s.hidden, s.intermediate
     return (
-        *norm("attention.output.LayerNorm", h, bias=True),
-        *norm("output.LayerNorm", h, bias=True),
+        *(weight for name in ("attention.output", "output") for weight in norm(f"{name}.LayerNorm", h, bias=True)),
         *(weight for name in ("query", "key", "value") for weight in column(f"attention.self.{name}", h, h, bias=True)),
         *row("attention.output.dense", h, h, bias=True),
         *column("intermediate.dense", f, h, bias=True),
@@ -48,29 +48,32 @@ def block_weights(s: ModelShape, _: int) -> tuple[Weight, ...]:
     )
 
 
+def embedding_weights(s: ModelShape, path: str = EMBEDDINGS) -> tuple[Weight, ...]:
+    return (
+        *column(f"{path}.word_embeddings", s.vocabulary, s.hidden),
+        Weight(f"{path}.position_embeddings.weight", (s.first_position + s.positions, s.hidden)),
+        Weight(f"{path}.token_type_embeddings.weight", (s.token_types, s.hidden)),
+        *norm(f"{path}.LayerNorm", s.hidden, bias=True),
+    )
+
+
+def dense_weights(s: ModelShape, path: str, last: str) -> tuple[Weight, ...]:
+    dense = Weight(f"{path}.dense.weight", (s.hidden, s.hidden)), Weight(f"{path}.dense.bias", (s.hidden,), init="zeros")
+    return *dense, *norm(f"{path}.{last}", s.hidden, bias=True)
+
+
+def head_weights(s: ModelShape, path: str) -> tuple[Weight, ...]:
+    return *column(f"{path}.decoder", s.vocabulary, s.hidden), Weight(f"{path}.bias", (s.vocabulary,), cut=0, init="zeros")
+
+
 FAMILY = Family(
-    model_type="bert", architecture="BertForMaskedLM", since="5.24",
-    fields=FIELDS, read=read,
+    model_type="bert", architecture="BertForMaskedLM", since="5.24", fields=FIELDS, read=read,
     embedding=f"{EMBEDDINGS}.word_embeddings", blocks="bert.encoder.layer", norm=f"{HEAD}.transform", head=f"{HEAD}.decoder",
     lookups={f"{EMBEDDINGS}.position_embeddings": POSITIONS, f"{EMBEDDINGS}.token_type_embeddings": "token_types"},
     behind_embedding=(f"{EMBEDDINGS}.LayerNorm", f"{EMBEDDINGS}.dropout"),
     attention="attention.self", attention_dropout="dropout", mlp="intermediate", cut_with={"output": "intermediate"},
-    block_weights=block_weights,
-    embedding_weights=lambda s: (
-        *column(f"{EMBEDDINGS}.word_embeddings", s.vocabulary, s.hidden),
-        Weight(f"{EMBEDDINGS}.position_embeddings.weight", (s.positions, s.hidden)),
-        Weight(f"{EMBEDDINGS}.token_type_embeddings.weight", (s.token_types, s.hidden)),
-        *norm(f"{EMBEDDINGS}.LayerNorm", s.hidden, bias=True),
-    ),
-    norm_weights=lambda s: (
-        Weight(f"{HEAD}.transform.dense.weight", (s.hidden, s.hidden)),
-        Weight(f"{HEAD}.transform.dense.bias", (s.hidden,), init="zeros"),
-        *norm(f"{HEAD}.transform.LayerNorm", s.hidden, bias=True),
-    ),
-    head_weights=lambda s: (
-        *column(f"{HEAD}.decoder", s.vocabulary, s.hidden),
-        Weight(f"{HEAD}.bias", (s.vocabulary,), cut=0, init="zeros"),
-    ),
+    block_weights=block_weights, embedding_weights=embedding_weights, head_weights=partial(head_weights, path=HEAD),
+    norm_weights=partial(dense_weights, path=f"{HEAD}.transform", last="LayerNorm"),
     older_names={r"LayerNorm\.weight$": "LayerNorm.gamma", r"LayerNorm\.bias$": "LayerNorm.beta"},
     beside=("bert.pooler.*", "cls.seq_relationship.*", f"{HEAD}.decoder.bias", "bert.embeddings.position_ids"),
 )
