@@ -37,6 +37,7 @@ class ModelShape:
         chunked: True if windows do not end with the token, but are the chunks of this length of a sample, up to the token.
         bidirectional: True if tokens attend to later ones too; such a model learns masked tokens, not the next one.
         token_types: kinds of tokens, each with an embedding beside that of the word; 0: none.
+        classes: of samples, which the model tells apart in place of words; 0: it is a language model.
         adapters: what is trained in place of the model's own weights; None: these are.
     """
 
@@ -62,6 +63,7 @@ class ModelShape:
     chunked: bool = False
     bidirectional: bool = False
     token_types: int = 0
+    classes: int = 0
     adapters: Adapters | None = None
 
     def experts_of(self, layer: int) -> int:
@@ -71,6 +73,15 @@ class ModelShape:
     def window_of(self, layer: int) -> int | None:
         """Return the window of a layer; None: its tokens attend to all earlier ones."""
         return self.windows[layer % len(self.windows)] if self.windows else None
+
+    def telling(self, classes: int) -> "ModelShape":
+        """Return the shape of the model with a head for so many classes of samples; 0: with its own head."""
+        return replace(self, classes=classes, tied=False) if classes else self
+
+    @property
+    def outputs(self) -> int:
+        """Words or classes that the head tells apart."""
+        return self.classes or self.vocabulary
 
     @property
     def kinds(self) -> tuple[int, ...]:

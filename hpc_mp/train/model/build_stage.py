@@ -17,7 +17,7 @@ from hpc_mp.train.model.compilation import compile_block
 from hpc_mp.train.model.rotary_tables import RotaryTables
 from hpc_mp.train.model.transformers_modules import TransformersModules
 from hpc_mp.train.model.transformers_stage import Absent, TransformersStage
-from hpc_mp.train.model.vocabulary import LogitsObjective, NextToken, VocabularyEmbedding
+from hpc_mp.train.model.vocabulary import LogitsObjective, NextToken, SampleClass, VocabularyEmbedding
 from hpc_mp.train.parallel.adapter import Adapter, InputDropout
 from hpc_mp.train.parallel.capacity import Intake
 from hpc_mp.train.parallel.dropout import HashDropout
@@ -26,6 +26,7 @@ from hpc_mp.train.parallel.groups import Axis
 from hpc_mp.train.parallel.projection import Projection, TensorAxis, change_flat, change_input, change_output
 from hpc_mp.train.parallel.surroundings import Surroundings
 
+POOLED = "pooler_output"  # in what a model with a pooler returns
 UNSET = -987654321.0  # in buffers without values
 
 
@@ -126,17 +127,24 @@ def _sharers(stage: TransformersStage, own: bool) -> tuple[list[Axis], bool]:
 
 
 def _head(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
-    """Attach the last norm, the head and the loss to the last stage, cut along the vocabulary."""
-    family, vocabulary = model.family, model.shape.vocabulary
+    """Attach the last norm, the head and the loss to the last stage, cut along the vocabulary. A pooler of first tokens gets each
+    token as the first of a sample."""
+    family, vocabulary, samples = model.family, model.shape.outputs, stage.around.capacity.samples
     if not stage.span.last:
         return
-    stage.graft(family.norm, whole.get_submodule(family.norm))
-    name, cap = family.head_module(model.shape), getattr(model.config, "final_logit_softcapping", None)
+    for path in (family.norm, *family.behind_norm):
+        stage.graft(path, whole.get_submodule(path))
+    if family.output == POOLED:
+        change_input(stage.get_submodule(family.norm), lambda hidden: hidden.flatten(0, 1).unsqueeze(1))
+        change_output(stage.get_submodule(family.norm), lambda pooled: pooled.unflatten(0, (samples, -1)))
+    classes = model.shape.classes
+    name, cap = family.head_module(model.shape), None if classes else getattr(model.config, "final_logit_softcapping", None)
     bias = next((weight.name for weight in family.head_weights(model.shape) if len(weight.shape) == 1), None)
     head = Projection(f"{name}.weight", bias, transposed=False, row=False, tensor=_tensor_of(stage, name))
     if model.loss is None:
         around = stage.around
-        stage.objective = NextToken(head, vocabulary, stage.tensor, cap, around.compile, around.loss_terms)
+        objective = SampleClass if classes else NextToken
+        stage.objective = objective(head, vocabulary, stage.tensor, cap, around.compile, around.loss_terms)
     else:
         stage.objective = LogitsObjective(head, vocabulary, cap, model.loss)
 
@@ -256,4 +264,4 @@ def _driver(stage: TransformersStage, model: TransformersModules, whole: nn.Modu
     for module in (parent, base):
         module.config = model.config
     vars(parent)[name] = stage.layer_calls(cast(nn.ModuleList, parent._modules.pop(name)))
-    stage.driver = lambda **arguments: cast(Tensor, base(**arguments, use_cache=False).last_hidden_state)
+    stage.driver = lambda **arguments: cast(Tensor, getattr(base(**arguments, use_cache=False), family.output))

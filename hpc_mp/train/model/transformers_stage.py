@@ -232,6 +232,8 @@ class TransformersStage(UnitStage):
     def _finish(self, hidden: Tensor, batch: Batch, gradient: Tensor | None) -> tuple[Tensor, Tensor]:
         if not self.family.norm.startswith(f"{self.family.base}."):
             hidden = self.get_submodule(self.family.norm)(hidden)
+        for path in self.family.behind_norm:
+            hidden = self.get_submodule(path)(hidden)
         if self.family.head_scale != 1.0:
             hidden = hidden * self.family.head_scale
         loss, count = closed(self.head_units, *self.objective(hidden, batch, self.context.own, gradient))
