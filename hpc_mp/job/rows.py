@@ -42,7 +42,7 @@ class Labelled:
         names = self.names if value in self.names or any(map(str.isdecimal, self.names)) else numbers  # a name is no number
         if value not in names:
             raise UnusableRow(f"its {self.label} is {shown(row.get(self.label))}, which is none of the classes "
-                              f"{', '.join(self.names)}, and no number of one", "name its key in data.label, and all in data.labels")
+                              f"{', '.join(self.names)}, and no number of one", "name the key in data.label, all in data.labels")
         return Example(tuple(str(row[key]) for key in self.texts), names.index(value), self.limit)
 
 
