@@ -47,7 +47,8 @@ class Training:
         shape = model_shape(config, "a checkpoint").telling(CLASSES)
         family, labels = family_of(shape), {f"{number}": f"class {number}" for number in range(CLASSES)}
         config |= {"id2label": labels, "initializer_range": 0.2}
-        return TransformersModel(hugging_face_config(config, family, None, recompute), family, replace(shape, initializer_range=0.2))
+        built = hugging_face_config(config, family, None, recompute)
+        return TransformersModel(built, family, replace(shape, initializer_range=0.2))
 
     def batches(self) -> list[Batch]:
         """The global batch of every step."""

@@ -34,8 +34,8 @@ def attach(model: nn.Module, shape: ModelShape, source: Source, drop: Drop) -> d
     assert adapters is not None
     model.requires_grad_(False)
     head = {weight.name: model.get_parameter(weight.name) for weight in head_beside(family_of(shape), shape)}
-    for parameter in head.values():
-        parameter.requires_grad_()
+    for own in head.values():
+        own.requires_grad_(True)
     for target, (weight, *pair) in adapted_weights(family_of(shape), shape).items():
         down, up = (nn.Parameter(source(factor, whole(factor.shape)).clone()) for factor in pair)
         factors |= dict(zip((factor.name for factor in pair), (down, up), strict=True))
