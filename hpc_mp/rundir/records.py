@@ -94,7 +94,8 @@ class Evaluation:
         label_tokens: tokens of the held-out text that count.
         seconds: duration of the evaluation.
         attempt: from 1.
-        accuracy, macro_f1: of a classification; NaN for other objectives.
+        accuracy: share of the rows whose class a classification tells; NaN for other objectives.
+        macro_f1: mean of F1 over the classes; likewise.
     """
 
     step: Count
