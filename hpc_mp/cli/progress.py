@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from hpc_mp.base.text import data_size, duration, escaped, loss_number, loss_words, speed
+from hpc_mp.base.text import data_size, duration, escaped, loss_number, speed
 from hpc_mp.cluster.slurm.jobs import WAITING
 from hpc_mp.launch.listener import Listener
 from hpc_mp.rundir.records import Evaluation, RankStatus, StepMetrics
@@ -50,7 +50,7 @@ class TerminalListener(Listener):
 
     def evaluated(self, evaluations: Sequence[Evaluation]) -> None:
         for evaluation in evaluations:
-            self.note(f"held out after step {evaluation.step}: {loss_words(evaluation.loss)}")
+            self.note(f"held out after step {evaluation.step}: {evaluation.words}")
 
     def end(self) -> None:
         if self._bar is not None:

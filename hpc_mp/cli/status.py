@@ -145,7 +145,7 @@ def lines(status: RunStatus) -> Iterator[tuple[str, str]]:
     if status.step:
         yield "step", steps_words(status)
     if status.evaluation is not None:
-        yield "held out", f"after step {status.evaluation.step}: {loss_words(status.evaluation.loss)}"
+        yield "held out", f"after step {status.evaluation.step}: {status.evaluation.words}"
     if status.checkpoint is not None:
         unsaved = status.step - step_of(status.checkpoint)
         lost = f" ({lost_words(unsaved)})" if status.ended and unsaved > 0 else ""

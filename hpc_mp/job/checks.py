@@ -7,7 +7,7 @@ from hpc_mp.base.text import counted, shown
 from hpc_mp.job.learning_rate import check_schedule
 from hpc_mp.job.lora import check_lora
 from hpc_mp.job.program import ProgramSpec
-from hpc_mp.job.spec import UNCOUNTED, JobSpec, LossScale, Profiler, Train
+from hpc_mp.job.spec import UNCOUNTED, Data, JobSpec, LossScale, Profiler, Train
 from hpc_mp.job.sweep import runs_of
 from hpc_mp.layout.optimizers import WHOLE_WEIGHTS
 from hpc_mp.layout.schedule.names import check_sizes, stages_per_rank
@@ -80,6 +80,7 @@ def check_arithmetic(spec: JobSpec) -> None:
     _check_background(spec)
     _check_precision(spec)
     check_lora(spec.lora)
+    _check_classes(spec)
     if spec.evaluate.every and not spec.evaluate.active:
         raise HpcMpError(f"evaluate.every = {spec.evaluate.every}", "has no effect without evaluate.files or evaluate.share",
                          "name the files with held-out text in evaluate.files, or leave evaluate.every out")
@@ -199,6 +200,28 @@ def _check_background(spec: JobSpec) -> None:
     if spec.parallel.offload_directory is not None and spec.checkpoint.background:
         raise HpcMpError("checkpoint.background = true", "would copy the optimizer state that parallel.offload_directory keeps "
                          "on a disk into memory", "leave one of them out")
+
+
+def _check_classes(spec: JobSpec) -> None:
+    """Check that classes are named where they are learnt, and that nothing is set that has no effect on them."""
+    labels, defaults = spec.data.labels, Data.model_fields
+    if spec.train.objective != "classification":
+        for key in ("labels", "label", "text"):
+            if (value := getattr(spec.data, key)) != defaults[key].default:
+                raise HpcMpError(f"data.{key} = {shown(value)}", f"has no effect with train.objective = {spec.train.objective!r}",
+                                 'set train.objective = "classification", or leave it out')
+        return
+    if len(labels) < 2 or len({*labels}) < len(labels):
+        raise HpcMpError(f"data.labels = {shown(labels)}", 'must name at least two classes, each once, for train.objective = '
+                         '"classification"', 'list them in the order of their numbers: labels = ["negative", "positive"]')
+    for key in ("format", "template", "weights", "documents"):
+        if (value := getattr(spec.data, key)) != defaults[key].default:
+            raise HpcMpError(f"data.{key} = {shown(value)}", "has no effect on rows for classification: each is a sample",
+                             "leave it out")
+    for key in ("router_balance", "router_z"):
+        if value := getattr(spec.train, key):
+            raise HpcMpError(f"train.{key} = {value:g}", "is not supported for classification: it would count what fills rows up",
+                             "leave it out")
 
 
 def _check_precision(spec: JobSpec) -> None:

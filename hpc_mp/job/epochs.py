@@ -18,12 +18,12 @@ def steps_of(epochs: float, samples: int, global_batch: int) -> int:
     return max(1, math.ceil(round(epochs * samples / global_batch, DIGITS)))
 
 
-def with_steps(spec: JobSpec, tokens: int) -> JobSpec:
-    """Return the job with ``train.steps`` in place of ``train.epochs``; unchanged if it already has steps. ``tokens``: the number
-    of tokens in all its files. Raises HpcMpError if the resulting number of steps is invalid."""
+def with_steps(spec: JobSpec, samples: int) -> JobSpec:
+    """Return the job with ``train.steps`` in place of ``train.epochs``; unchanged if it already has steps. ``samples``: those of
+    all its files. Raises HpcMpError if the resulting number of steps is invalid."""
     if spec.train.epochs is None:
         return spec
-    steps = steps_of(spec.train.epochs, samples_of(tokens, spec.data.sequence_length), spec.train.global_batch)
+    steps = steps_of(spec.train.epochs, samples, spec.train.global_batch)
     counted = spec.model_copy(update={"train": spec.train.model_copy(update={"steps": steps, "epochs": None})})
     check_arithmetic(counted)
     return counted

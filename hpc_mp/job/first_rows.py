@@ -18,7 +18,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job.chats import Chat, UnusableRow
 from hpc_mp.job.inputs import TABLES, compression, kind
 from hpc_mp.job.row_files import bad_row, damage_named, open_unpacked, rows
-from hpc_mp.job.rows import SHAPES, Content, Form, Texts, known_keys, row_content
+from hpc_mp.job.rows import SHAPES, Content, Example, Labelled, RowForm, Texts, columns_of, known_keys, row_content
 
 HEAD = 1 << 16  # bytes that are examined
 LINE = 1 << 24  # maximum bytes of a first row; longer ones are left to the nodes
@@ -71,9 +71,9 @@ class FirstRow:
     chat: bool = False
 
 
-def first_rows(files: Sequence[Path], key: str = "data.files", form: Form = "auto") -> tuple[FirstRow, ...]:
+def first_rows(files: Sequence[Path], key: str = "data.files", form: RowForm = "auto") -> tuple[FirstRow, ...]:
     """Return the first row of every file, in order. ``key``: the key of the job file that names the files. ``form``:
-    ``data.format``. Raises HpcMpError if a file does not match its suffix, is not UTF-8, or begins with a row that cannot be
+    ``data.form``. Raises HpcMpError if a file does not match its suffix, is not UTF-8, or begins with a row that cannot be
     trained on; or no file contains any text."""
     with ThreadPoolExecutor(READERS) as pool:
         first = tuple(pool.map(lambda path: _first(path, key, form), files))
@@ -83,8 +83,11 @@ def first_rows(files: Sequence[Path], key: str = "data.files", form: Form = "aut
     return first
 
 
-def _first(path: Path, key: str, form: Form) -> FirstRow:
+def _first(path: Path, key: str, form: RowForm) -> FirstRow:
     value = f"{key}: {path}"
+    if isinstance(form, Labelled) and kind(path) == "text":
+        raise HpcMpError(value, "is plain text, which has no class", "name files of rows: .jsonl, .json, .csv, .tsv, .parquet or "
+                         ".arrow")
     try:
         size = path.stat().st_size
         if kind(path) in TABLES:
@@ -100,7 +103,7 @@ def _first(path: Path, key: str, form: Form) -> FirstRow:
     match kind(path):
         case "jsonl":
             content = _jsonl(path, head, key, form, whole=whole)
-        case "json":
+        case "json" | "csv":
             content = _row(path, key, form)
         case _:
             content = _text(value, head)
@@ -125,11 +128,11 @@ def _head(path: Path, key: str) -> tuple[bytes | None, bool]:
         return head, not file.read(1)
 
 
-def _row(path: Path, key: str, form: Form) -> Content:
+def _row(path: Path, key: str, form: RowForm) -> Content:
     """Return the first row with text of a table, or of a .json file, among its first ones. Nothing, if pyarrow is missing."""
     if kind(path) in TABLES and find_spec("pyarrow") is None:
         return ()
-    for number, row, _ in islice(rows(path, key), FIRST_ROWS):
+    for number, row, _ in islice(rows(path, key, columns_of(form)), FIRST_ROWS):
         try:
             content = row_content(row, form)
         except UnusableRow as error:
@@ -141,6 +144,8 @@ def _row(path: Path, key: str, form: Form) -> Content:
 
 def _texts(content: Content) -> Texts:
     """Return the texts of a row; of a chat its messages before the last answer that counts, and this answer."""
+    if isinstance(content, Example):
+        return ((f"{' / '.join(content.texts)} → class {content.label}", True),)
     if not isinstance(content, Chat):
         return content
     last = max(place for place, counts in enumerate(content.counts) if counts)
@@ -181,7 +186,7 @@ def _check_text(value: str, head: bytes) -> None:
                              "convert it, for example: iconv -f ISO-8859-1 -t UTF-8 OLD > NEW") from None
 
 
-def _jsonl(path: Path, head: bytes, key: str, form: Form, *, whole: bool) -> Content:
+def _jsonl(path: Path, head: bytes, key: str, form: RowForm, *, whole: bool) -> Content:
     """Return the first row with text that counts in the loss. All rows in the head are checked, except one cut by its end."""
     lines = head.removeprefix(codecs.BOM_UTF8).splitlines(keepends=True)
     contents: list[Content] = []

@@ -12,19 +12,19 @@ from typing import Literal
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job.rows import SHAPES
 
-Kind = Literal["text", "jsonl", "json", "parquet", "arrow"]
+Kind = Literal["text", "jsonl", "json", "csv", "parquet", "arrow"]
 
 # Suffixes of files that hold rows; all other suffixes that are not refused are text.
 KINDS: dict[str, Kind] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".parquet": "parquet", ".arrow": "arrow",
-                          ".feather": "arrow"}
+                          ".feather": "arrow", ".csv": "csv", ".tsv": "csv"}
 TABLES: frozenset[Kind] = frozenset({"parquet", "arrow"})  # what pyarrow reads
 COMPRESSED = (".gz", ".zst")  # behind the suffix of a text or of JSON
 
 # suffix: (the rule it breaks, the remedy)
 REFUSED: dict[str, tuple[str, str]] = {
-    **dict.fromkeys((".csv", ".tsv", ".xls", ".xlsx", ".ods"),
-                    ("a table of this kind is neither raw text nor rows of JSON or parquet",
-                     f"write one row per line into a .jsonl file, {SHAPES}; to train on a CSV's raw text, rename it to .txt")),
+    **dict.fromkeys((".xls", ".xlsx", ".ods"),
+                    ("a table of this kind is neither raw text nor rows of JSON, CSV or parquet",
+                     f"save it as .csv, or write one row per line into a .jsonl file, {SHAPES}")),
     **dict.fromkeys((".bz2", ".xz", ".lz4", ".zip", ".7z", ".tar", ".tgz"),
                     ("archives are not read, nor other compression than .gz and .zst",
                      "unpack it and name the files inside, or compress it by gzip or zstd")),

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.text import shown
 from hpc_mp.job.learning_rate import check_factors
 from hpc_mp.job.lora import Lora
 from hpc_mp.job.spec import JobSpec
@@ -21,11 +22,16 @@ from hpc_mp.layout.optimizers import SLOTS
 from hpc_mp.layout.placement import Degrees
 from hpc_mp.layout.stages import Partition, StageCut, cut_stages
 
+CLASSES = "single_label_classification"  # transformers' name of this loss
+
 
 def read_config(spec: JobSpec) -> Config:
-    """Return the configuration of the job's language model, which may be a part of another. Raises HpcMpError if the checkpoint
-    or its config.json is missing or unreadable."""
-    return text_part(whole_config(spec))
+    """Return the configuration of the job's language model, which may be a part of another, with the classes that the job names.
+    Raises HpcMpError if the checkpoint or its config.json is missing or unreadable."""
+    names = dict(enumerate(spec.data.labels))
+    return text_part(whole_config(spec)) | ({
+        "id2label": {str(number): name for number, name in names.items()}, "problem_type": CLASSES,
+        "label2id": {name: number for number, name in names.items()}} if names else {})
 
 
 def whole_config(spec: JobSpec) -> Config:
@@ -39,7 +45,7 @@ def whole_config(spec: JobSpec) -> Config:
 def read_shape(spec: JobSpec) -> ModelShape:
     """Return the shape of a job's model, with its adapters. Raises HpcMpError for a missing checkpoint, an unknown family,
     impossible sizes, an unknown field of its configuration, or adapters of another model."""
-    shape = model_shape(read_config(spec), spec.model.pretrained)
+    shape = model_shape(read_config(spec), spec.model.pretrained).telling(len(spec.data.labels))
     return replace(shape, adapters=adapters_of(spec.lora, family_of(shape), shape))
 
 
@@ -53,12 +59,18 @@ def adapters_of(lora: Lora, family: Family, shape: ModelShape) -> Adapters | Non
     return Adapters(lora.rank, lora.rank if lora.alpha is None else lora.alpha, lora.modules, lora.dropout, lora.rslora)
 
 
-def check_pretrained(spec: JobSpec) -> None:
-    """Check that the checkpoint for first values belongs to the model. Raises HpcMpError."""
-    if spec.model.pretrained is not None:
-        config = read_config(spec)
-        shape = model_shape(config, spec.model.pretrained)
-        check_weights(Path(spec.model.pretrained), config, family_of(shape), shape)
+def check_pretrained(spec: JobSpec) -> list[str]:
+    """Check that the checkpoint for first values belongs to the model. Return the weights that begin with initial values, because
+    it lacks them. Raises HpcMpError."""
+    if spec.model.pretrained is None:
+        return []
+    shape, directory, names = read_shape(spec), Path(spec.model.pretrained), spec.data.labels
+    without = check_weights(directory, read_config(spec), family_of(shape), shape)
+    held = tuple((config_of(directory).get("id2label") or {}).values())
+    if names and not without and {*held} == {*names} and held != names:
+        raise HpcMpError(f"data.labels = {shown(names)}", f"is not the order of the head in model.pretrained = {directory}",
+                         f"write labels = {shown(held)}")
+    return sorted(without)
 
 
 def degrees_of(spec: JobSpec) -> Degrees:
@@ -92,10 +104,11 @@ def stage_cut(spec: JobSpec, shape: ModelShape) -> StageCut:
 
 
 def check_job(spec: JobSpec, shape: ModelShape) -> None:
-    """Raise HpcMpError as ``check_division``, or if the model learns something else than the next token."""
-    if shape.bidirectional:
+    """Raise HpcMpError as ``check_division``, or if the model learns something else than a job file prepares."""
+    if shape.bidirectional and not shape.classes:
         raise HpcMpError(f"model_type = {shape.model_type!r}", f"{shape.model_type} models are trained on masked tokens, but "
-                         "a job file prepares text for the next token", "train it in a loop of your own, with hpc_mp.parallel")
+                         "a job file prepares text for the next token", "train it in a loop of your own, with hpc_mp.parallel, "
+                         'or set train.objective = "classification"')
     check_division(spec, shape)
     check_factors(spec.train.lr_factors, (weight.name for weight in trained_weights(family_of(shape), shape)))
 

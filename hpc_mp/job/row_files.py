@@ -3,11 +3,12 @@
 pyarrow and zstandard are imported only for files that need them.
 """
 
+import csv
 import gzip
 import io
 import json
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -36,11 +37,11 @@ def open_unpacked(path: Path) -> tuple[BinaryIO, BinaryIO]:
     return raw, raw
 
 
-def rows(path: Path, key: str = "data.files") -> Iterator[Row]:
-    """Yield the rows of a file that is no plain text: a line or object of JSON as bytes, a row of a table as a dict. Raises
-    HpcMpError if the file is damaged, or pyarrow cannot read it, and OSError if it cannot be read."""
+def rows(path: Path, key: str = "data.files", columns: Collection[str] = COLUMNS) -> Iterator[Row]:
+    """Yield the rows of a file that is no plain text: a line or object of JSON as bytes, a row of a table as a dict, with these
+    ``columns``. Raises HpcMpError if the file is damaged, or pyarrow cannot read it, and OSError if it cannot be read."""
     with damage_named(path, key):
-        yield from ROWS[kind(path)](path)
+        yield from COLUMNAR[kind(path)](path, columns) if kind(path) in COLUMNAR else ROWS[kind(path)](path)
 
 
 @contextmanager
@@ -48,7 +49,7 @@ def damage_named(path: Path, key: str) -> Iterator[None]:
     """Raise HpcMpError for what the readers of compressed files and tables raise if the content is not what its suffix says."""
     try:
         yield
-    except (EOFError, zlib.error, gzip.BadGzipFile, ValueError, OSError) as error:  # pyarrow's are ValueErrors, or without errno
+    except (EOFError, zlib.error, csv.Error, ValueError, OSError) as error:  # pyarrow's are ValueErrors, or without errno
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise HpcMpError(f"{key}: {path}", f"is damaged, or not what its name says ({' '.join(str(error).split())})",
@@ -120,6 +121,14 @@ def _objects(path: Path) -> Iterator[Row]:
         yield from _measured(enumerate(_values(text), start=1), raw.tell, path)
 
 
+def _csv(path: Path) -> Iterator[Row]:
+    """Yield the rows of a .csv or .tsv file, whose first row names the columns."""
+    file, raw = open_unpacked(path)
+    with raw, io.TextIOWrapper(file, encoding="utf-8-sig", errors="replace", newline="") as text:
+        table = csv.DictReader(text, delimiter="\t" if ".tsv" in path.suffixes else ",")
+        yield from _measured(enumerate(table, start=1), raw.tell, path)
+
+
 def _values(file: io.TextIOBase) -> Iterator[bytes]:
     """Yield each value of an array, or of a file of values. What is no JSON is yielded too, as the last one."""
     decoder, text, ended = json.JSONDecoder(), "", False
@@ -150,19 +159,19 @@ def _values(file: io.TextIOBase) -> Iterator[bytes]:
             text += more
 
 
-def _parquet(path: Path) -> Iterator[Row]:
+def _parquet(path: Path, read: Collection[str]) -> Iterator[Row]:
     import pyarrow.parquet
 
     with pyarrow.parquet.ParquetFile(path, buffer_size=BLOCK, pre_buffer=False) as table:
         names = table.schema_arrow.names
-        columns = [name for name in names if name in COLUMNS]
+        columns = [name for name in names if name in read]
         total, size = table.metadata.num_rows, path.stat().st_size
         batches = table.iter_batches(TABLE_ROWS, columns=columns or names[:1])
         for number, row in enumerate((row for batch in batches for row in batch.to_pylist()), start=1):
-            yield number, _shape(row, names), size * number // total - size * (number - 1) // total
+            yield number, _shape(row, names, read), size * number // total - size * (number - 1) // total
 
 
-def _arrow(path: Path) -> Iterator[Row]:
+def _arrow(path: Path, read: Collection[str]) -> Iterator[Row]:
     """Yield the rows of an Arrow file, or of an Arrow stream as `datasets` writes it."""
     import pyarrow
 
@@ -175,9 +184,9 @@ def _arrow(path: Path) -> Iterator[Row]:
         else:
             batches = table = pyarrow.ipc.open_stream(file)
         names = table.schema.names
-        columns = [name for name in names if name in COLUMNS] or names[:1]
+        columns = [name for name in names if name in read] or names[:1]
         parts = (part for batch in batches for part in _parts(batch.select(columns)))
-        shaped = (_shape(row, names) for part in parts for row in part.to_pylist())
+        shaped = (_shape(row, names, read) for part in parts for row in part.to_pylist())
         yield from _measured(enumerate(shaped, start=1), file.tell, path)
 
 
@@ -188,11 +197,11 @@ def _parts(batch: Any) -> Iterator[Any]:
         yield batch.slice(first, TABLE_ROWS)
 
 
-def _shape(row: Mapping[str, Any], names: list[str]) -> Mapping[str, Any]:
+def _shape(row: Mapping[str, Any], names: list[str], read: Collection[str]) -> Mapping[str, Any]:
     """Return a row of a table without the empty entries by which tables make rows alike. The names of columns that were not read
     stay, for a message."""
     values = _without_nulls(row)
-    return values if values.keys() & COLUMNS else dict.fromkeys(names)
+    return values if not values.keys().isdisjoint(read) else dict.fromkeys(names)
 
 
 def _without_nulls(value: Any) -> Any:
@@ -213,4 +222,5 @@ def _measured(numbered: Iterator[tuple[int, Any]], position: Callable[[], int], 
         done, held = now, following
 
 
-ROWS: dict[Kind, Callable[[Path], Iterator[Row]]] = {"jsonl": _lines, "json": _objects, "parquet": _parquet, "arrow": _arrow}
+ROWS: dict[Kind, Callable[[Path], Iterator[Row]]] = {"jsonl": _lines, "json": _objects, "csv": _csv}
+COLUMNAR: dict[Kind, Callable[[Path, Collection[str]], Iterator[Row]]] = {"parquet": _parquet, "arrow": _arrow}

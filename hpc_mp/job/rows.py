@@ -2,8 +2,10 @@
 
 import json
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
+from hpc_mp.base.text import shown
 from hpc_mp.job.chats import Chat, UnusableRow, of_alpaca, of_messages, of_prompt, of_sharegpt
 
 SHAPES = '{"text": "…"}, {"prompt": "…", "completion": "…"} or {"messages": [{"role": "…", "content": "…"}, …]}'
@@ -11,7 +13,41 @@ WRITE = f"write {SHAPES} on each line"
 
 Form = Literal["auto", "text", "prompt", "messages", "sharegpt", "alpaca"]
 Texts = tuple[tuple[str, bool], ...]  # each with True if it counts in the loss
-Content = Texts | Chat
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A text or a pair of texts with the number of its class. ``limit``: tokens at which it is cut off."""
+
+    texts: tuple[str, ...]
+    label: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """The reading of rows for classification: ``data.text``, ``data.label``, ``data.labels`` and ``data.sequence_length``."""
+
+    texts: tuple[str, ...]
+    label: str
+    names: tuple[str, ...]
+    limit: int
+
+    def example(self, row: Mapping[str, Any]) -> Example:
+        """Return the example of a row. Raises UnusableRow."""
+        for key in self.texts:
+            if not isinstance(row.get(key), str):
+                raise UnusableRow(f"its {key} is {'not a string' if key in row else 'missing'}", "name the keys in data.text")
+        value, numbers = str(row.get(self.label)), [f"{number}" for number in range(len(self.names))]
+        names = self.names if value in self.names or any(map(str.isdecimal, self.names)) else numbers  # a name is no number
+        if value not in names:
+            raise UnusableRow(f"its {self.label} is {shown(row.get(self.label))}, which is none of the classes "
+                              f"{', '.join(self.names)}, and no number of one", "name the key in data.label, all in data.labels")
+        return Example(tuple(str(row[key]) for key in self.texts), names.index(value), self.limit)
+
+
+Content = Texts | Chat | Example
+RowForm = Form | Labelled
 
 # The keys of rows of other tools: the kind of row, and its form here. The first match counts.
 ELSEWHERE: tuple[tuple[frozenset[str], str, str], ...] = (
@@ -46,7 +82,12 @@ COLUMNS = frozenset({"text", "prompt", "completion", "messages", "tools", "chat_
                      "instruction", "input", "output", "history"})  # all that the formats read
 
 
-def row_content(row: bytes | Mapping[str, Any], form: Form = "auto") -> Content:
+def columns_of(form: RowForm) -> frozenset[str]:
+    """Return the keys of rows that are read."""
+    return frozenset((*form.texts, form.label)) if isinstance(form, Labelled) else COLUMNS
+
+
+def row_content(row: bytes | Mapping[str, Any], form: RowForm = "auto") -> Content:
     """Return the texts of a row, or its chat. A prompt does not count in the loss, its completion does. ``row``: a line of JSON,
     or a row of a table. ``form``: ``data.format``; "auto": by the row's keys. Raises UnusableRow if it is another kind of row, or
     not a row."""
@@ -54,9 +95,9 @@ def row_content(row: bytes | Mapping[str, Any], form: Form = "auto") -> Content:
     if not isinstance(entries, Mapping):
         raise UnusableRow("it is no object with keys" if form != "auto" else
                           "it holds neither a text nor a prompt and a completion, as strings, nor messages", WRITE)
-    if form == "auto":
-        form = _form_of(entries)
-    return READERS[form](entries)
+    if isinstance(form, Labelled):
+        return form.example(entries)
+    return READERS[_form_of(entries) if form == "auto" else form](entries)
 
 
 def known_keys(row: Collection[str]) -> bool:

@@ -15,7 +15,7 @@ from hpc_mp.job.errors import wrong
 from hpc_mp.job.learning_rate import ScheduleOptions
 from hpc_mp.job.lora import Lora
 from hpc_mp.job.parallel import MOST_MICROBATCHES, Parallel
-from hpc_mp.job.rows import Form
+from hpc_mp.job.rows import Form, Labelled, RowForm
 from hpc_mp.job.sweep import Sweep
 from hpc_mp.layout.learning_rate import ScheduleOfRate
 from hpc_mp.layout.optimizers import VECTORS
@@ -114,6 +114,13 @@ class Data(values.Section):
     `"text"`, `"prompt"` and `"messages"` chooses, if rows have the keys of several. `"sharegpt"`: `{"conversations": [{"from": …,
     "value": …}]}`. `"alpaca"`: `{"instruction": …, "input": …, "output": …}`. Of a prompt with its completion only the completion
     counts in the loss, of a chat only the assistant's turns. See [rows](../user/data.md#rows). Example: `"sharegpt"`."""
+    text: tuple[values.Line, ...] = Field(("text",), min_length=1, max_length=2)
+    """For classification: the key of the text in rows, or the keys of a pair of texts. Example: `["premise", "hypothesis"]`."""
+    label: values.Line = "label"
+    """For classification: the key of the class in rows: one of `data.labels`, or its number, from 0. Example: `"sentiment"`."""
+    labels: tuple[values.Line, ...] = ()
+    """For classification: the names of all classes, in the order of their numbers. They are written into the exported config. See
+    [classification](../user/data.md#classification). Example: `["negative", "positive"]`."""
     template: values.PathName | None = None
     """A file with a chat template in Jinja, in place of the tokenizer's own. It is exported with the model. See
     [chats](../user/data.md#chats). Example: `"chatml.jinja"`."""
@@ -133,6 +140,11 @@ class Data(values.Section):
     A run keeps its first setting. See [documents](../user/jobs.md#documents). Example: `"separate"`."""
     stage: bool = False
     """Copy the token files to every node's own disk; the node's first rank does it."""
+
+    @property
+    def form(self) -> RowForm:
+        """The contents of rows."""
+        return Labelled(self.text, self.label, self.labels, self.sequence_length) if self.labels else self.format
 
 
 class LossScale(values.Section):
@@ -159,6 +171,9 @@ class Train(values.Section):
     gradient_accumulation_steps: values.Count | None = None
     """Another name for `parallel.microbatches`: a step adds up the gradients of so many microbatches, each of global_batch /
     (data degree × this number) sequences. A job file has only one of the two. Example: `4`."""
+    objective: Literal["next_token", "classification"] = "next_token"
+    """`"classification"`: the classes of samples, by a head for `data.labels`; the loss is a mean over rows. See
+    [classification](../user/training.md#classification). Example: `"classification"`."""
     optimizer: Literal["adamw", "sgd", "muon", "adafactor"] = "adamw"
     """`"adamw"`, `"sgd"`, `"muon"` (matrices of blocks by Muon, all else by AdamW) or `"adafactor"`: those of torch. See
     [optimizers](../user/training.md#optimizers)."""

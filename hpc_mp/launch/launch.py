@@ -288,5 +288,5 @@ def _check_models(plans: Sequence[JobPlan], request: LaunchRequest, listener: Li
         tokenizer = None if request.resume else tokenizer_of(plan.user_spec)
         files = [str(path) for path in find_files(plan.user_spec.data.files)]
         for text in ask(config, plan.shape.vocabulary, origin, None if tokenizer is None else str(tokenizer), files,
-                        plan.user_spec.data.format):
+                        plan.user_spec.data.form):
             listener.note(f"warning: {text}")

@@ -16,16 +16,16 @@ from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.extras import REMEDY
-from hpc_mp.job.rows import Form
+from hpc_mp.job.rows import RowForm
 from hpc_mp.layout.models.reading import family_in
 from hpc_mp.rundir.origin import TAKE_WEIGHTS, counters_of, first_difference, model_fields
 
-ModelChecker = Callable[[dict[str, Any], int, str | None, str | None, list[str], Form], list[str]]
+ModelChecker = Callable[[dict[str, Any], int, str | None, str | None, list[str], RowForm], list[str]]
 SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def check_model(config: dict[str, Any], vocabulary: int, origin: str | None = None, tokenizer: str | None = None,
-                files: Sequence[str] = (), form: Form = "auto") -> list[str]:
+                files: Sequence[str] = (), form: RowForm = "auto") -> list[str]:
     """Let transformers validate a configuration that it has not accepted before. Return warnings.
 
     If only the control half is installed, the one warning is that the model has not been validated.
@@ -35,7 +35,7 @@ def check_model(config: dict[str, Any], vocabulary: int, origin: str | None = No
         vocabulary: vocabulary size of the model.
         origin: another run's checkpoint to start from.
         tokenizer: directory of the tokenizer; None if one is trained.
-        files: files of the text; ``form``: ``data.format``.
+        files: files of the text; ``form``: ``data.form``.
 
     Raises:
         HpcMpError: transformers refuses a value, a value differs from the training of ``origin``, or the tokenizer would differ

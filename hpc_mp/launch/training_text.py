@@ -85,18 +85,18 @@ def check_text(spec: JobSpec, vocabulary: int) -> tuple[tuple[FirstRow, ...], tu
     held_out = find_files(spec.evaluate.files, key)
     tokenizer = tokenizer_of(spec)
     check_tokenizer(tokenizer, vocabulary)
-    rows = first_rows(files, form=spec.data.format)
+    rows = first_rows(files, form=spec.data.form)
     chats = spec.data.format in ("messages", "sharegpt", "alpaca") or any(row.chat for row in rows)
     if spec.data.template is None and chats and (tokenizer is None or not has_template(tokenizer)):
         raise missing_template(tokenizer)
     find_groups(spec.data.files, spec.data.weights)
     limit, length = sum(row.size for row in rows) + len(rows), spec.data.sequence_length  # a byte each, and the ends of texts
-    if limit <= length and all(row.plain and not row.chat for row in rows):
+    if limit <= length and not spec.data.labels and all(row.plain and not row.chat for row in rows):
         raise HpcMpError(f"data.sequence_length = {length}",
                          f"is more than the text has: {counted(len(rows), 'file')} with {counted(limit - len(rows), 'byte')} "
                          "give fewer tokens, and one sample takes sequence_length + 1",
                          "use more text, or a shorter sequence_length")
-    return rows, first_rows(held_out, key, spec.data.format), tokenizer
+    return rows, first_rows(held_out, key, spec.data.form), tokenizer
 
 
 def tokenizer_of(spec: JobSpec) -> Path | None:
@@ -119,23 +119,24 @@ def report_text(spec: JobSpec, vocabulary: int) -> TrainingText:
     start = next((place for place, row in enumerate(rows) if row.parts), 0)
     measured = sample([row.path for row in (*rows[start:], *rows[:start])], source, reading_of(spec)) if source else None
     if prepared is not None:
-        amount = _amount(spec, prepared.count, exact=True)
+        amount = _amount(spec, prepared.count, exact=True, rows=prepared.rows)
     elif measured is not None and measured.bytes:
-        amount = _amount(spec, round(size * measured.tokens / measured.bytes), exact=False)
+        rows_there = round(size * measured.documents / measured.bytes) if spec.data.labels else 0
+        amount = _amount(spec, round(size * measured.tokens / measured.bytes), exact=False, rows=rows_there)
     else:
         amount = _amount(spec, size // TOKEN_BYTES, exact=False)
     first = (measured.first, measured.counted) if measured else None
     return TrainingText(rows, held_out, tokenizer, first, bool(measured and measured.whole), amount)
 
 
-def _amount(spec: JobSpec, tokens: int, *, exact: bool) -> TextAmount:
-    samples = samples_of(tokens, spec.data.sequence_length)
+def _amount(spec: JobSpec, tokens: int, *, exact: bool, rows: int = 0) -> TextAmount:
+    samples = rows or samples_of(tokens, spec.data.sequence_length)
     return TextAmount(tokens, exact, samples, steps_of(1, samples, spec.train.global_batch))
 
 
 def estimated_steps(spec: JobSpec) -> JobSpec:
     """Return the job with epochs replaced by estimated steps; writes nothing. Raises HpcMpError as ``report_text``."""
-    return spec if spec.train.epochs is None else with_steps(spec, report_text(spec, read_shape(spec).vocabulary).amount.tokens)
+    return spec if spec.train.epochs is None else with_steps(spec, report_text(spec, read_shape(spec).vocabulary).amount.samples)
 
 
 def counted_steps(spec: JobSpec, listener: Listener) -> JobSpec:
@@ -157,7 +158,7 @@ def counted_steps(spec: JobSpec, listener: Listener) -> JobSpec:
         with listener.following(0):
             tokens = prepare_job(spec, vocabulary, cache, lambda done, total: listener.update(
                 RankStatus(0, "preparing data", done=done, total=total), ()))
-    return with_steps(spec, tokens.count)
+    return with_steps(spec, tokens.samples(spec.data.sequence_length))
 
 
 def text_rows(text: TrainingText, spec: JobSpec) -> dict[str, str]:
@@ -168,9 +169,10 @@ def text_rows(text: TrainingText, spec: JobSpec) -> dict[str, str]:
         **_mixture(spec),
         "tokenizer": _tokenizer(text, spec),
         "first row": _first(text),
-        "samples": f"of {counted(spec.data.sequence_length, 'token')}: all documents end to end, cut there, so that a long one "
-                   f"goes on in the next sample and short ones share one; tokens see "
-                   + ("earlier documents of their sample" if spec.data.documents == "joined" else "their own document alone"),
+        "samples": f"of {counted(spec.data.sequence_length, 'token')}: " + (
+            "one for each row, cut off there or filled up" if spec.data.labels else
+            "all documents end to end, cut there, so that a long one goes on in the next sample and short ones share one; tokens "
+            "see " + ("earlier documents of their sample" if spec.data.documents == "joined" else "their own document alone")),
         "epoch": _epoch(text.amount, spec),
         **_trained_on(text),
         **_never_best(spec),

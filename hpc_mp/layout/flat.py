@@ -22,7 +22,7 @@ from hpc_mp.layout.models import Family, ModelShape, Weight, family_of
 from hpc_mp.layout.models.adapter_weights import adapter_weights
 from hpc_mp.layout.models.adapters import Adapters
 from hpc_mp.layout.models.experts import ALL_EXPERTS, ExpertCut
-from hpc_mp.layout.models.tensor import TensorPart, part_of
+from hpc_mp.layout.models.tensor import TensorPart, matches, part_of
 
 Box = tuple[slice, ...]  # a rectangle of a whole tensor
 
@@ -203,9 +203,12 @@ def unit_weights(family: Family, shape: ModelShape, span: StageSpan, expert: Exp
 
 
 def _adapted(family: Family, adapters: Adapters, units: Mapping[str, Sequence[Weight]]) -> Iterator[tuple[str, list[Weight]]]:
-    """Yield units whose weights keep their values, each followed by the unit of the adapters beside these weights."""
+    """Yield units whose weights keep their values, each followed by the unit of the adapters beside these weights, or of a new
+    head."""
     for unit, weights in units.items():
-        yield unit, [replace(weight, trained=False) for weight in weights]
+        new = [weight for weight in weights if matches(weight.name, family.fresh)]
+        yield unit, [replace(weight, trained=False) for weight in weights if weight not in new]
+        yield f"{unit}{ADAPTERS}", new
         if unit.startswith(f"{family.blocks}."):
             block = unit.removesuffix(EXPERTS)
             yield f"{block}{ADAPTERS}{unit.removeprefix(block)}", list(adapter_weights(family, adapters, weights))

@@ -114,6 +114,8 @@ def key_numbers(facts: RunFacts) -> tuple[Number, ...]:
         Number("Steps", steps, f"{last.tokens:,} tokens"),
         _loss(facts.metrics),
         *([Number("Held-out loss", loss_number(held_out.loss), f"after step {held_out.step:,}")] if held_out else []),
+        *([Number("Held-out accuracy", f"{held_out.accuracy:.4f}", f"macro F1 {held_out.macro_f1:.4f}")]
+          if held_out and held_out.accuracy >= 0 else []),
         *_best(facts),
         *([Number("Dropped choices", f"{dropped:.2%}", f"of all expert choices of tokens, {span}")] if dropped >= 0 else []),
         Number("Tokens per second", number(median(metric.tokens_per_s for metric in steady)),

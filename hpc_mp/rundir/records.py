@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, cast
 from annotated_types import Ge, Lt
 
 from hpc_mp.base.files import read_json, read_lines, write_json
+from hpc_mp.base.text import loss_number, loss_words
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -99,6 +100,8 @@ class Evaluation:
         label_tokens: tokens of the held-out text that count.
         seconds: duration of the evaluation.
         attempt: from 1.
+        accuracy: share of the rows whose class a classification tells; NaN for other objectives.
+        macro_f1: mean of F1 over the classes; likewise.
     """
 
     step: Count
@@ -106,6 +109,14 @@ class Evaluation:
     label_tokens: Count
     seconds: Seconds
     attempt: Count = 1
+    accuracy: Measured = math.nan
+    macro_f1: Measured = math.nan
+
+    @property
+    def words(self) -> str:
+        if math.isnan(self.accuracy):
+            return loss_words(self.loss)
+        return f"loss {loss_number(self.loss)}, accuracy {self.accuracy:.4f}, macro F1 {self.macro_f1:.4f}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from hpc_mp.job import JobSpec, load_job
 from hpc_mp.layout.models import FAMILIES, Family
 from hpc_mp.train.checkpoint import adapters
 from hpc_mp.train.model import build_stage, transformers_stage
+from hpc_mp.train.model.vocabulary import SampleClass
 from hpc_mp.train.parallel import dropout, gradients, projection
 from hpc_mp.train.verify.verify import verify
 
@@ -69,6 +70,26 @@ def refusal(spec: JobSpec, before: Callable[[], None] = lambda: None) -> str:
 @pytest.mark.parametrize(("model", "name"), cases(HEALTHY, QUICK))
 def test_what_is_equal_passes(job: Job, model: str, name: str) -> None:
     assert refusal(job(model, *(MORE | LAYOUTS)[name])) == ""
+
+
+CLASSES = ('train.objective="classification"', 'data.labels=["a", "b", "c"]')
+CLASSIFIERS = [("bert", "lora"), ("bert", "dropout"), ("bert", "sp2 dp2 zero3"), ("llama", "tp2 pp2"), ("gpt2", "lora"),
+               ("mistral", "dropout")]
+
+
+@pytest.mark.parametrize(("model", "name"), cases(CLASSIFIERS, {("bert", "lora")}))
+def test_a_classification_that_is_equal_passes(job: Job, model: str, name: str) -> None:
+    assert refusal(job(model, *CLASSES, *(MORE | LAYOUTS)[name])) == ""
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("model", ["bert", "llama"])
+def test_a_classification_by_another_token_is_refused(job: Job, model: str) -> None:
+    @planted(SampleClass, "forward")
+    def another(right: Any, objective: SampleClass, hidden: torch.Tensor, *rest: Any) -> Any:
+        return right(objective, hidden.roll(1, 1), *rest)
+
+    assert "the loss differs" in refusal(job(model, *CLASSES), another)
 
 
 LEFT_OUT = "gives each rank only some of the tokens|which would mix documents|its own code drops elements"

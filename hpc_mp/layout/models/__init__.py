@@ -5,7 +5,7 @@ from pkgutil import iter_modules
 
 from hpc_mp.layout.models import families
 from hpc_mp.layout.models.experts import ExpertCut, expert_capacity, expert_slots
-from hpc_mp.layout.models.family import Family, Weight
+from hpc_mp.layout.models.family import Family, Weight, classifying
 from hpc_mp.layout.models.shape import ModelShape, chunk_sizes
 from hpc_mp.layout.models.sheet import ReadShape
 from hpc_mp.layout.models.tensor import TensorCut, kv_copies, left_whole
@@ -21,4 +21,5 @@ FAMILIES: dict[str, Family] = {module.FAMILY.model_type: module.FAMILY for modul
 
 def family_of(shape: ModelShape) -> Family:
     """Return the family of a model: as it was read, or its table."""
-    return shape.family if isinstance(shape, ReadShape) else FAMILIES[shape.model_type]
+    family = shape.family if isinstance(shape, ReadShape) else FAMILIES[shape.model_type]
+    return classifying(family) if shape.classes else family

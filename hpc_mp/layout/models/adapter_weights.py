@@ -12,6 +12,7 @@ from dataclasses import replace
 from hpc_mp.layout.models.adapters import Adapters
 from hpc_mp.layout.models.family import Family, Weight
 from hpc_mp.layout.models.shape import ModelShape
+from hpc_mp.layout.models.tensor import matches
 
 DOWN, UP = "lora_A", "lora_B"  # PEFT's names of the two factors
 ALL = Adapters(1, 1.0, ("*",))  # beside everything that can have one
@@ -58,10 +59,15 @@ def adapted_weights(family: Family, shape: ModelShape) -> dict[str, tuple[Weight
 
 
 def trained_weights(family: Family, shape: ModelShape) -> list[Weight]:
-    """Return what is trained of a model: its own weights, or the factors of its adapters."""
+    """Return what is trained of a model: its own weights, or the factors of its adapters and its new head."""
     if shape.adapters is None:
         return [weight for weight in family.all_weights(shape) if weight.trained]
-    return [factor for _, *pair in adapted_weights(family, shape).values() for factor in pair]
+    return [*(factor for _, *pair in adapted_weights(family, shape).values() for factor in pair), *head_beside(family, shape)]
+
+
+def head_beside(family: Family, shape: ModelShape) -> list[Weight]:
+    """Return the weights of a model's new head, which are trained beside adapters: PEFT's ``modules_to_save``."""
+    return [weight for weight in family.all_weights(shape) if shape.adapters and matches(weight.name, family.fresh)]
 
 
 def keeps_values(family: Family, shape: ModelShape) -> bool:

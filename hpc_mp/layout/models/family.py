@@ -4,6 +4,7 @@ A family states where Hugging Face keeps the embedding, the blocks, the last nor
 their shapes in the engine, and the dimension along which tensor parallelism cuts each weight.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -113,7 +114,10 @@ class Family:
         dropout: the largest probability in the configuration of a model that was read.
         tuples: True if a layer returns a tuple, in which hidden states are first.
         head_scale: what hidden states are multiplied with before the head.
+        output: the hidden states in what the base returns.
         behind_norm: modules behind ``norm``, outside of the base, in this order.
+        classifier: the attributes of its model for classification that are others than those of ``classifying``.
+        fresh: name patterns of weights that begin with initial values if a checkpoint lacks them.
     """
 
     model_type: str
@@ -154,7 +158,10 @@ class Family:
     dropout: float = 0.0
     tuples: bool = False
     head_scale: float = 1.0
+    output: str = "last_hidden_state"
     behind_norm: tuple[str, ...] = ()
+    classifier: Mapping[str, Any] = field(default_factory=dict)
+    fresh: tuple[str, ...] = ()
 
     @property
     def base(self) -> str:
@@ -232,7 +239,8 @@ class Family:
             return f"{self.blocks}.{layer}.{module}" if module in self.block_modules else None
         if name.startswith(f"{self.embedding}."):
             return self.embedding
-        return self.head_module(shape) if any(name == weight.name for weight in self.head_weights(shape)) else None
+        head = {weight.name for weight in self.head_weights(shape) if weight.cut is not None}
+        return self.head_module(shape) if name in head else None
 
     def is_behind_embedding(self, name: str) -> bool:
         """Return True for a weight with which the sum of the embeddings is computed on, so that its backward needs it."""
@@ -244,3 +252,11 @@ class Family:
             return name, None
         layer, _, inner = name.removeprefix(f"{self.blocks}.").partition(".")
         return f"{self.blocks}.{{}}.{inner}", int(layer)
+
+
+def classifying(family: Family) -> Family:
+    """Return the family of the models for classification, whose head is whole on every tensor rank: it has few rows."""
+    architecture = f"{re.split('For|LMHead', family.architecture)[0]}ForSequenceClassification"
+    own: dict[str, Any] = {"head": "score", "head_scale": 1.0, "head_weights": lambda shape: (Weight(
+        "score.weight", (shape.classes, shape.hidden)),), "fresh": ("score.*",), "beside": (*family.beside, f"{family.head}.*")}
+    return replace(family, architecture=architecture, **{**own, **family.classifier})

@@ -15,7 +15,7 @@ from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import shown
-from hpc_mp.layout.models.adapter_weights import ALL, DOWN, UP, adapted_weights, trained_weights
+from hpc_mp.layout.models.adapter_weights import ALL, DOWN, UP, adapted_weights, head_beside, trained_weights
 from hpc_mp.layout.models.adapters import Adapters
 from hpc_mp.layout.models.family import Family, Weight
 from hpc_mp.layout.models.shape import ModelShape
@@ -24,7 +24,8 @@ from hpc_mp.layout.models.weight_files import FLOATING, stored_in
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX, WRAPPED = "base_model.model.", "base_layer"
 # Fields of a configuration that are read here, or have no effect on what stored adapters compute. All others must be unset.
-READ = ("peft_type", "r", "lora_alpha", "use_rslora", "target_modules", "target_parameters", "init_lora_weights")
+READ = ("peft_type", "r", "lora_alpha", "use_rslora", "target_modules", "target_parameters", "init_lora_weights",
+        "modules_to_save")
 NEUTRAL = ("auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config", "exclude_modules",
            "fan_in_fan_out", "inference_mode", "layers_pattern", "layers_to_transform", "loftq_config",
            "lora_dropout", "lora_ga_config", "megatron_config", "megatron_core", "peft_version", "qalora_group_size", "revision",
@@ -35,7 +36,7 @@ SAVE = "save LoRA adapters with PEFT's save_pretrained, of this model and withou
 
 
 def stored_names(family: Family, shape: ModelShape) -> dict[str, str]:
-    """Return the name in PEFT's file of each factor of a model's adapters."""
+    """Return the name in PEFT's file of each factor of a model's adapters, and of each weight of its new head."""
     adapted = adapted_weights(family, shape)
     wraps: dict[str, list[str]] = {}  # module of experts -> its parameters with adapters
     for target, (weight, *_) in adapted.items():
@@ -48,13 +49,13 @@ def stored_names(family: Family, shape: ModelShape) -> dict[str, str]:
         path = ".".join([module, *[WRAPPED] * (len(wrapped) - 1 - wrapped.index(target))]) if target in wrapped else target
         for factor, kind in zip(factors, (DOWN, UP), strict=True):
             names[factor.name] = f"{PREFIX}{path}.{kind}.weight"
-    return names
+    return names | {weight.name: f"{PREFIX}{weight.name}" for weight in head_beside(family, shape)}
 
 
 def stored_shape(factor: Weight) -> tuple[int, ...]:
-    """Return the shape of a factor in PEFT's file: a matrix."""
+    """Return the shape of a factor in PEFT's file: a matrix; or of a weight of a head."""
     if not factor.experts:
-        return _matrix(factor.shape)
+        return _matrix(factor.shape) if len(factor.shape) > 1 else factor.shape
     experts, *rest = factor.shape
     if factor.name.endswith(f"{DOWN}.weight"):
         return experts * rest[0], rest[1]
@@ -85,12 +86,14 @@ def config_document(family: Family, shape: ModelShape, base: str | None) -> dict
             f"an adapter of {taken[0]}", "has no place in PEFT's format: in a model with experts PEFT takes that name for the "
             "experts", "export the merged model, or train with lora.modules that leave it out")
     return {
-        "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "inference_mode": True,
+        "peft_type": "LORA", "task_type": "SEQ_CLS" if shape.classes else "CAUSAL_LM",
+        "base_model_name_or_path": base, "inference_mode": True,
         "r": adapters.rank, "lora_alpha": int(adapters.alpha) if adapters.alpha == int(adapters.alpha) else adapters.alpha,
         "use_rslora": adapters.rslora, "lora_dropout": adapters.dropout, "bias": "none",
         "fan_in_fan_out": family.transposed, "init_lora_weights": True,
         "target_modules": _shortest(chosen[False], possible[False]),
         "target_parameters": _shortest(chosen[True], possible[True], 3) or None,
+        "modules_to_save": [pattern.rpartition(".")[0].rpartition(".")[2] for pattern in family.fresh] or None,
     }
 
 

@@ -39,6 +39,7 @@ class ModelShape:
         token_types: kinds of tokens, each with an embedding beside that of the word; 0: none.
         first_position: the row of the embedding of positions for a document's first token. The row before it is that of padding,
             whose number it is too: such tokens are not counted. 0: positions are rows, and count all tokens.
+        classes: of samples, which the model tells apart in place of words; 0: it is a language model.
         adapters: what is trained in place of the model's own weights; None: these are.
     """
 
@@ -65,6 +66,7 @@ class ModelShape:
     bidirectional: bool = False
     token_types: int = 0
     first_position: int = 0
+    classes: int = 0
     adapters: Adapters | None = None
 
     def experts_of(self, layer: int) -> int:
@@ -74,6 +76,15 @@ class ModelShape:
     def window_of(self, layer: int) -> int | None:
         """Return the window of a layer; None: its tokens attend to all earlier ones."""
         return self.windows[layer % len(self.windows)] if self.windows else None
+
+    def telling(self, classes: int) -> "ModelShape":
+        """Return the shape of the model with a head for so many classes of samples; 0: with its own head."""
+        return replace(self, classes=classes, tied=False) if classes else self
+
+    @property
+    def outputs(self) -> int:
+        """Words or classes that the head tells apart."""
+        return self.classes or self.vocabulary
 
     @property
     def kinds(self) -> tuple[int, ...]:

@@ -133,7 +133,7 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 def tensor_modules(family: Family, shape: ModelShape) -> tuple[str, ...]:
     """Return the modules that can be cut, by their Hugging Face names; a tied head is the embedding."""
     inner = [f"{family.blocks}.{layer}.{module}" for layer in range(shape.layers) for module in family.block_modules]
-    return family.embedding, *inner, *(() if shape.tied else (family.head,))
+    return family.embedding, *inner, *(() if shape.tied or shape.classes else (family.head,))
 
 
 def head_counts(family: Family, shape: ModelShape, tensor: TensorCut) -> tuple[int, ...]:

@@ -74,16 +74,18 @@ def stored_weights(directory: Path) -> dict[str, StoredWeight]:
     return {name: headers[file][name] for name, file in files.items()}
 
 
-def check_weights(directory: Path, config: Mapping[str, Any], family: Family, shape: ModelShape) -> None:
-    """Check that the checkpoint has every weight of the model, in the right shape and as plain numbers, and nothing else. Raises
-    HpcMpError if a weight is missing, superfluous, of another shape, or not stored as plain numbers."""
+def check_weights(directory: Path, config: Mapping[str, Any], family: Family, shape: ModelShape) -> set[str]:
+    """Check that the checkpoint has every weight of the model, in the right shape and as plain numbers, and nothing else. Return
+    what is ``lacking``. Raises HpcMpError if another weight is missing, or one is superfluous, of another shape, or not stored as
+    plain numbers."""
     value = f"model.pretrained = {directory}"
     if config.get("quantization_config"):
         method = config["quantization_config"].get("quant_method", "unknown method")
         raise HpcMpError(value, f"is quantized ({method}): its numbers are meaningless without their scales",
                          "use the original checkpoint, or save it again dequantized")
     held = stored_weights(directory)
-    weights = family.all_weights(shape)
+    without = lacking(held, family, shape)
+    weights = [weight for weight in family.all_weights(shape) if weight.name not in without]
     parts = {weight.name: stored_parts(weight, held, family) for weight in weights}
     for weight, at, name in ((expected, *part) for expected in weights for part in parts[expected.name]):
         if name not in held:
@@ -92,6 +94,7 @@ def check_weights(directory: Path, config: Mapping[str, Any], family: Family, sh
         if held[name].shape != dimensions and (at or held[name].shape != weight.fused_shape):
             raise HpcMpError(f"{held[name].file}: {name}",
                              f"has the shape {held[name].shape}, but the model's configuration requires {dimensions}",
+                             "name as many classes in data.labels" if matches(weight.name, family.fresh) else
                              "use a config.json that matches these weights")
         if held[name].dtype not in FLOATING:
             raise HpcMpError(f"{held[name].file}: {name}",
@@ -111,6 +114,13 @@ def check_weights(directory: Path, config: Mapping[str, Any], family: Family, sh
     if extra:
         raise HpcMpError(value, f"holds {extra[0]}" + (f" and {len(extra) - 1} more" if len(extra) > 1 else "") +
                          f", which no part of a {family.model_type} model uses", "use the checkpoint of the plain model")
+    return without
+
+
+def lacking(held: Container[str], family: Family, shape: ModelShape) -> set[str]:
+    """Return the names of the weights that a checkpoint lacks and need not have."""
+    return {weight.name for weight in family.all_weights(shape)
+            if matches(weight.name, family.fresh) and find(weight.name, held, family) is None}
 
 
 def find(name: str, held: Container[str], family: Family) -> str | None:

@@ -29,7 +29,6 @@ from hpc_mp.layout.flat import Box
 from hpc_mp.layout.models import ModelShape, Weight, family_of
 from hpc_mp.layout.models.adapter_weights import keeps_values, trained_weights
 from hpc_mp.layout.models.peft_files import CONFIG
-from hpc_mp.layout.models.reading import family_in
 from hpc_mp.rundir import RunDirectory, newest_complete, problem, sync, write_json
 from hpc_mp.rundir.checkpoint_index import read_indexes
 from hpc_mp.rundir.checkpoints import checkpoint_name, complete_steps, step_of
@@ -104,7 +103,7 @@ def export(run: RunDirectory, output: Path, *, step: int | None = None, dtype: s
     config = _config(spec, tokenizer)
     settings = {} if tokenizer is None else agreeing_settings(
         tokenizer, read_config(spec), _text_there(spec), f"move {tokenizer} elsewhere to export without it, and load it there: "
-        f"{CLASS}.from_pretrained takes it as it is", spec.data.format)
+        f"{CLASS}.from_pretrained takes it as it is", spec.data.form)
     model = read_shape(spec)
     reader, saved = reader_of(checkpoint, model)
     outputs, fill = _outputs(config, model), _filler(partial(own_values, spec, model), model, reader, saved)
@@ -172,9 +171,9 @@ def _text_there(spec: JobSpec) -> Sequence[Path]:
 
 def _config(spec: JobSpec, tokenizer: Path | None) -> PreTrainedConfig:
     """Return the model's configuration with its own dropout. Ids of special tokens that it does not name come from the
-    tokenizer, because a family's defaults belong to another vocabulary."""
-    fields = read_config(spec)
-    family = family_in(fields)
+    tokenizer, because a family's defaults belong to another vocabulary; of a classifier also that of padding, behind which
+    transformers looks for the last token of a row."""
+    fields, family = read_config(spec), family_of(read_shape(spec))
     if tokenizer is not None:
         try:
             loaded = AutoTokenizer.from_pretrained(tokenizer, local_files_only=True)
@@ -182,6 +181,9 @@ def _config(spec: JobSpec, tokenizer: Path | None) -> PreTrainedConfig:
             raise HpcMpError(f"tokenizer {tokenizer}", f"cannot be loaded ({error})",
                              "delete that directory to export without it") from None
         fields = {"bos_token_id": loaded.bos_token_id, "eos_token_id": loaded.eos_token_id} | fields
+        if spec.data.labels:
+            padding = (loaded.pad_token_id, fields.get("pad_token_id"), loaded.eos_token_id)
+            fields["pad_token_id"] = next((token for token in padding if token is not None), None)
     config = hugging_face_config(fields, family, dropout=None)
     config.architectures = [family.architecture]
     return config

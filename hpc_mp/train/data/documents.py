@@ -8,7 +8,7 @@ import hashlib
 import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,7 +16,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job.chats import Chat, UnusableRow
 from hpc_mp.job.inputs import kind
 from hpc_mp.job.row_files import bad_row, damage_named, open_unpacked, rows
-from hpc_mp.job.rows import Content, Form, Texts, row_content
+from hpc_mp.job.rows import Content, Example, RowForm, Texts, columns_of, row_content
 from hpc_mp.train.data.chat_template import RenderedChat, Span, load_template
 
 # Bytes of a piece. The pieces of a batch are encoded in parallel, one core each: small enough that a batch of a few MiB
@@ -37,6 +37,9 @@ class TextPiece:
     size: int      # bytes of the file consumed with it
     replaced: int  # undecodable byte sequences that became U+FFFD
     spans: tuple[Span, ...] | None = None  # of a chat: the characters whose tokens count, instead of ``counts``
+    example: Example | None = None  # for classification: what is encoded, instead of ``text``
+    second: int = 0  # its first token of the second text, once it is encoded
+    cut: bool = False  # True if it was longer
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class DocumentReading:
     """The way in which files become documents.
 
     Attributes:
-        form: ``data.format``.
+        form: ``data.form``.
         tokenizer: the directory whose chat template writes chats as text. Without it a chat is the contents of its messages, on
             which a tokenizer is trained.
         template: ``data.template``, if it takes the place of the tokenizer's own.
@@ -52,7 +55,7 @@ class DocumentReading:
         held_out: True to read that share, False to read the others.
     """
 
-    form: Form = "auto"
+    form: RowForm = "auto"
     tokenizer: Path | None = None
     template: Path | None = None
     share: float = 0.0
@@ -113,7 +116,7 @@ def _text(path: Path, files_key: str, reading: DocumentReading) -> Iterator[Text
 
 def _rows(path: Path, files_key: str, reading: DocumentReading) -> Iterator[TextPiece]:
     skipped = 0  # bytes of rows that are not read here
-    for number, row, size in rows(path, files_key):
+    for number, row, size in rows(path, files_key, columns_of(reading.form)):
         if isinstance(row, bytes) and row.isspace():
             continue
         try:
@@ -128,7 +131,7 @@ def _rows(path: Path, files_key: str, reading: DocumentReading) -> Iterator[Text
         skipped = 0
 
 
-def written(content: Content, reading: DocumentReading) -> Texts | RenderedChat:
+def written(content: Content, reading: DocumentReading) -> Texts | RenderedChat | Example:
     """Return the texts of a row, a chat in the words of its template. Raises UnusableRow if the template refuses it."""
     if not isinstance(content, Chat):
         return content
@@ -137,8 +140,14 @@ def written(content: Content, reading: DocumentReading) -> Texts | RenderedChat:
     return load_template(reading.tokenizer, reading.template).render(content)
 
 
-def _document(path: Path, document: Texts | RenderedChat, size: int) -> Iterator[TextPiece]:
-    """Yield the pieces of a row. A text is cut if it is long; a chat is one piece, whose spans are of its whole text."""
+def _document(path: Path, document: Texts | RenderedChat | Example, size: int) -> Iterator[TextPiece]:
+    """Yield the pieces of a row. A text is cut if it is long; a chat is one piece, whose spans are of its whole text; so is an
+    example, whose end the tokenizer's template writes."""
+    if isinstance(document, Example):
+        texts, numbers = zip(*(HALF_PAIR.subn("\ufffd", text) for text in document.texts), strict=True)
+        yield TextPiece(path, "\n".join(texts), counts=True, joined=False, last=True, size=size, replaced=sum(numbers), spans=(),
+                        example=replace(document, texts=texts))
+        return
     if isinstance(document, RenderedChat):
         text, replaced = HALF_PAIR.subn("\ufffd", document.text)
         yield TextPiece(path, text, counts=False, joined=False, last=True, size=size, replaced=replaced, spans=document.spans)
@@ -200,7 +209,7 @@ def check_rows(files: Sequence[Path], files_key: str, reading: DocumentReading,
         if kind(path) == "text" or len(errors) >= MOST:
             continue
         try:
-            for number, row, _ in rows(path, files_key):
+            for number, row, _ in rows(path, files_key, columns_of(reading.form)):
                 if number % POLL == 0:
                     poll()
                 if isinstance(row, bytes) and row.isspace():

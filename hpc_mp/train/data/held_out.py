@@ -35,7 +35,8 @@ def prepare_held_out(spec: JobSpec, vocabulary: int, cache: Path, progress: Call
     reading = replace(reading_of(spec, held_out=True), template=None)  # the training's tokenizer has it
     tokens = prepare(files, vocabulary=vocabulary, cache=cache, progress=progress, files_key="data.files" if share else KEY,
                     tokenizer_directory=training.tokenizer_directory, pretrained=None, reading=reading)
-    HeldOut(tokens, spec.data.sequence_length, spec.data.documents)
+    if not tokens.rows:
+        HeldOut(tokens, spec.data.sequence_length, spec.data.documents)
     return tokens
 
 

@@ -81,13 +81,14 @@ PART = 1 << 16  # bytes sampled from each file
 class Sampled:
     """The beginning of a text in tokens. ``first``: tokens of the first document with its end; ``counted`` of them count in the
     loss. ``whole``: True if this is the whole document, not the beginning of a long one. ``tokens``, ``bytes``: totals of
-    everything sampled; the ratio may differ elsewhere in the files."""
+    everything sampled, as is ``documents``; the ratio may differ elsewhere in the files."""
 
     first: int
     counted: int
     whole: bool
     tokens: int
     bytes: int
+    documents: int
 
 
 def sample(files: Sequence[Path], tokenizer: Path, reading: DocumentReading = AS_THEY_ARE) -> Sampled:
@@ -102,7 +103,7 @@ def sample(files: Sequence[Path], tokenizer: Path, reading: DocumentReading = AS
         HpcMpError: the tokenizer cannot be loaded, or a file cannot be read.
     """
     loaded = load(tokenizer)
-    first = counted = tokens = size = 0
+    first = counted = tokens = size = documents = 0
     whole = False
     for number, path in enumerate(files[:: -(-len(files) // FILES)]):
         looked = 0
@@ -110,6 +111,7 @@ def sample(files: Sequence[Path], tokenizer: Path, reading: DocumentReading = AS
             count = len(ids) + (piece.last and loaded.end is not None and piece.spans is None)
             tokens += count
             looked += piece.size
+            documents += piece.last
             if number == 0 and not whole:
                 first += count
                 counted += count * piece.counts
@@ -117,4 +119,4 @@ def sample(files: Sequence[Path], tokenizer: Path, reading: DocumentReading = AS
             if looked >= PART:
                 break
         size += looked
-    return Sampled(first, counted, whole, tokens, size)
+    return Sampled(first, counted, whole, tokens, size, documents)

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.job.rows import Form
+from hpc_mp.job.rows import Labelled, RowForm
 from hpc_mp.job.tokenizer_files import VOCABULARY_FILES, files_there, read_object
 from hpc_mp.train.data.bpe import CLASS, write_json
 from hpc_mp.train.data.documents import DocumentReading, pieces
@@ -28,14 +28,15 @@ Ids = Sequence[Sequence[int]]  # one per text
 
 
 def agreeing_settings(directory: Path, config: Mapping[str, Any], files: Sequence[Path], remedy: str = REMEDY,
-                      form: Form = "auto") -> dict[str, Any]:
-    """Return settings of ``tokenizer_config.json`` that make ``AutoTokenizer`` agree with the tokenizer in ``directory``.
+                      form: RowForm = "auto") -> dict[str, Any]:
+    """Return settings of ``tokenizer_config.json`` that make ``AutoTokenizer`` agree with the tokenizer in ``directory``; in the
+    special tokens of a template too, if these are trained on.
 
     Args:
         config: the model's config.
         files: files of the job's text, to compare on.
         remedy: advice in the error if no settings agree.
-        form: ``data.format``.
+        form: ``data.form``.
 
     Raises:
         HpcMpError: no settings agree for a model of this family, or the tokenizer cannot be loaded.
@@ -45,7 +46,8 @@ def agreeing_settings(directory: Path, config: Mapping[str, Any], files: Sequenc
     tokenizer = load(directory)
     added = tokenizer.encoder.get_added_tokens_decoder().values()  # they may absorb the blanks beside them
     texts = (PROBE, *_beginnings(files, form), *(f"a {token.content} b" for token in added))
-    ids = [tokenizer.encoder.encode(text, add_special_tokens=False).ids for text in texts]
+    special = isinstance(form, Labelled)
+    ids = [tokenizer.encoder.encode(text, add_special_tokens=special).ids for text in texts]
     differences: list[str] = []
     with TemporaryDirectory() as temporary:
         copy = Path(temporary)
@@ -59,7 +61,7 @@ def agreeing_settings(directory: Path, config: Mapping[str, Any], files: Sequenc
             write_json(copy / "tokenizer_config.json", defaults | settings)
             try:
                 theirs = AutoTokenizer.from_pretrained(copy, local_files_only=True)
-                other = [theirs(text, add_special_tokens=False, truncation=False, verbose=False)["input_ids"] for text in texts]
+                other = [theirs(text, add_special_tokens=special, truncation=False, verbose=False)["input_ids"] for text in texts]
             except Exception:  # of many classes, one for each tokenizer class; the next setting may work
                 continue
             if (difference := next(_differences(tokenizer, theirs, ids, other), None)) is None:
@@ -82,7 +84,7 @@ def _differences(tokenizer: Tokenizer, theirs: Any, ids: Ids, other_ids: Ids) ->
             yield f"{name}_token_id is {token_id} here, {other_id} there"
 
 
-def _beginnings(files: Sequence[Path], form: Form) -> Iterator[str]:
+def _beginnings(files: Sequence[Path], form: RowForm) -> Iterator[str]:
     for path in files[:: max(1, len(files) // FILES)]:
         if (piece := next(pieces([path], reading=DocumentReading(form)), None)) is not None:
             yield piece.text

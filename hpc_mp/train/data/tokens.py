@@ -3,7 +3,7 @@
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec
+from hpc_mp.job.epochs import samples_of
 from hpc_mp.job.inputs import Kind, find_groups, kind
 from hpc_mp.job.layout import read_config
 from hpc_mp.rundir.checkpoints import sha256
@@ -26,7 +27,7 @@ from hpc_mp.train.data.windows import encode
 FORMAT = 4  # increased when the same text and tokenizer give other files
 SMALL = 1 << 26  # bytes that can be hashed in a tenth of a second
 REPORT = 1 << 20  # bytes of text between two calls of ``progress``
-TOKENS, LOSS, DOCUMENTS, META = "tokens.bin", "loss.bin", "documents.bin", "meta.json"
+TOKENS, LOSS, DOCUMENTS, CLASSES, META = "tokens.bin", "loss.bin", "documents.bin", "classes.bin", "meta.json"
 
 REBUILD = "start the job again: what is not intact is tokenized anew"
 
@@ -37,7 +38,9 @@ log = logging.getLogger(__name__)
 class TokenSet:
     """A directory of tokens. ``tokens.bin`` contains the ids, little-endian, one after another. ``loss.bin`` contains a byte per
     token, 1 if it counts as a label; it exists only if some token does not count. ``documents.bin`` contains the number of each
-    document's first token, as 64 bits, for documents that have tokens. ``meta.json`` describes their sources."""
+    document's first token, as 64 bits, for documents that have tokens. ``classes.bin`` exists only for classification: for each
+    document the number of its class, and the place of the second text in it, each as 64 bits. ``meta.json`` describes their
+    sources."""
 
     directory: Path
     count: int
@@ -46,6 +49,7 @@ class TokenSet:
     tokenizer_sha256: str  # of its tokenizer.json, wherever the file is
     has_loss_mask: bool
     parts: tuple[int, ...]  # tokens of the files of each weight, one after another; all tokens without weights
+    rows: int = 0  # for classification
 
     def tokens(self) -> NDArray[Any]:
         """Return the ids, shape (count,), mapped from the file."""
@@ -54,6 +58,14 @@ class TokenSet:
     def loss(self) -> NDArray[np.uint8] | None:
         """Return 1 for each token that counts as a label, else 0, shape (count,), mapped from the file; None if all count."""
         return np.memmap(self.directory / LOSS, np.uint8, "r", shape=(self.count,)) if self.has_loss_mask else None
+
+    def samples(self, length: int) -> int:
+        """Return the number of samples of so many tokens, for classification of rows."""
+        return self.rows or samples_of(self.count, length)
+
+    def classes(self) -> NDArray[np.int64]:
+        """Return what ``classes.bin`` holds, (rows, 2), mapped from the file."""
+        return np.memmap(self.directory / CLASSES, _little_endian("int64"), "r", shape=(self.rows, 2))
 
     def documents(self) -> NDArray[np.int64]:
         """Return the number of each document's first token, ascending, mapped from the file."""
@@ -149,7 +161,7 @@ def job_tokenizer(spec: JobSpec, vocabulary: int, cache: Path) -> Tokenizer:
 def reading_of(spec: JobSpec, *, held_out: bool = False) -> DocumentReading:
     """Return how the files of a job become documents: of its training, or of the share that is held out."""
     template = Path(spec.data.template) if spec.data.template else None
-    return DocumentReading(spec.data.format, None, template, spec.evaluate.share, held_out)
+    return DocumentReading(spec.data.form, None, template, spec.evaluate.share, held_out)
 
 
 def find_prepared(spec: JobSpec, vocabulary: int, cache: Path) -> TokenSet | None:
@@ -180,10 +192,13 @@ def load_tokens(directory: Path) -> TokenSet:
     the token set does not exist or is incomplete."""
     meta = _meta(directory)
     token_set = TokenSet(directory, meta["count"], meta["dtype"], directory.parent / meta["tokenizer"],
-                         meta["tokenizer_sha256"], meta["counted"] < meta["count"], tuple(meta.get("parts", [meta["count"]])))
+                         meta["tokenizer_sha256"], meta["counted"] < meta["count"], tuple(meta.get("parts", [meta["count"]])),
+                         meta.get("rows", 0))
     sizes = {TOKENS: token_set.count * np.dtype(token_set.dtype).itemsize, DOCUMENTS: meta["documents"] * 8}
     if token_set.has_loss_mask:
         sizes[LOSS] = token_set.count
+    if token_set.rows:
+        sizes[CLASSES] = token_set.rows * 16
     for name, size in sizes.items():
         path = directory / name
         if not path.exists() or path.stat().st_size != size:
@@ -214,8 +229,9 @@ def _tokenize(target: Path, sources: Sequence[TokenizedFile], tokenizer: Tokeniz
     parts = [0] * max(1, len(groups))
     dtype = "uint16" if tokenizer.size <= 1 << 16 else "uint32"
     total = sum(source.size for source in sources)
-    count = counted = done = shown = first = documents = 0  # first: the document's first token
+    count = counted = done = shown = first = documents = cut = empty = 0  # first: the document's first token
     replaced: Counter[Path] = Counter()
+    classes: list[tuple[int, int]] = []
     with (target / TOKENS).open("wb") as tokens, (target / LOSS).open("wb") as loss, (target / DOCUMENTS).open("wb") as firsts:
         for piece, ids in encode(pieces((source.path for source in sources), files_key, reading), tokenizer.encoder):
             some = count + len(ids) > first
@@ -229,6 +245,9 @@ def _tokenize(target: Path, sources: Sequence[TokenizedFile], tokenizer: Tokeniz
             if piece.last and some:
                 firsts.write(first.to_bytes(8, "little"))
                 first, documents = count, documents + 1
+            if piece.example is not None:
+                cut, empty = cut + piece.cut, empty + (not ids)
+                classes += [(piece.example.label, piece.second)] if ids else []
             replaced[piece.source] += piece.replaced
             done += piece.size
             if done >= shown + REPORT:
@@ -238,17 +257,20 @@ def _tokenize(target: Path, sources: Sequence[TokenizedFile], tokenizer: Tokeniz
     if counted == count:
         (target / LOSS).unlink()
     progress(total, total)
+    if classes:
+        np.array(classes, _little_endian("int64")).tofile(target / CLASSES)
     return {
         "format": FORMAT,
         "count": count,
         "counted": counted,
         "documents": documents,
         **({"parts": parts} if len(groups) > 1 else {}),
+        **({"rows": len(classes)} if classes else {}),
         "dtype": dtype,
         "tokenizer": tokenizer.directory.name,
         "tokenizer_sha256": sha256(tokenizer.directory / "tokenizer.json"),
         "sources": [vars(source) | {"path": str(source.path)} for source in sources],
-        "notes": _notes(tokenizer, +replaced),
+        "notes": [*_notes(tokenizer, +replaced, len(classes)), *_row_notes(cut, empty, len(classes))],
     }
 
 
@@ -266,9 +288,16 @@ def _check_some(value: str, tokenizer: Tokenizer, count: int, counted: int, read
                          "check the completions of the rows")
 
 
-def _notes(tokenizer: Tokenizer, replaced: Counter[Path]) -> list[str]:
+def _row_notes(cut: int, empty: int, rows: int) -> Iterator[str]:
+    if cut:
+        yield f"{cut:,} of {rows:,} rows for classification have more tokens than data.sequence_length: they are cut off there"
+    if empty:
+        yield f"{empty:,} rows for classification give no token, beside {rows:,} others: they are left out"
+
+
+def _notes(tokenizer: Tokenizer, replaced: Counter[Path], rows: int) -> list[str]:
     notes = []
-    if tokenizer.end is None:
+    if tokenizer.end is None and not rows:
         notes.append("the tokenizer has no eos_token: no token ends a document")
     if replaced:
         notes.append(f"{replaced.total()} undecodable byte sequences were replaced by U+FFFD in {len(replaced)} files, "

@@ -7,6 +7,8 @@ encoded as one.
 
 A chat is encoded as one, however long it is. Its tokens count if they overlap a span that counts, as in transformers.
 
+An example for classification is encoded as one too, with the special tokens of the tokenizer's template.
+
 A completion continues its prompt. The joint is the end of a token, as in generation, where the prompt is encoded separately. But
 a completion does not begin a text: tokenizers that put a space before a text (``▁``) put none there.
 """
@@ -76,6 +78,9 @@ def encode(stream: Iterable[TextPiece], encoder: tokenizers.Tokenizer,
     A chat is yielded in parts whose tokens all count, or all do not."""
     splice = _Splice(encoder)
     for windows in _batches(_windows(stream), batch):
+        if (example := windows[0].piece.example) is not None:
+            yield from _examples([window.piece for window in windows], encoder, example.limit)
+            continue
         for encoded in splice.encoded(windows):
             if encoded.counted is not None:
                 yield from _runs(encoded.window.piece, encoded.ids, encoded.counted)
@@ -135,6 +140,15 @@ class _Splice:
         if self.given:
             self.given = _from(one.head, held.head[self.given][0])
         return one
+
+
+def _examples(pieces: Sequence[TextPiece], encoder: tokenizers.Tokenizer, limit: int) -> Iterator[tuple[TextPiece, list[int]]]:
+    encoder.enable_truncation(limit)  # of a pair, the longer text first, as in transformers
+    texts = [piece.example.texts for piece in pieces if piece.example is not None]
+    encodings = encoder.encode_batch([pair if len(pair) > 1 else pair[0] for pair in texts])
+    encoder.no_truncation()
+    for piece, one in zip(pieces, encodings, strict=True):
+        yield replace(piece, second=bisect_left(one.type_ids, 1), cut=bool(one.overflowing)), one.ids
 
 
 def counted_tokens(encoding: tokenizers.Encoding, spans: Sequence[Span]) -> list[Span]:

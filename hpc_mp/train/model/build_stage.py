@@ -1,7 +1,7 @@
 """The construction of a stage: changes of Hugging Face's modules, one after another."""
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import cast
@@ -18,7 +18,7 @@ from hpc_mp.train.model.compilation import compile_block
 from hpc_mp.train.model.rotary_tables import RotaryTables
 from hpc_mp.train.model.transformers_modules import TransformersModules
 from hpc_mp.train.model.transformers_stage import Absent, TransformersStage
-from hpc_mp.train.model.vocabulary import LogitsObjective, NextToken, VocabularyEmbedding
+from hpc_mp.train.model.vocabulary import LogitsObjective, NextToken, SampleClass, VocabularyEmbedding
 from hpc_mp.train.parallel.adapter import Adapter, InputDropout
 from hpc_mp.train.parallel.capacity import Intake
 from hpc_mp.train.parallel.dropout import HashDropout
@@ -27,6 +27,7 @@ from hpc_mp.train.parallel.groups import Axis
 from hpc_mp.train.parallel.projection import Projection, TensorAxis, change_flat, change_input, change_output
 from hpc_mp.train.parallel.surroundings import Surroundings
 
+POOLED = "pooler_output"  # in what a model with a pooler returns
 UNSET = -987654321.0  # in buffers without values
 
 
@@ -87,8 +88,9 @@ def _tensor(stage: TransformersStage, model: TransformersModules, whole: nn.Modu
                 if _tensor_of(stage, path).size > 1:
                     change_flat(stage.get_submodule(path), stage.tensor.enter, stage.around.capacity.samples)
             elif _tensor_of(stage, path).size > 1 and isinstance(stage.get_submodule(path), Projection):  # of no MLP's module
-                others = (name for name, other in family.cut_with.items() if other == inner)
-                for name, change in ((inner, stage.tensor.enter), *((name, nn.Identity()) for name in others)):
+                changes: dict[str, Callable[[Tensor], Tensor]] = {inner: stage.tensor.enter}
+                changes |= {name: nn.Identity() for name, other in family.cut_with.items() if other == inner}
+                for name, change in changes.items():
                     change_flat(stage.get_submodule(f"{block}.{name}"), change, stage.around.capacity.samples)
             elif _tensor_of(stage, path).size > 1:
                 change_input(stage.get_submodule(path), stage.tensor.enter)
@@ -131,20 +133,26 @@ def _sharers(stage: TransformersStage, own: bool) -> tuple[list[Axis], bool]:
 
 
 def _head(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
-    """Attach the last norm, the head and the loss to the last stage, cut along the vocabulary."""
-    family, vocabulary = model.family, model.shape.vocabulary
+    """Attach the last norm, the head and the loss to the last stage, cut along the vocabulary. A pooler of first tokens gets each
+    token as the first of a sample."""
+    family, vocabulary, samples = model.family, model.shape.outputs, stage.around.capacity.samples
     if not stage.span.last:
         return
     if family.head.startswith(f"{family.norm}."):
         whole.set_submodule(family.head, nn.Identity())
     for path in (family.norm, *family.behind_norm):
         stage.graft(path, whole.get_submodule(path))
-    name, cap = family.head_module(model.shape), getattr(model.config, "final_logit_softcapping", None)
+    if family.output == POOLED:
+        change_input(stage.get_submodule(family.norm), lambda hidden: hidden.flatten(0, 1).unsqueeze(1))
+        change_output(stage.get_submodule(family.norm), lambda pooled: pooled.unflatten(0, (samples, -1)))
+    classes = model.shape.classes
+    name, cap = family.head_module(model.shape), None if classes else getattr(model.config, "final_logit_softcapping", None)
     bias = next((weight.name for weight in family.head_weights(model.shape) if len(weight.shape) == 1), None)
     head = Projection(f"{name}.weight", bias, transposed=False, row=False, tensor=_tensor_of(stage, name))
     if model.loss is None:
         around = stage.around
-        stage.objective = NextToken(head, vocabulary, stage.tensor, cap, around.compile, around.loss_terms)
+        objective = SampleClass if classes else NextToken
+        stage.objective = objective(head, vocabulary, stage.tensor, cap, around.compile, around.loss_terms)
     else:
         stage.objective = LogitsObjective(head, vocabulary, cap, model.loss)
 
@@ -276,4 +284,4 @@ def _driver(stage: TransformersStage, model: TransformersModules, whole: nn.Modu
     for module in (parent, base):
         module.config = model.config
     vars(parent)[name] = stage.layer_calls(cast(nn.ModuleList, parent._modules.pop(name)))
-    stage.driver = lambda **arguments: cast(Tensor, base(**arguments, use_cache=False).last_hidden_state)
+    stage.driver = lambda **arguments: cast(Tensor, getattr(base(**arguments, use_cache=False), family.output))

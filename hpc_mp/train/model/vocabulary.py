@@ -126,6 +126,24 @@ class NextToken(nn.Module):
         return highest + sums[0].log(), sums[1]
 
 
+class SampleClass(NextToken):
+    """The objective of classification: the cross entropy of a sample's class. It is the label of the token that stands for the
+    sample; no other token has one. The head is whole on every rank."""
+
+    def forward(self, hidden: Tensor, batch: Batch, own: Callable[[Tensor], Tensor],
+                gradient: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the sum and the count; in an evaluation counts of each class, (3, classes): of its samples, of those that the
+        model takes for it, and of those among these for which this is right."""
+        loss, count = super().forward(hidden, batch, own, gradient)
+        if gradient is not None:
+            return loss, count
+        labels = self.outer.share(own(batch["labels"]), 1)
+        pooled = labels != IGNORED
+        classes, taken = labels[pooled], self.head.product(hidden[pooled]).argmax(1)
+        counts = [values.bincount(minlength=self.vocabulary) for values in (classes, taken, classes[classes == taken])]
+        return loss, self.outer.total(torch.stack(counts).double())
+
+
 class LogitsObjective(nn.Module):
     """A user's objective: a function of the logits of all tokens and words; every tensor rank computes it.
 

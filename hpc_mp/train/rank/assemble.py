@@ -122,8 +122,8 @@ def restore(spec: JobSpec, shape: ModelShape, context: RankContext, engine: Engi
 
 def _start(spec: JobSpec, shape: ModelShape, context: RankContext, engine: Engine) -> None:
     """Set first values. Raises HpcMpError on rank 0 if the checkpoint in ``model.pretrained`` is not that of the model."""
-    if spec.model.pretrained is not None and context.who.rank == 0:
-        check_pretrained(spec)
+    if context.who.rank == 0 and (without := check_pretrained(spec)):
+        context.log.say(f"{spec.model.pretrained} has no {', '.join(without)}: they begin with initial values")
     engine.start(first_values(spec, shape))
 
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from hpc_mp.base.text import counted, duration, loss_words
+from hpc_mp.base.text import counted, duration
 from hpc_mp.job import JobSpec
 from hpc_mp.rundir import LineFile
 from hpc_mp.rundir.records import Evaluation, line_of, read_records
 from hpc_mp.rundir.retention import exhausted
-from hpc_mp.train.data import HeldOut, passes
+from hpc_mp.train.data import HeldOut, LabelledRows, passes
 from hpc_mp.train.pipeline.stage import Microbatches
 from hpc_mp.train.rank import facts
 from hpc_mp.train.rank.bootstrap import status
@@ -42,7 +42,7 @@ class Evaluator:
     spec: JobSpec
     context: RankContext
     engine: Engine
-    held_out: HeldOut
+    held_out: HeldOut | LabelledRows
     device: torch.device
     stop: StopFlag
     duties: Sequence[Callable[[], None]]
@@ -75,15 +75,18 @@ class Evaluator:
         began = time.perf_counter()
         status(self.context, "evaluating", f"after step {step}")
         size, microbatches, data = self.spec.microbatch_size, self.spec.microbatches, self.engine.groups.data_rank
-        loss, labels, reason = 0.0, 0, None
+        loss, labels, reason, named = 0.0, 0, None, len(self.spec.data.labels)
+        counts = torch.zeros((3, named) if named else (1, 1), dtype=torch.float64)
         for mine in passes(len(self.held_out), microbatch=size, microbatches=microbatches, data_degree=self.spec.data_degree,
                            data_rank=data):
             if reason is not None:
                 return reason
-            result = self.engine.evaluate(self._own(step, mine), self._notes)
+            result = self.engine.evaluate(self._own(step, mine), self._notes, classes=named)
             loss, labels, reason = loss + result.loss, labels + int(result.labels), REASONS.get(int(result.notes[0]))
+            counts += result.classes
         self.watchdog.now("step")
-        self.evaluations.append(Evaluation(step, loss / labels, labels, time.perf_counter() - began, self.context.attempt))
+        self.evaluations.append(Evaluation(step, loss / labels, labels, time.perf_counter() - began, self.context.attempt,
+                                           *(shares_of(counts) if named else ())))
         self._say(self.evaluations[-1])
         return None
 
@@ -103,8 +106,16 @@ class Evaluator:
         if self.context.who.rank == 0:
             self.lines.write(line_of(evaluation))
             self.track("held_out", evaluation)
-        self.context.log.say(f"held out after step {evaluation.step}: {loss_words(evaluation.loss)} over "
-                             f"{evaluation.label_tokens:,} tokens in {duration(evaluation.seconds)}")
+        what = "rows" if self.spec.data.labels else "tokens"
+        self.context.log.say(f"held out after step {evaluation.step}: {evaluation.words} over "
+                             f"{evaluation.label_tokens:,} {what} in {duration(evaluation.seconds)}")
+
+
+def shares_of(counts: torch.Tensor) -> tuple[float, float]:
+    """Return accuracy and macro F1, given what ``SampleClass`` counts: F1 is 2 × right / (samples + taken), and macro F1 its mean
+    over the classes that have either, as in scikit-learn."""
+    samples, taken, right = counts
+    return float(right.sum() / samples.sum()), float((2 * right / (samples + taken))[samples + taken > 0].mean())
 
 
 def evaluations_made(context: RankContext) -> list[Evaluation]:

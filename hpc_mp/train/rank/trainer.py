@@ -21,7 +21,7 @@ from hpc_mp.layout.learning_rate import learning_rate
 from hpc_mp.rundir import LineFile, RunDirectory
 from hpc_mp.rundir.origin import Counters
 from hpc_mp.rundir.records import RankTrace, StepMetrics, line_of
-from hpc_mp.train.data import Samples, positions
+from hpc_mp.train.data import LabelledRows, Samples, positions
 from hpc_mp.train.device.readback import to_device
 from hpc_mp.train.parallel.dropout import Moment
 from hpc_mp.train.parallel.groups import Groups, Tree
@@ -120,7 +120,7 @@ class Trainer:
     saver: Saver
     engine: Engine
     groups: Groups
-    samples: Samples
+    samples: Samples | LabelledRows
     device: torch.device
     log: Log
     stop: StopFlag
@@ -243,9 +243,9 @@ class Trainer:
 
 
 class SampleSource(Protocol):
-    """A source of samples by position, such as ``Samples`` and ``HeldOut``."""
+    """A source of samples by position, such as ``Samples`` and ``HeldOut``: ids, labels, and kinds of tokens if it has some."""
 
-    def batch(self, positions: range, /) -> tuple[NDArray[np.int64], NDArray[np.int64]]: ...
+    def batch(self, positions: range, /) -> tuple[NDArray[np.int64], ...]: ...
 
     def documents(self, positions: range, /) -> NDArray[np.int64] | None: ...
 
@@ -253,12 +253,12 @@ class SampleSource(Protocol):
 def share(spec: JobSpec, source: SampleSource, mine: Sequence[range], step: int, labels: int, engine: Engine) -> Microbatches:
     """Return a replica's samples of a step for the stages of a rank. Ids and labels are read only for the end stages. ``mine``:
     the positions of each microbatch. ``labels``: the number of labels that count."""
-    ends, batches = {"ids": 0, "labels": spec.stages - 1}, {}
+    ends, batches = {"ids": 0, "labels": spec.stages - 1, "token_types": 0}, {}
     for microbatch, samples in enumerate(mine):
         documents = source.documents(samples)
         needed = {} if documents is None else {"documents": to_device(torch.from_numpy(documents), engine.device)}
         read = {*ends.values()} & engine.data.stages.keys()
-        arrays = dict(zip(ends, source.batch(samples), strict=True)) if read else {}
+        arrays = dict(zip(ends, source.batch(samples), strict=False)) if read else {}
         for stage in engine.data.stages:
             batches[stage, microbatch] = needed | {name: to_device(torch.from_numpy(array), engine.device)
                                                    for name, array in arrays.items() if ends[name] == stage}

@@ -55,11 +55,13 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """The result of an evaluation on all ranks: the loss, summed over labels, their number, and the largest of each note."""
+    """The result of an evaluation on all ranks: the loss, summed over labels, their number, the largest of each note, and what
+    ``SampleClass`` counts of classes."""
 
     loss: float
     labels: float
     notes: tuple[float, ...]
+    classes: Tensor
 
 
 class Engine:
@@ -147,14 +149,17 @@ class Engine:
         return (torch.zeros_like(loss), torch.zeros_like(count)) if self.groups.tensor.rank else (loss, count)
 
     def evaluate(self, share: Microbatches, notes: Callable[[], Sequence[float]] = tuple,
-                 passes: Passes | None = None) -> Evaluated:
+                 passes: Passes | None = None, classes: int = 0) -> Evaluated:
         """Compute the loss of a replica's microbatches, as many as a step has, with the parameters as they are. All ranks call
-        this. Nothing is dropped, nothing changes. ``notes``, ``passes``: as for ``step``."""
-        passed = (passes or self.passes).pipeline.evaluate(share)
-        mine = torch.stack([*self._counted(passed), *torch.tensor(notes(), dtype=torch.float64, device=self.device)])
-        everyone = known_to_all(mine, self.groups.world)
-        total, labels = everyone[:, :2].sum(0).tolist()
-        return Evaluated(total, labels, tuple(everyone[:, 2:].amax(0).tolist()))
+        this. Nothing is dropped, nothing changes. ``notes``, ``passes``: as for ``step``. ``classes``: of samples, if the model
+        tells them apart."""
+        loss, count = self._counted((passes or self.passes).pipeline.evaluate(share))
+        counts = count.expand((3, classes) if classes else (1, 1))
+        mine = torch.cat((loss.view(1), counts.flatten(), torch.tensor(notes(), dtype=torch.float64, device=self.device)))
+        everyone, behind = known_to_all(mine, self.groups.world).cpu(), 1 + counts.numel()
+        total, noted = everyone[:, :behind].sum(0), everyone[:, behind:].amax(0)
+        counts = total[1:].view(counts.shape)
+        return Evaluated(float(total[0]), float(counts[0].sum()), tuple(noted.tolist()), counts)
 
 
 def label_count(own: int, groups: Groups, device: torch.device) -> RunningSum:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from hpc_mp.layout.models import ModelShape, family_of
-from hpc_mp.layout.models.adapter_weights import DOWN, UP, adapted_weights
+from hpc_mp.layout.models.adapter_weights import DOWN, UP, adapted_weights, head_beside
 from hpc_mp.train.parallel.fill import Source
 from hpc_mp.train.verify.observed import whole
 
@@ -28,10 +28,14 @@ class ExpertSum(nn.Module):
 
 
 def attach(model: nn.Module, shape: ModelShape, source: Source, drop: Drop) -> dict[str, nn.Parameter]:
-    """Attach the adapters of a shape to a model, whose own weights then keep their values. Return the factors by name."""
+    """Attach the adapters of a shape to a model, whose own weights but a new head then keep their values. Return what is trained,
+    by name."""
     adapters, factors = shape.adapters, dict[str, nn.Parameter]()
     assert adapters is not None
     model.requires_grad_(False)
+    head = {weight.name: model.get_parameter(weight.name) for weight in head_beside(family_of(shape), shape)}
+    for own in head.values():
+        own.requires_grad_(True)
     for target, (weight, *pair) in adapted_weights(family_of(shape), shape).items():
         down, up = (nn.Parameter(source(factor, whole(factor.shape)).clone()) for factor in pair)
         factors |= dict(zip((factor.name for factor in pair), (down, up), strict=True))
@@ -41,7 +45,7 @@ def attach(model: nn.Module, shape: ModelShape, source: Source, drop: Drop) -> d
         else:
             dropped = partial(_dropped, drop, adapters.dropout, f"{target}.{DOWN}")
             model.get_submodule(target).register_forward_hook(partial(_added, down, up, adapters.scale, dropped))
-    return factors
+    return factors | head
 
 
 def _dropped(drop: Drop, probability: float, site: str, x: Tensor) -> Tensor:
@@ -56,7 +60,8 @@ def _added(down: Tensor, up: Tensor, scale: float, dropped: Callable[[Tensor], T
 def as_peft(shape: ModelShape, factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return factors by the names and in the shapes of PEFT's files, where the outermost wrap of a module of experts is that of
     its last parameter."""
-    adapted, stored = adapted_weights(family_of(shape), shape), dict[str, Tensor]()
+    adapted, stored = adapted_weights(family_of(shape), shape), {
+        f"{PREFIX}{weight.name}": factors[weight.name].detach() for weight in head_beside(family_of(shape), shape)}
     for target, (weight, down, up) in adapted.items():
         a, b = (factors[factor.name].detach() for factor in (down, up))
         path = target

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
 from hpc_mp.job import JobSpec
 from hpc_mp.job.layout import read_config
@@ -38,6 +38,7 @@ class Plain(StaysDouble):
     def __init__(self, spec: JobSpec, shape: ModelShape) -> None:
         super().__init__()
         self.spec, self.family, self.clock = spec, family_of(shape), DropoutClock(spec.train.seed)
+        self.classes = shape.classes
         self.sites: list[str] = []  # names of the modules that run and drop something
         self.sample, self.places, self.length = 0, slice(0), spec.data.sequence_length
         self.observed = Observed()
@@ -63,7 +64,10 @@ class Plain(StaysDouble):
             hugging_face = AutoConfig.for_model(config["model_type"], **values)
             hugging_face._experts_implementation = "eager"  # the other implementations of transformers do not support fp64
             attention = "sdpa" if getattr(hugging_face, "alibi", False) else "eager"  # Falcon's own code adds the biases twice
-            return AutoModelForCausalLM.from_config(hugging_face, attn_implementation=attention).double().train()
+            kind = AutoModelForSequenceClassification if self.classes else AutoModelForCausalLM
+            model = kind.from_config(hugging_face, attn_implementation=attention).double().train()
+        model.config.pad_token_id = None if self.classes else model.config.pad_token_id  # drawn tokens are no padding
+        return cast(PreTrainedModel, model)
 
     def __torch_function__(self, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         if function is nn.functional.dropout and self.sites:
@@ -72,10 +76,13 @@ class Plain(StaysDouble):
         return super().__torch_function__(function, types, args, kwargs)
 
     def drop(self, x: Tensor, probability: float, site: str) -> Tensor:
-        """Return a tensor with the elements dropped that the engine drops: (1, tokens, …), or weights of attention."""
+        """Return a tensor with the elements dropped that the engine drops: (1, tokens, …), weights of attention, or (1, …) of the
+        first token."""
         if probability == 0.0:
             return x
-        if x.dim() == 4:  # (1, heads, tokens, tokens)
+        if x.dim() == 2:
+            index = torch.arange(x.shape[1])
+        elif x.dim() == 4:  # (1, heads, tokens, tokens)
             index = torch.arange(x.shape[1] * self.length**2).view(-1, self.length, self.length)[:, self.places, self.places]
         else:
             index = torch.arange(self.length * x.shape[2:].numel()).view(self.length, *x.shape[2:])[self.places]
@@ -120,9 +127,11 @@ class Plain(StaysDouble):
         self.sample = position
         for begin, end in pairwise(cuts):
             self.places = slice(begin, end)
+            own = labels[self.places]
+            if self.classes and not len(own := own[own != IGNORE]):
+                continue
             with self:
-                logits = self.model(input_ids=ids[None, self.places], use_cache=False).logits[0]
-                own = labels[self.places]
+                logits = self.model(input_ids=ids[None, self.places], use_cache=False).logits.flatten(0, -2)
                 total = total + nn.functional.cross_entropy(logits, own, ignore_index=IGNORE, reduction="sum",
                                                             label_smoothing=train.label_smoothing)
                 total = total + train.z_loss * torch.logsumexp(logits, -1)[own != IGNORE].square().sum()

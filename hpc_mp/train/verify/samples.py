@@ -5,10 +5,19 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from hpc_mp.job import JobSpec
+from hpc_mp.layout.models import ModelShape
 from hpc_mp.train.data.rows import IGNORE
 
 COUNTED = 0.8  # share of the labels that count, so that their number differs among microbatches and ranks
 CUTS = ((), (9,), (4, 17), (15,))  # places at which documents begin, of samples in turn
+
+
+def drawn_samples(spec: JobSpec, shape: ModelShape) -> "DrawnSamples":
+    """Return the samples of a shrunk job."""
+    if shape.classes:
+        return DrawnRows(shape, spec.data.sequence_length)
+    return DrawnSamples(shape.vocabulary, spec.data.sequence_length, spec.data.documents == "separate")
 
 
 class DrawnSamples:
@@ -41,3 +50,20 @@ class DrawnSamples:
 
     def label_count(self, positions: Iterable[int]) -> int:
         return sum(int((self.at(position)[1] != IGNORE).sum()) for position in positions)
+
+
+class DrawnRows(DrawnSamples):
+    """Rows with a class, as ``LabelledRows`` has them: what fills a sample up is a document of its own."""
+
+    def __init__(self, shape: ModelShape, length: int) -> None:
+        super().__init__(shape.vocabulary, length, shape.bidirectional)
+        self.classes = shape.classes
+
+    def at(self, position: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        tokens, labels = super().at(position)
+        labels[:] = IGNORE
+        labels[0 if self.separate else self.cuts(position)[0] - 1] = position % self.classes
+        return tokens, labels
+
+    def cuts(self, position: int) -> tuple[int, ...]:
+        return self.length - position % 5,

@@ -1,5 +1,5 @@
-"""BERT for masked tokens: attention in both directions, three embeddings with a norm behind, norms behind the sums of a block,
-and a dense layer before the head, which is tied to the embedding and has a bias."""
+"""BERT: attention in both directions, three embeddings with a norm behind, norms behind the sums of a block. For masked tokens
+there is a dense layer before the head, which is tied to the embedding and has a bias; for classification a pooler."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -13,10 +13,9 @@ EMBEDDINGS, HEAD = "bert.embeddings", "cls.predictions"
 FIELDS = {
     **COMMON,
     **dict.fromkeys((*SIZES, "intermediate_size", "type_vocab_size", "pad_token_id"), READ),
-    **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), DROPOUT),
+    **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"), DROPOUT),
     "hidden_act": ACTIVATION,
     "layer_norm_eps": EPSILON,
-    "classifier_dropout": READ,  # of the classification model
     "is_decoder": only(False),
     "is_causal": only(False),
     "tie_word_embeddings": only(True, rule="is not supported yet: the head of a BERT model is its embedding"),
@@ -66,6 +65,15 @@ def head_weights(s: ModelShape, path: str) -> tuple[Weight, ...]:
     return *column(f"{path}.decoder", s.vocabulary, s.hidden), Weight(f"{path}.bias", (s.vocabulary,), cut=0, init="zeros")
 
 
+# The pooler's place is that of the last norm. It is made for the first token, and computed for all.
+CLASSIFIER = {
+    "norm": "bert.pooler", "output": "pooler_output", "behind_norm": ("dropout",), "head": "classifier",
+    "norm_weights": lambda s: (Weight("bert.pooler.dense.weight", (s.hidden, s.hidden)),
+                               Weight("bert.pooler.dense.bias", (s.hidden,), init="zeros")),
+    "head_weights": lambda s: (Weight("classifier.weight", (s.classes, s.hidden)),
+                               Weight("classifier.bias", (s.classes,), init="zeros")),
+    "fresh": ("bert.pooler.*", "classifier.*"), "beside": ("cls.*", "bert.embeddings.position_ids"),
+}
 FAMILY = Family(
     model_type="bert", architecture="BertForMaskedLM", since="5.24", fields=FIELDS, read=read,
     embedding=f"{EMBEDDINGS}.word_embeddings", blocks="bert.encoder.layer", norm=f"{HEAD}.transform", head=f"{HEAD}.decoder",
@@ -76,4 +84,5 @@ FAMILY = Family(
     norm_weights=partial(dense_weights, path=f"{HEAD}.transform", last="LayerNorm"),
     older_names={r"LayerNorm\.weight$": "LayerNorm.gamma", r"LayerNorm\.bias$": "LayerNorm.beta"},
     beside=("bert.pooler.*", "cls.seq_relationship.*", f"{HEAD}.decoder.bias", "bert.embeddings.position_ids"),
+    classifier=CLASSIFIER,
 )

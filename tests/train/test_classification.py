@@ -1,0 +1,206 @@
+"""Rows with a class: from their files to samples, and from a launched run to an export that plain transformers computes with."""
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+from exact import EXACT, cases
+from layouts import MASKED, layout, run_whole, start
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertTokenizer,
+    PreTrainedTokenizerBase,
+)
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.job import JobSpec, load_job
+from hpc_mp.job.layout import check_pretrained, read_shape
+from hpc_mp.rundir import read_lines
+from hpc_mp.train.checkpoint.export import export
+from hpc_mp.train.data import IGNORE, LabelledRows, held_out_samples, prepare_held_out, prepare_job, training_samples
+from hpc_mp.train.device.precision import StaysDouble
+
+Row = Mapping[str, Any]
+LENGTH, NAMES = 12, ("bad", "fair", "good")
+WORDS = ["a", "film", "of", "great", "charm", "and", "wit", "that", "is", "bad", "dull", "long", "slow", "good", "kind", "fair", "it", "was", "the"]
+LLAMA = ('model_type = "llama", num_hidden_layers = 2, hidden_size = 32, num_attention_heads = 4, intermediate_size = 64, '
+         'vocab_size = 307, max_position_embeddings = 32, pad_token_id = 0')
+BERT = MASKED["bert"].replace("pad_token_id = 3", "pad_token_id = 0")
+JOB = """
+[job]
+device = "cpu"
+[model]
+config = {{ {model} }}
+[data]
+files = ["rows.jsonl"]
+sequence_length = {length}
+tokenizer = "words"
+text = ["text"]
+label = "kind"
+labels = ["bad", "fair", "good"]
+[train]
+objective = "classification"
+steps = 3
+global_batch = 8
+precision = "fp64"
+learning_rate = 1e-2
+eps = 1e-2
+[evaluate]
+share = 0.3
+"""
+
+
+def rows(number: int = 60) -> list[dict[str, str]]:
+    generator = np.random.default_rng(1)
+
+    def text() -> str:
+        return " ".join(generator.choice(WORDS, generator.integers(1, 18)))
+
+    return [{"text": text(), "other": text(), "kind": NAMES[place % 3]} for place in range(number)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tokenizer that writes [CLS] and [SEP], and rows in files of every kind."""
+    place = tmp_path_factory.mktemp("rows")
+    (place / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
+    BertTokenizer(str(place / "vocab.txt")).save_pretrained(place / "words")
+    (place / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows()))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows()), place / "rows.parquet")
+    for name, delimiter in (("rows.csv", ","), ("rows.tsv", "\t")):
+        with (place / name).open("w", newline="") as file:
+            table = csv.DictWriter(file, ["text", "other", "kind"], delimiter=delimiter)
+            table.writeheader()
+            table.writerows(rows())
+    return place
+
+
+def job(folder: Path, model: str = LLAMA, *overrides: str) -> JobSpec:
+    path = folder / "job.toml"
+    path.write_text(JOB.format(model=model, length=LENGTH))
+    return load_job(path, overrides)
+
+
+def encoded(folder: Path, *columns: Sequence[str]) -> Any:
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder / "words")
+    return tokenizer(*map(list, columns), truncation=True, max_length=LENGTH, padding="max_length", return_tensors="np")
+
+
+def in_order(spec: JobSpec, first: bool, folder: Path) -> LabelledRows:
+    return LabelledRows(prepare_job(spec, 307, folder / "cache", lambda done, total: None), LENGTH, first)
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.tsv", "rows.parquet"])
+@pytest.mark.parametrize("pair", [False, True])
+def test_samples_are_what_transformers_makes_of_rows(folder: Path, name: str, pair: bool, caplog: pytest.LogCaptureFixture) -> None:
+    keys = ["text", "other"] if pair else ["text"]
+    spec = job(folder, LLAMA, f'data.files=["{name}"]', f"data.text={json.dumps(keys)}", "evaluate.share=0.0")
+    expected = encoded(folder, *([row[key] for row in rows()] for key in keys))
+    samples = in_order(spec, False, folder)
+    ids, labels, types = samples.batch(range(len(samples)))
+    assert len(samples) == 60 and (ids == expected["input_ids"]).all() and (types == expected["token_type_ids"]).all()
+    ends = expected["attention_mask"].sum(1) - 1
+    assert (labels[range(60), ends] == [number % 3 for number in range(60)]).all() and (labels != IGNORE).sum() == 60
+    tokenizer = AutoTokenizer.from_pretrained(folder / "words")
+    longer = sum(len(tokenizer(*(row[key] for key in keys))["input_ids"]) > LENGTH for row in rows())
+    assert f"{longer} of 60 rows for classification have more tokens" in caplog.text and longer > 5
+
+
+def test_the_first_token_stands_for_a_row_that_sees_no_padding(folder: Path) -> None:
+    samples = in_order(job(folder, BERT, "evaluate.share=0.0"), True, folder)
+    _, labels, _ = samples.batch(range(60))
+    mask = encoded(folder, [row["text"] for row in rows()])["attention_mask"]
+    documents = samples.documents(range(60))
+    assert (labels[:, 0] != IGNORE).all() and documents is not None and (documents == [(0, size) for size in mask.sum(1)]).all()
+    assert samples.label_count(range(50, 70)) == 10 and (samples.batch(range(60, 62))[1] == IGNORE).all()
+
+
+def test_rows_are_held_out_or_trained_on_each_once_in_an_epoch(folder: Path) -> None:
+    spec = job(folder, LLAMA)
+    tokens = prepare_job(spec, 307, folder / "cache", lambda done, total: None)
+    held_out = prepare_held_out(spec, 307, folder / "cache", lambda done, total: None, tokens)
+    assert held_out is not None and tokens.rows + held_out.rows == 60 and 5 < held_out.rows < 40
+    samples = training_samples(spec, read_shape(spec), tokens)
+    assert isinstance(samples, LabelledRows) and len(held_out_samples(spec, read_shape(spec), held_out)) == held_out.rows
+    size = len(samples)
+    epochs = [[samples.row_at(position) for position in range(begin, begin + size)] for begin in (0, size)]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == [*range(size)] and epochs[0] != epochs[1]
+
+
+REFUSED = {
+    "an unknown class": ('{"text": "a", "kind": "odd"}', "which is none of the classes bad, fair, good"),
+    "a number beyond": ('{"text": "a", "kind": 3}', "its kind is 3"),
+    "no text": ('{"body": "a", "kind": 1}', "its text is missing"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_row_without_its_class_is_refused(folder: Path, name: str) -> None:
+    line, rule = REFUSED[name]
+    (folder / "wrong.jsonl").write_text('{"text": "a", "kind": 1}\n' + line + "\n")
+    with pytest.raises(HpcMpError, match=rule):
+        in_order(job(folder, LLAMA, 'data.files=["wrong.jsonl"]'), False, folder)
+
+
+def accuracy_and_loss(model: Any, folder: Path, held_out: Sequence[Row]) -> tuple[float, float]:
+    """Compute held-out rows by plain transformers."""
+    batch = AutoTokenizer.from_pretrained(folder)(
+        [row["text"] for row in held_out], truncation=True, max_length=LENGTH, padding=True, return_tensors="pt")
+    labels = torch.tensor([NAMES.index(row["kind"]) for row in held_out])
+    with torch.no_grad(), StaysDouble():
+        output = model.double().eval()(**batch, labels=labels)
+    return float((output.logits.argmax(1) == labels).double().mean()), float(output.loss)
+
+
+@pytest.mark.parametrize(("model", "overrides"), cases([
+    ("llama", tuple(layout(2, 2, microbatches=2))), ("bert", tuple(layout(2, 1, 2, zero=3, sequence="true"))),
+    ("llama", ("lora.rank=2",)), ("bert", ("lora.rank=2", *layout(2)))], {("llama", tuple(layout(2, 2, microbatches=2)))}))
+def test_an_export_computes_the_evaluation_of_its_run(folder: Path, model: str, overrides: tuple[str, ...]) -> None:
+    spec = job(folder, {"llama": LLAMA, "bert": BERT}[model], *overrides)
+    run = start(spec)
+    run_whole(spec, run=run)
+    target = folder / f"{model} {' '.join(overrides)[:20].replace('/', ' ')}"
+    export(run, target, force=True)
+    config = AutoConfig.from_pretrained(target)
+    assert config.architectures[0].endswith("ForSequenceClassification") and config.id2label == dict(enumerate(NAMES))
+    with StaysDouble():
+        exported = AutoModelForSequenceClassification.from_pretrained(target, dtype=torch.float64)
+    line = [*read_lines(run.evaluations)][-1]
+    reading = prepare_held_out(spec, 307, run.cache, lambda done, total: None,
+                               prepare_job(spec, 307, run.cache, lambda done, total: None))
+    assert reading is not None
+    ids, _, _ = LabelledRows(reading, LENGTH, False).batch(range(reading.rows))
+    every = encoded(folder, [row["text"] for row in rows()])["input_ids"]
+    held_out = [row for row, own in zip(rows(), every, strict=True) if (ids == own).all(1).any()]
+    accuracy, loss = accuracy_and_loss(exported, target, held_out)
+    assert line["label_tokens"] == len(held_out) and abs(line["loss"] - loss) < EXACT and abs(line["accuracy"] - accuracy) < EXACT
+
+
+def test_a_checkpoint_without_a_head_gets_one_and_a_head_is_read(folder: Path) -> None:
+    config = AutoConfig.for_model("llama", num_hidden_layers=2, hidden_size=32, num_attention_heads=4, intermediate_size=64,
+                                  vocab_size=307, max_position_embeddings=32)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder / "plain")
+    config.id2label = {0: "good", 1: "fair", 2: "bad"}
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(folder / "told")
+    path = folder / "pretrained.toml"
+
+    def spec(name: str, labels: Sequence[str]) -> JobSpec:
+        path.write_text(JOB.format(model=LLAMA, length=LENGTH).replace(f"config = {{ {LLAMA} }}", f'pretrained = "{name}"'))
+        return load_job(path, [f"data.labels={json.dumps(labels)}"])
+
+    assert check_pretrained(spec("plain", NAMES)) == ["score.weight"]
+    assert check_pretrained(spec("told", NAMES[::-1])) == []
+    with pytest.raises(HpcMpError, match="is not the order of the head"):
+        check_pretrained(spec("told", NAMES))
+    with pytest.raises(HpcMpError, match=r"has the shape \(3, 32\), but .* requires \(2, 32\)\. Name as many classes"):
+        check_pretrained(spec("told", NAMES[:2]))
