@@ -7,7 +7,7 @@ from hpc_mp.base.text import counted, shown
 from hpc_mp.job.learning_rate import check_schedule
 from hpc_mp.job.lora import check_lora
 from hpc_mp.job.program import ProgramSpec
-from hpc_mp.job.spec import UNCOUNTED, Data, JobSpec, LossScale, Profiler, Train
+from hpc_mp.job.spec import UNCOUNTED, Data, JobSpec, LossScale, Profile, Train
 from hpc_mp.job.sweep import runs_of
 from hpc_mp.layout.optimizers import WHOLE_WEIGHTS
 from hpc_mp.layout.schedule.names import check_sizes, stages_per_rank
@@ -104,15 +104,14 @@ def check_arithmetic(spec: JobSpec) -> None:
 
 
 def _check_profiler(spec: JobSpec) -> None:
-    window = spec.profiler
-    if not window.steps and window != Profiler():
-        raise HpcMpError("profiler.begin or profiler.ranks", "has no effect without profiler.steps",
-                         "set profiler.steps to a number of steps, or leave the others out")
+    window = spec.train.profile
+    if not window.steps and window != Profile():
+        raise HpcMpError("train.profile", "has no effect without steps", "set its steps to a number, or leave it out")
     if window.steps and not 0 < len(window.ranks) == len({*window.ranks} & {*range(spec.ranks)}):
-        raise HpcMpError(f"profiler.ranks = {shown(window.ranks)}", f"must name some of the ranks 0 to {spec.ranks - 1}, each "
-                         "once", "use ranks = [0]")
+        raise HpcMpError(f"train.profile.ranks = {shown(window.ranks)}", f"must name ranks from 0 to {spec.ranks - 1}, each once",
+                         "use ranks = [0]")
     if spec.train.steps != UNCOUNTED and window.steps and window.begin + window.steps - 1 > spec.train.steps:
-        raise HpcMpError(f"profiler.begin = {window.begin}, profiler.steps = {window.steps}",
+        raise HpcMpError(f"train.profile = {{ begin = {window.begin}, steps = {window.steps} }}",
                          f"goes beyond train.steps = {spec.train.steps}", "begin earlier, or trace fewer steps")
 
 

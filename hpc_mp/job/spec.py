@@ -157,6 +157,14 @@ class LossScale(values.Section):
     minimum: Annotated[float, Field(gt=0, strict=True)] = 1.0
 
 
+class Profile(values.Section):
+    """The window of torch's profiler: its number of steps, the first of them, and the ranks that write a trace."""
+
+    steps: values.NonNegative = 0
+    begin: values.Count = 3
+    ranks: tuple[values.NonNegative, ...] = (0,)
+
+
 class Train(values.Section):
     """The optimization."""
 
@@ -249,6 +257,10 @@ class Train(values.Section):
     """Overrides every dropout probability of the model's config."""
     seed: values.NonNegative = 0
     """For initial values, sample order and dropout."""
+    profile: Profile = Profile()
+    """Traces of torch's profiler, with phases, actions, layers and collectives by name: of so many consecutive `steps`, from step
+    `begin` on, which may take some hundred MB for each, on these `ranks`. See [a profile](../user/training.md#a-profile).
+    Example: `{ steps = 2, begin = 10, ranks = [0, 8] }`."""
 
     @model_validator(mode="after")
     def _one_length(self) -> "Train":
@@ -313,18 +325,6 @@ class Track(values.Section):
     """The project of W&B, or the experiment of MLflow. Default: `job.name`. Example: `"llama"`."""
 
 
-class Profiler(values.Section):
-    """A trace of torch's profiler: phases, actions, layers, collectives and kernels of some steps, by name and for Perfetto. See
-    [a profile](../user/training.md#a-profile)."""
-
-    steps: values.NonNegative = 0
-    """The number of consecutive steps in the trace, which may take some hundred MB for each; 0 = no trace. Example: `2`."""
-    begin: values.Count = 3
-    """The first of them. The first steps of an attempt take longer than others. Example: `100`."""
-    ranks: tuple[values.NonNegative, ...] = (0,)
-    """The ranks that write a trace. Example: `[0, 8]`."""
-
-
 class JobSpec(values.Section):
     """A whole job file. Frozen; every value is either given or has the default shown here."""
 
@@ -337,7 +337,6 @@ class JobSpec(values.Section):
     evaluate: Evaluate = Evaluate()
     checkpoint: Checkpoint = Checkpoint()
     track: Track = Track()
-    profiler: Profiler = Profiler()
     sweep: Sweep = Sweep()
     slurm: Slurm = Slurm()
     environment: Environment = Environment()

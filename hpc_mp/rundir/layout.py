@@ -203,7 +203,7 @@ class RunDirectory:
     traces = RunFile("trace/", "", "", "the executed actions of ranks")
     trace = RunFiles("trace/rank-{rank:05d}.json", "one rank", "report", "one step of one rank: actions as executed, memory")
     profile = RunFiles("trace/profile-{rank:05d}.json.gz", "one rank", "Perfetto, report",
-        "some steps of one rank as torch's profiler saw them, with `profiler.steps`")
+        "some steps of one rank as torch's profiler saw them, with `train.profile`")
     checkpoints = RunFile("checkpoints/", "", "", "the newest checkpoints")
     checkpoint = RunFiles(f"checkpoints/{STEP}{{step:08d}}/", "every rank", "ranks, resume, export",
         "parameters and optimizer state in safetensors files")

@@ -1,4 +1,4 @@
-"""``[profiler]``: torch's profiler has the named steps of the named ranks, and no others."""
+"""``train.profile``: torch's profiler has the named steps of the named ranks, and no others."""
 
 import gzip
 import json
@@ -10,7 +10,7 @@ import torch
 from exact import GPT2
 from layouts import job, trained_run
 
-from hpc_mp.job.spec import Profiler
+from hpc_mp.job.spec import Profile
 from hpc_mp.report.page import write_report
 from hpc_mp.rundir import read_lines
 from hpc_mp.train.device.spans import profiled
@@ -24,7 +24,7 @@ def spans(trace: Path) -> Counter[str]:
 
 @pytest.mark.parametrize(("rank", "first", "traced"), [(1, 1, "23"), (1, 3, "3"), (1, 4, ""), (0, 1, "")])
 def test_a_window_has_its_steps_alone(tmp_path: Path, rank: int, first: int, traced: str) -> None:
-    window = ProfilerWindow(Profiler(steps=2, begin=2, ranks=(1, 2)), rank, torch.device("cpu"), tmp_path / "trace" / "x.json.gz",
+    window = ProfilerWindow(Profile(steps=2, begin=2, ranks=(1, 2)), rank, torch.device("cpu"), tmp_path / "trace" / "x.json.gz",
                             (said := list[str]()).append)
     for step in range(first, 5):
         window.before(step)
@@ -38,7 +38,7 @@ def test_a_window_has_its_steps_alone(tmp_path: Path, rank: int, first: int, tra
 
 def test_a_trace_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    window = ProfilerWindow(Profiler(steps=1, begin=1), 0, torch.device("cpu"), tmp_path / "file" / "x.json.gz",
+    window = ProfilerWindow(Profile(steps=1, begin=1), 0, torch.device("cpu"), tmp_path / "file" / "x.json.gz",
                             (said := list[str]()).append)
     window.before(1)
     window.before(2)
@@ -46,7 +46,7 @@ def test_a_trace_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
 
 
 def test_a_run_has_the_traces_of_its_ranks(place: Path) -> None:
-    keys = ("job.ranks_per_node=2", "parallel.tensor=2", "train.steps=3", "profiler={steps = 1, begin = 2, ranks = [1]}")
+    keys = ("job.ranks_per_node=2", "parallel.tensor=2", "train.steps=3", "train.profile={steps = 1, begin = 2, ranks = [1]}")
     run = trained_run(job(place, GPT2, keys))
     assert run.profile.found() == [run.profile(1)]
     found = spans(run.profile(1))

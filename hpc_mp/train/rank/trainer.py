@@ -143,7 +143,7 @@ class Trainer:
         ended = TrainingEnd(begin.step, None)
         reached, stop = begin, None
         waiting: deque[Launched] = deque()
-        window = ProfilerWindow(self.spec.profiler, dist.get_rank(), self.device, self.run.profile(dist.get_rank()), self.log.say)
+        window = ProfilerWindow(settings.profile, dist.get_rank(), self.device, self.run.profile(dist.get_rank()), self.log.say)
         for step in range(begin.step, settings.steps):
             window.before(step + 1)
             trace = step - begin.step + 1 == TRACED_STEP or settings.steps - begin.step == 1
