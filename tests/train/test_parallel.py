@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import lists
 import modules
@@ -15,7 +15,7 @@ from exact import EXACT, cases
 from ranks import run_ranks
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, LlamaConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, LlamaConfig, PreTrainedModel
 
 import hpc_mp
 from hpc_mp.base.errors import HpcMpError
@@ -202,14 +202,18 @@ def in_memory(kind: str) -> nn.Module:
     return model
 
 
-def masked(kind: str, out: Path, keywords: Mapping[str, Any]) -> list[float]:
-    """The losses of a model in memory before and after a step, behind which it is saved."""
-    run, batch = hpc_mp.parallel(in_memory(kind), precision="fp64", **keywords), masked_batch(kind)
+def masked(kind: str, begin: Path | None, out: Path, keywords: Mapping[str, Any]) -> list[float]:
+    """The losses of a model, in memory or saved by transformers, before and after a step, behind which it is saved."""
+    run, batch = hpc_mp.parallel(begin or in_memory(kind), precision="fp64", **keywords), masked_batch(kind)
     losses = [run.evaluate(batch), float(run.step(batch)), run.evaluate(batch)]
     run.save(out)
     run.close()
     assert losses[0] == losses[1]
     return losses[1:]
+
+
+def saved_by_transformers(kind: str, directory: Path) -> None:
+    cast(PreTrainedModel, in_memory(kind)).save_pretrained(directory)
 
 
 def masked_alone(kind: str, out: Path) -> list[float]:
@@ -220,8 +224,11 @@ def masked_alone(kind: str, out: Path) -> list[float]:
 
 
 @pytest.mark.parametrize("kind", ["bert", pytest.param("roberta", marks=pytest.mark.prove), "modernbert"])
-def test_a_model_in_memory_learns_masked_tokens(tmp_path: Path, kind: str) -> None:
-    losses = run_ranks(4, masked, kind, tmp_path / "model", {"tp_size": 2, "pp_size": 2, "microbatches": 2})[0]
+def test_a_model_learns_masked_tokens(tmp_path: Path, kind: str) -> None:
+    begin = None if kind == "bert" else tmp_path / "begin"
+    if begin:
+        run_ranks(1, saved_by_transformers, kind, begin)
+    losses = run_ranks(4, masked, kind, begin, tmp_path / "model", {"tp_size": 2, "pp_size": 2, "microbatches": 2})[0]
     alone = run_ranks(1, masked_alone, kind, tmp_path / "model")[0]
     assert max(abs(a - b) for a, b in zip(losses, alone, strict=True)) < EXACT and losses[0] - losses[1] > WRONG
 

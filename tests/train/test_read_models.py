@@ -48,7 +48,7 @@ FORMS: dict[str, tuple[str, dict[str, object], tuple[str, ...]]] = {
     "falcon without groups": ("falcon", {"multi_query": False, "parallel_attn": False, "bias": True}, ("tp3", "sequence")),
     "falcon with biases for distances": ("falcon", {"alibi": True, "bias": True}, ("pp2", "tp3", "sequence")),
     "gpt_bigcode without groups": ("gpt_bigcode", {"multi_query": False, "num_key_value_heads": 4}, ("tp3",)),
-    "opt with norms behind": ("opt", {"do_layer_norm_before": False, "enable_bias": False}, ("tp3", "sequence")),
+    "opt without biases": ("opt", {"enable_bias": False}, ("tp3",)),
     "phi3 without groups": ("phi3", {"num_key_value_heads": 4}, ("tp3",)),
 }
 

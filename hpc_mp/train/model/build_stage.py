@@ -200,7 +200,8 @@ def _attention(stage: TransformersStage, model: TransformersModules, whole: nn.M
         attention, tensor = stage.get_submodule(path), _tensor_of(stage, path)
         own = heads_of(shape.heads, shape.kv_heads, tensor.size, tensor.rank)
         heads, kv_heads = len(own.query), len(own.kv)
-        numbers = {**dict.fromkeys(("split_size", "embed_dim"), shape.hidden // shape.heads * heads),
+        width = shape.hidden // shape.heads * heads
+        numbers = {**dict.fromkeys(("split_size", *(("embed_dim",) if family.selected else ())), width),
                    "num_key_value_groups": heads // kv_heads,
                    **dict.fromkeys(("num_attention_heads", "num_heads"), heads),
                    **dict.fromkeys(("num_key_value_heads", "num_kv_heads"), kv_heads)}

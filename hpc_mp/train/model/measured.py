@@ -24,7 +24,8 @@ def first_value(model: PreTrainedModel, module: nn.Module, leaf: str) -> Init:
         return "normal"
     copy = type(module).__new__(type(module))
     copy.__dict__.update(vars(module))
-    copy._parameters = {name: None if old is None else nn.Parameter(_filled(old), old.requires_grad)
+    large = "weight" if isinstance(module, nn.Linear) and leaf == "bias" else None  # to draw it would take seconds
+    copy._parameters = {name: None if old is None else nn.Parameter(_filled(old[:1] if name == large else old), old.requires_grad)
                         for name, old in module._parameters.items()}
     copy._buffers = {name: old if old is None or not old.is_floating_point() else _filled(old)
                      for name, old in module._buffers.items()}

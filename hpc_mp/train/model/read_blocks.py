@@ -45,6 +45,8 @@ PLANS: Mapping[str, Mapping[str, str]] = {  # of modules for which transformers 
     "persimmon": _plan("self_attn.dense", "self_attn.query_key_value") | DENSE,
     "gpt_neo": _plan("attn.attention.out_proj mlp.c_proj", "attn.attention.?_proj mlp.c_fc"),
     "gpt_bigcode": _plan("attn.c_proj mlp.c_proj", "attn.c_attn mlp.c_fc"),
+    # Whole: rows of q, v and k are in four groups, whatever the number of heads.
+    "codegen": _plan("mlp.fc_out", "mlp.fc_in", "attn.qkv_proj attn.out_proj"),
     "phi3": _plan("self_attn.o_proj", "", "self_attn.qkv_proj"),
     **dict.fromkeys(NORMED, _plan("self_attn.o_proj", "self_attn.v_proj", "self_attn.?_proj")),
 }
