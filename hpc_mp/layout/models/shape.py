@@ -79,11 +79,6 @@ class ModelShape:
         return replace(self, classes=classes, tied=False) if classes else self
 
     @property
-    def outputs(self) -> int:
-        """Words or classes that the head tells apart."""
-        return self.classes or self.vocabulary
-
-    @property
     def kinds(self) -> tuple[int, ...]:
         """Kind of every layer, counted from 0: layers of a kind have the same window and number of experts."""
         kinds: dict[tuple[int | None, int], int] = {}
