@@ -213,13 +213,11 @@ def _check_classes(spec: JobSpec) -> None:
     if len(labels) < 2 or len({*labels}) < len(labels):
         raise HpcMpError(f"data.labels = {shown(labels)}", 'must name at least two classes, each once, for train.objective = '
                          '"classification"', 'list them in the order of their numbers: labels = ["negative", "positive"]')
-    for key in ("format", "template", "weights", "documents"):
-        if (value := getattr(spec.data, key)) != defaults[key].default:
-            raise HpcMpError(f"data.{key} = {shown(value)}", "has no effect on rows for classification: each is a sample",
-                             "leave it out")
-    for key in ("router_balance", "router_z"):
-        if value := getattr(spec.train, key):
-            raise HpcMpError(f"train.{key} = {value:g}", "is not supported for classification: it would count what fills rows up",
+    for key in ("data.format", "data.template", "data.weights", "data.documents", "train.router_balance", "train.router_z"):
+        section, name = key.split(".")
+        value = getattr(getattr(spec, section), name)
+        if value != (Data if section == "data" else Train).model_fields[name].default:
+            raise HpcMpError(f"{key} = {shown(value)}", "is not for classification: each row is a sample, which is filled up",
                              "leave it out")
 
 

@@ -45,7 +45,7 @@ def whole_config(spec: JobSpec) -> Config:
 def read_shape(spec: JobSpec) -> ModelShape:
     """Return the shape of a job's model, with its adapters. Raises HpcMpError for a missing checkpoint, an unknown family,
     impossible sizes, an unknown field of its configuration, or adapters of another model."""
-    shape = model_shape(read_config(spec), spec.model.pretrained).telling(len(spec.data.labels))
+    shape = model_shape(read_config(spec), spec.model.pretrained).of_classes(len(spec.data.labels))
     return replace(shape, adapters=adapters_of(spec.lora, family_of(shape), shape))
 
 

@@ -67,7 +67,7 @@ def layer_costs(shape: ModelShape, sequence_length: int) -> LayerCosts:
         visible = min(2 * window - 1, sequence_length) if shape.bidirectional else window * (1 - window / (2 * sequence_length))
         return 2.0 * (attention + mlp) + 2 * 2 * q * visible
 
-    return LayerCosts(0.0, tuple(map(block, range(shape.layers))), 2.0 * shape.hidden * shape.outputs)
+    return LayerCosts(0.0, tuple(map(block, range(shape.layers))), 2.0 * shape.hidden * (shape.classes or shape.vocabulary))
 
 
 def _parameters(shape: ModelShape) -> LayerCosts:

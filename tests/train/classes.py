@@ -44,7 +44,7 @@ class Training:
 
     def model(self, recompute: str = "none") -> TransformersModel:
         config = tomllib.loads(f"config = {{ {CONFIGS[self.name]} }}")["config"] | {"pad_token_id": PADDING} | self.config
-        shape = model_shape(config, "a checkpoint").telling(CLASSES)
+        shape = model_shape(config, "a checkpoint").of_classes(CLASSES)
         family, labels = family_of(shape), {f"{number}": f"class {number}" for number in range(CLASSES)}
         config |= {"id2label": labels, "initializer_range": 0.2}
         built = hugging_face_config(config, family, None, recompute)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import peft
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -25,14 +26,15 @@ from transformers import (
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, load_job
 from hpc_mp.job.layout import check_pretrained, read_shape
-from hpc_mp.rundir import read_lines
+from hpc_mp.rundir import RunDirectory, read_lines
 from hpc_mp.train.checkpoint.export import export
+from hpc_mp.train.checkpoint.export_adapters import export_adapters
 from hpc_mp.train.data import IGNORE, LabelledRows, held_out_samples, prepare_held_out, prepare_job, training_samples
 from hpc_mp.train.device.precision import StaysDouble
 
 Row = Mapping[str, Any]
 LENGTH, NAMES = 12, ("bad", "fair", "good")
-WORDS = ["a", "film", "of", "great", "charm", "and", "wit", "that", "is", "bad", "dull", "long", "slow", "good", "kind", "fair", "it", "was", "the"]
+WORDS = ("a", "film", "of", "great", "charm", "and", "wit", "that", "is", "bad", "dull", "long", "slow", "good", "kind", "was")
 LLAMA = ('model_type = "llama", num_hidden_layers = 2, hidden_size = 32, num_attention_heads = 4, intermediate_size = 64, '
          'vocab_size = 307, max_position_embeddings = 32, pad_token_id = 0')
 BERT = MASKED["bert"].replace("pad_token_id = 3", "pad_token_id = 0")
@@ -102,7 +104,7 @@ def in_order(spec: JobSpec, first: bool, folder: Path) -> LabelledRows:
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.tsv", "rows.parquet"])
 @pytest.mark.parametrize("pair", [False, True])
-def test_samples_are_what_transformers_makes_of_rows(folder: Path, name: str, pair: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_samples_are_those_of_transformers(folder: Path, name: str, pair: bool, caplog: pytest.LogCaptureFixture) -> None:
     keys = ["text", "other"] if pair else ["text"]
     spec = job(folder, LLAMA, f'data.files=["{name}"]', f"data.text={json.dumps(keys)}", "evaluate.share=0.0")
     expected = encoded(folder, *([row[key] for row in rows()] for key in keys))
@@ -152,9 +154,19 @@ def test_a_row_without_its_class_is_refused(folder: Path, name: str) -> None:
         in_order(job(folder, LLAMA, 'data.files=["wrong.jsonl"]'), False, folder)
 
 
-def accuracy_and_loss(model: Any, folder: Path, held_out: Sequence[Row]) -> tuple[float, float]:
+def held_out_of(spec: JobSpec, run: RunDirectory, folder: Path) -> list[Row]:
+    """Return the rows that a run has held out, found by their tokens."""
+    training = prepare_job(spec, 307, run.cache, lambda done, total: None)
+    tokens = prepare_held_out(spec, 307, run.cache, lambda done, total: None, training)
+    assert tokens is not None
+    ids, *_ = LabelledRows(tokens, LENGTH, False).batch(range(tokens.rows))
+    every = encoded(folder, [row["text"] for row in rows()])["input_ids"]
+    return [row for row, own in zip(rows(), every, strict=True) if (ids == own).all(1).any()]
+
+
+def accuracy_and_loss(model: Any, tokenizer: Path, held_out: Sequence[Row]) -> tuple[float, float]:
     """Compute held-out rows by plain transformers."""
-    batch = AutoTokenizer.from_pretrained(folder)(
+    batch = AutoTokenizer.from_pretrained(tokenizer)(
         [row["text"] for row in held_out], truncation=True, max_length=LENGTH, padding=True, return_tensors="pt")
     labels = torch.tensor([NAMES.index(row["kind"]) for row in held_out])
     with torch.no_grad(), StaysDouble():
@@ -164,7 +176,7 @@ def accuracy_and_loss(model: Any, folder: Path, held_out: Sequence[Row]) -> tupl
 
 @pytest.mark.parametrize(("model", "overrides"), cases([
     ("llama", tuple(layout(2, 2, microbatches=2))), ("bert", tuple(layout(2, 1, 2, zero=3, sequence="true"))),
-    ("llama", ("lora.rank=2",)), ("bert", ("lora.rank=2", *layout(2)))], {("llama", tuple(layout(2, 2, microbatches=2)))}))
+    ("llama", ("lora.rank=2",)), ("bert", ("lora.rank=2", *layout(2)))], {("llama", ("lora.rank=2",))}))
 def test_an_export_computes_the_evaluation_of_its_run(folder: Path, model: str, overrides: tuple[str, ...]) -> None:
     spec = job(folder, {"llama": LLAMA, "bert": BERT}[model], *overrides)
     run = start(spec)
@@ -175,32 +187,46 @@ def test_an_export_computes_the_evaluation_of_its_run(folder: Path, model: str, 
     assert config.architectures[0].endswith("ForSequenceClassification") and config.id2label == dict(enumerate(NAMES))
     with StaysDouble():
         exported = AutoModelForSequenceClassification.from_pretrained(target, dtype=torch.float64)
-    line = [*read_lines(run.evaluations)][-1]
-    reading = prepare_held_out(spec, 307, run.cache, lambda done, total: None,
-                               prepare_job(spec, 307, run.cache, lambda done, total: None))
-    assert reading is not None
-    ids, _, _ = LabelledRows(reading, LENGTH, False).batch(range(reading.rows))
-    every = encoded(folder, [row["text"] for row in rows()])["input_ids"]
-    held_out = [row for row, own in zip(rows(), every, strict=True) if (ids == own).all(1).any()]
+    line, held_out = [*read_lines(run.evaluations)][-1], held_out_of(spec, run, folder)
     accuracy, loss = accuracy_and_loss(exported, target, held_out)
     assert line["label_tokens"] == len(held_out) and abs(line["loss"] - loss) < EXACT and abs(line["accuracy"] - accuracy) < EXACT
 
 
-def test_a_checkpoint_without_a_head_gets_one_and_a_head_is_read(folder: Path) -> None:
+def begun(folder: Path, name: str, labels: Sequence[str] = NAMES, *overrides: str) -> JobSpec:
+    """Return a job that begins with a checkpoint: ``plain`` of a language model, or ``told`` of a classifier."""
     config = AutoConfig.for_model("llama", num_hidden_layers=2, hidden_size=32, num_attention_heads=4, intermediate_size=64,
-                                  vocab_size=307, max_position_embeddings=32)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder / "plain")
-    config.id2label = {0: "good", 1: "fair", 2: "bad"}
-    AutoModelForSequenceClassification.from_config(config).save_pretrained(folder / "told")
-    path = folder / "pretrained.toml"
+                                  vocab_size=307, max_position_embeddings=32, pad_token_id=0)
+    if not (folder / name).exists():
+        config.id2label = {0: "good", 1: "fair", 2: "bad"} if name == "told" else config.id2label
+        kind = AutoModelForSequenceClassification if name == "told" else AutoModelForCausalLM
+        kind.from_config(config).save_pretrained(folder / name)
+    path = folder / "begun.toml"
+    path.write_text(JOB.format(model=LLAMA, length=LENGTH).replace(f"config = {{ {LLAMA} }}", f'pretrained = "{name}"'))
+    return load_job(path, [f"data.labels={json.dumps(labels)}", *overrides])
 
-    def spec(name: str, labels: Sequence[str]) -> JobSpec:
-        path.write_text(JOB.format(model=LLAMA, length=LENGTH).replace(f"config = {{ {LLAMA} }}", f'pretrained = "{name}"'))
-        return load_job(path, [f"data.labels={json.dumps(labels)}"])
 
-    assert check_pretrained(spec("plain", NAMES)) == ["score.weight"]
-    assert check_pretrained(spec("told", NAMES[::-1])) == []
+def test_a_checkpoint_without_a_head_gets_one_and_a_head_is_read(folder: Path) -> None:
+    assert check_pretrained(begun(folder, "plain")) == ["score.weight"]
+    assert check_pretrained(begun(folder, "told", NAMES[::-1])) == []
     with pytest.raises(HpcMpError, match="is not the order of the head"):
-        check_pretrained(spec("told", NAMES))
+        check_pretrained(begun(folder, "told"))
     with pytest.raises(HpcMpError, match=r"has the shape \(3, 32\), but .* requires \(2, 32\)\. Name as many classes"):
-        check_pretrained(spec("told", NAMES[:2]))
+        check_pretrained(begun(folder, "told", NAMES[:2]))
+
+
+@pytest.mark.prove
+def test_adapters_with_a_new_head_are_those_of_peft(folder: Path) -> None:
+    spec = begun(folder, "plain", NAMES, "lora.rank=2", *layout(2))
+    run = start(spec)
+    run_whole(spec, run=run)
+    assert "has no score.weight: they begin with initial values" in run.main_log.read_text()
+    export_adapters(run, folder / "adapters", force=True)
+    with StaysDouble():
+        base = AutoModelForSequenceClassification.from_pretrained(folder / "plain", num_labels=3, dtype=torch.float64)
+        adapted = peft.PeftModel.from_pretrained(base, folder / "adapters")
+    line = [*read_lines(run.evaluations)][-1]
+    accuracy, loss = accuracy_and_loss(adapted, folder / "words", held_out_of(spec, run, folder))
+    assert abs(line["loss"] - loss) < EXACT and abs(line["accuracy"] - accuracy) < EXACT
+    again = begun(folder, "plain", NAMES, f'lora.pretrained="{folder / "adapters"}"', "train.learning_rate=0.0")
+    second = start(again)
+    assert abs(run_whole(again, run=second).evaluations[-1][1] - loss) < EXACT, "they are read again"

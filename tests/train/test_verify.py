@@ -73,11 +73,11 @@ def test_what_is_equal_passes(job: Job, model: str, name: str) -> None:
 
 
 CLASSES = ('train.objective="classification"', 'data.labels=["a", "b", "c"]')
-CLASSIFIERS = [("bert", "lora"), ("bert", "dropout"), ("bert", "sp2 dp2 zero3"), ("llama", "tp2 pp2"), ("gpt2", "lora"),
-               ("mistral", "dropout")]
+CLASSIFIERS = [("bert", "one"), ("bert", "lora"), ("bert", "dropout"), ("bert", "sp2 dp2 zero3"), ("llama", "tp2 pp2"),
+               ("gpt2", "lora"), ("mistral", "dropout")]
 
 
-@pytest.mark.parametrize(("model", "name"), cases(CLASSIFIERS, {("bert", "lora")}))
+@pytest.mark.parametrize(("model", "name"), cases(CLASSIFIERS, {("bert", "one")}))
 def test_a_classification_that_is_equal_passes(job: Job, model: str, name: str) -> None:
     assert refusal(job(model, *CLASSES, *(MORE | LAYOUTS)[name])) == ""
 

@@ -77,14 +77,9 @@ class ModelShape:
         """Return the window of a layer; None: its tokens attend to all earlier ones."""
         return self.windows[layer % len(self.windows)] if self.windows else None
 
-    def telling(self, classes: int) -> "ModelShape":
+    def of_classes(self, classes: int) -> "ModelShape":
         """Return the shape of the model with a head for so many classes of samples; 0: with its own head."""
         return replace(self, classes=classes, tied=False) if classes else self
-
-    @property
-    def outputs(self) -> int:
-        """Words or classes that the head tells apart."""
-        return self.classes or self.vocabulary
 
     @property
     def kinds(self) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from hpc_mp.job import JobSpec
 from hpc_mp.job.epochs import samples_of
 from hpc_mp.job.inputs import Kind, find_groups, kind
 from hpc_mp.job.layout import read_config
+from hpc_mp.job.rows import Labelled
 from hpc_mp.rundir.checkpoints import sha256
 from hpc_mp.train.data.bpe import trained_name
 from hpc_mp.train.data.cache import HashMemory, entry, key
@@ -231,8 +232,8 @@ def _tokenize(target: Path, sources: Sequence[TokenizedFile], tokenizer: Tokeniz
     total = sum(source.size for source in sources)
     count = counted = done = shown = first = documents = cut = empty = 0  # first: the document's first token
     replaced: Counter[Path] = Counter()
-    classes: list[tuple[int, int]] = []
-    with (target / TOKENS).open("wb") as tokens, (target / LOSS).open("wb") as loss, (target / DOCUMENTS).open("wb") as firsts:
+    with ((target / TOKENS).open("wb") as tokens, (target / LOSS).open("wb") as loss, (target / DOCUMENTS).open("wb") as firsts,
+          (target / CLASSES).open("wb") as classes):
         for piece, ids in encode(pieces((source.path for source in sources), files_key, reading), tokenizer.encoder):
             some = count + len(ids) > first
             if piece.last and some and tokenizer.end is not None and piece.spans is None:  # a document without tokens has no end
@@ -247,7 +248,7 @@ def _tokenize(target: Path, sources: Sequence[TokenizedFile], tokenizer: Tokeniz
                 first, documents = count, documents + 1
             if piece.example is not None:
                 cut, empty = cut + piece.cut, empty + (not ids)
-                classes += [(piece.example.label, piece.second)] if ids else []
+                classes.write(b"".join(number.to_bytes(8, "little") for number in (piece.example.label, piece.second) if ids))
             replaced[piece.source] += piece.replaced
             done += piece.size
             if done >= shown + REPORT:
@@ -257,20 +258,20 @@ def _tokenize(target: Path, sources: Sequence[TokenizedFile], tokenizer: Tokeniz
     if counted == count:
         (target / LOSS).unlink()
     progress(total, total)
-    if classes:
-        np.array(classes, _little_endian("int64")).tofile(target / CLASSES)
+    if not isinstance(reading.form, Labelled):
+        (target / CLASSES).unlink()
     return {
         "format": FORMAT,
         "count": count,
         "counted": counted,
         "documents": documents,
         **({"parts": parts} if len(groups) > 1 else {}),
-        **({"rows": len(classes)} if classes else {}),
+        **({"rows": documents} if (target / CLASSES).exists() else {}),
         "dtype": dtype,
         "tokenizer": tokenizer.directory.name,
         "tokenizer_sha256": sha256(tokenizer.directory / "tokenizer.json"),
         "sources": [vars(source) | {"path": str(source.path)} for source in sources],
-        "notes": [*_notes(tokenizer, +replaced, len(classes)), *_row_notes(cut, empty, len(classes))],
+        "notes": [*_row_notes(cut, empty, documents), *_notes(tokenizer, +replaced, isinstance(reading.form, Labelled))],
     }
 
 
@@ -295,9 +296,9 @@ def _row_notes(cut: int, empty: int, rows: int) -> Iterator[str]:
         yield f"{empty:,} rows for classification give no token, beside {rows:,} others: they are left out"
 
 
-def _notes(tokenizer: Tokenizer, replaced: Counter[Path], rows: int) -> list[str]:
+def _notes(tokenizer: Tokenizer, replaced: Counter[Path], classified: bool) -> list[str]:
     notes = []
-    if tokenizer.end is None and not rows:
+    if tokenizer.end is None and not classified:
         notes.append("the tokenizer has no eos_token: no token ends a document")
     if replaced:
         notes.append(f"{replaced.total()} undecodable byte sequences were replaced by U+FFFD in {len(replaced)} files, "

@@ -135,7 +135,7 @@ def _sharers(stage: TransformersStage, own: bool) -> tuple[list[Axis], bool]:
 def _head(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
     """Attach the last norm, the head and the loss to the last stage, cut along the vocabulary. A pooler of first tokens gets each
     token as the first of a sample."""
-    family, vocabulary, samples = model.family, model.shape.outputs, stage.around.capacity.samples
+    family, classes, samples = model.family, model.shape.classes, stage.around.capacity.samples
     if not stage.span.last:
         return
     if family.head.startswith(f"{family.norm}."):
@@ -145,7 +145,7 @@ def _head(stage: TransformersStage, model: TransformersModules, whole: nn.Module
     if family.output == POOLED:
         change_input(stage.get_submodule(family.norm), lambda hidden: hidden.flatten(0, 1).unsqueeze(1))
         change_output(stage.get_submodule(family.norm), lambda pooled: pooled.unflatten(0, (samples, -1)))
-    classes = model.shape.classes
+    vocabulary = classes or model.shape.vocabulary
     name, cap = family.head_module(model.shape), None if classes else getattr(model.config, "final_logit_softcapping", None)
     bias = next((weight.name for weight in family.head_weights(model.shape) if len(weight.shape) == 1), None)
     head = Projection(f"{name}.weight", bias, transposed=False, row=False, tensor=_tensor_of(stage, name))

@@ -80,8 +80,8 @@ def _outputs(plain: Observed, ranks: Sequence[Observed]) -> list[Difference]:
                 for position, values in zip(part.samples, part.values, strict=True):
                     expected = whole.get((name, position))
                     if expected is not None and expected.shape[-1] == values.shape[-1]:
-                        known = part.places < len(expected)  # of a row for classification, not of what fills it up
-                        sizes[name] = max(sizes.get(name, 0.0), _size(expected[part.places[known]], values[known]))
+                        inside = part.places < len(expected)  # of a row for classification, not of what fills it up
+                        sizes[name] = max(sizes.get(name, 0.0), _size(expected[part.places[inside]], values[inside]))
     return [Difference("its output", name, sizes[name]) for name in plain.order if name in sizes]
 
 

@@ -25,7 +25,7 @@ from hpc_mp.train.rank.rendezvous import connect
 from hpc_mp.train.rank.trainer import share
 from hpc_mp.train.step.engine import Engine
 from hpc_mp.train.verify.observed import INPUT, Observed, Output, drawn, hidden_of, watched
-from hpc_mp.train.verify.samples import drawn_samples
+from hpc_mp.train.verify.samples import DrawnSamples
 
 CPU, LOCAL = torch.device("cpu"), "127.0.0.1"
 
@@ -48,7 +48,7 @@ def run_rank(rank: int, spec: JobSpec, shape: ModelShape, listener: socket.socke
     observed = Observed()
     for stage in engine.passes.pipeline.stages.values():
         _watch(cast(TransformersStage, stage), observed)
-    samples = drawn_samples(spec, shape)
+    samples = DrawnSamples(spec, shape)
     for step in range(spec.train.steps):
         own = positions(step * spec.train.global_batch, global_batch=spec.train.global_batch, data_degree=spec.data_degree,
                         data_rank=groups.data_rank, microbatches=spec.microbatches)

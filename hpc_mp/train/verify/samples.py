@@ -13,18 +13,16 @@ COUNTED = 0.8  # share of the labels that count, so that their number differs am
 CUTS = ((), (9,), (4, 17), (15,))  # places at which documents begin, of samples in turn
 
 
-def drawn_samples(spec: JobSpec, shape: ModelShape) -> "DrawnSamples":
-    """Return the samples of a shrunk job."""
-    if shape.classes:
-        return DrawnRows(shape, spec.data.sequence_length)
-    return DrawnSamples(shape.vocabulary, spec.data.sequence_length, spec.data.documents == "separate")
-
-
 class DrawnSamples:
-    """Samples by position, as ``trainer.share`` takes them. ``separate``: True if documents do not see each other."""
+    """Samples by position, as ``trainer.share`` takes them: of text, or rows with a class, which ``LabelledRows`` describes.
 
-    def __init__(self, vocabulary: int, length: int, separate: bool) -> None:
-        self.vocabulary, self.length, self.separate = vocabulary, length, separate
+    Attributes:
+        separate: True if documents do not see each other; of a row, what fills it up is one.
+    """
+
+    def __init__(self, spec: JobSpec, shape: ModelShape) -> None:
+        self.vocabulary, self.length, self.classes = shape.vocabulary, spec.data.sequence_length, shape.classes
+        self.separate = shape.bidirectional if shape.classes else spec.data.documents == "separate"
 
     def at(self, position: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return inputs and labels of a sample, (length,)."""
@@ -32,10 +30,15 @@ class DrawnSamples:
         tokens = generator.integers(0, self.vocabulary, self.length + 1)
         labels = np.where(generator.random(self.length) < COUNTED, tokens[1:], IGNORE)
         labels[[cut - 1 for cut in self.cuts(position)]] = IGNORE  # nothing precedes the first token of a document
+        if self.classes:
+            labels[:] = IGNORE
+            labels[0 if self.separate else self.cuts(position)[0] - 1] = position % self.classes
         return tokens[:-1], labels
 
     def cuts(self, position: int) -> tuple[int, ...]:
-        """Return the places behind the first token at which documents begin that are separate."""
+        """Return the places behind the first token at which documents begin that are separate, and the end of a row."""
+        if self.classes:
+            return self.length - position % 5,
         return CUTS[position % len(CUTS)] if self.separate else ()
 
     def batch(self, positions: Iterable[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -50,20 +53,3 @@ class DrawnSamples:
 
     def label_count(self, positions: Iterable[int]) -> int:
         return sum(int((self.at(position)[1] != IGNORE).sum()) for position in positions)
-
-
-class DrawnRows(DrawnSamples):
-    """Rows with a class, as ``LabelledRows`` has them: what fills a sample up is a document of its own."""
-
-    def __init__(self, shape: ModelShape, length: int) -> None:
-        super().__init__(shape.vocabulary, length, shape.bidirectional)
-        self.classes = shape.classes
-
-    def at(self, position: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        tokens, labels = super().at(position)
-        labels[:] = IGNORE
-        labels[0 if self.separate else self.cuts(position)[0] - 1] = position % self.classes
-        return tokens, labels
-
-    def cuts(self, position: int) -> tuple[int, ...]:
-        return self.length - position % 5,

@@ -80,7 +80,7 @@ def small_model(spec: JobSpec, shape: ModelShape, small: JobSpec) -> tuple[Confi
     if (parameters := sum(prod(weight.shape) for weight in family_of(model).all_weights(model))) > MOST:
         raise HpcMpError(f"model_type = {kind!r}", f"cannot be verified: a small model of it has {parameters} parameters",
                          UNVERIFIED)
-    return result, model.telling(shape.classes)
+    return result, model.of_classes(shape.classes)
 
 
 def _layers(spec: JobSpec, shape: ModelShape, small: JobSpec) -> int:

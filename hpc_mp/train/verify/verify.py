@@ -43,7 +43,7 @@ from hpc_mp.train.verify.compare import Comparison, compared
 from hpc_mp.train.verify.observed import Observed, drawn
 from hpc_mp.train.verify.plain import Plain
 from hpc_mp.train.verify.rank import LOCAL, run_rank
-from hpc_mp.train.verify.samples import drawn_samples
+from hpc_mp.train.verify.samples import DrawnSamples
 from hpc_mp.train.verify.small_model import UNVERIFIED, small_model
 
 STORED, CHECKPOINT = "stored", "checkpoint"  # folders of a verification
@@ -90,7 +90,7 @@ def comparison(spec: JobSpec, shape: ModelShape) -> tuple[Comparison, JobSpec]:
 def _plain(small: JobSpec, shape: ModelShape, folder: Path) -> Observed:
     """Train Hugging Face's model, and store it as its library does, or its adapters as PEFT does."""
     plain = Plain(small, shape)
-    observed = plain.train(drawn_samples(small, shape))
+    observed = plain.train(DrawnSamples(small, shape))
     folder.mkdir()
     if shape.adapters is None:
         plain.model.save_pretrained(folder, state_dict=plain.stored)
