@@ -24,20 +24,14 @@ _GRAVITY = list(Fate)
 
 @dataclass(frozen=True, slots=True)
 class LineFate:
-    """The fate of a range of lines.
+    """The fate of a range of lines."""
 
-    Attributes:
-        first, last: the lines, counted from 1.
-        text: the text of the lines, joined into one.
-        where: the key of the job file for it or its replacement; empty without one.
-        why: the reason.
-    """
-
+    # first, last: the lines, counted from 1
     first: int
     last: int
-    text: str
+    text: str  # the text of the lines, joined into one
     fate: Fate
-    where: str
+    where: str  # the key of the job file for it or its replacement; empty without one
     why: str
 
     @property

@@ -99,19 +99,12 @@ _QUOTED = re.compile(r"\"(?:\\.|[^\"\\])*\"|'[^']*'")
 
 @dataclass(frozen=True, slots=True)
 class AdoptedJob:
-    """A script converted to a job file.
+    """A script converted to a job file."""
 
-    Attributes:
-        tree: the job file's tables.
-        spec: the validated job file, with absolute paths.
-        account: the fate of every line, in order.
-        notes: remarks about the whole job.
-    """
-
-    tree: Mapping[str, Any]
-    spec: ProgramSpec
-    account: tuple[LineFate, ...]
-    notes: tuple[str, ...]
+    tree: Mapping[str, Any]  # the job file's tables
+    spec: ProgramSpec  # the validated job file, with absolute paths
+    account: tuple[LineFate, ...]  # the fate of every line, in order
+    notes: tuple[str, ...]  # remarks about the whole job
 
     @property
     def lost(self) -> tuple[LineFate, ...]:

@@ -38,29 +38,18 @@ class GpuCount:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The request of the directives.
+    """The request of the directives."""
 
-    Attributes:
-        options: the names of all options.
-        nodes: the number of nodes; None if the script leaves it to Slurm.
-        tasks_per_node: the tasks per node of the allocation; 1 by default.
-        ntasks: the number of tasks in the script.
-        cpus: the CPUs per task.
-        keys: dotted keys of the job file with their values, except for sizes.
-        directory: the working directory passed to sbatch.
-        elements: the numbers of an array's elements.
-    """
-
-    options: frozenset[str]
-    nodes: int | None
-    tasks_per_node: int
-    ntasks: int | None
-    cpus: int | None
+    options: frozenset[str]  # the names of all options
+    nodes: int | None  # the number of nodes; None if the script leaves it to Slurm
+    tasks_per_node: int  # the tasks per node of the allocation; 1 by default
+    ntasks: int | None  # the number of tasks in the script
+    cpus: int | None  # of a task
     gpus: GpuCount | None
-    keys: Mapping[str, Any]
+    keys: Mapping[str, Any]  # dotted keys of the job file with their values, except for sizes
     fates: tuple[LineFate, ...]
-    directory: str | None = None
-    elements: tuple[str, ...] = ()
+    directory: str | None = None  # the working directory passed to sbatch
+    elements: tuple[str, ...] = ()  # the numbers of an array's elements
 
 
 @dataclass(slots=True)

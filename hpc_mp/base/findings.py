@@ -56,37 +56,25 @@ class Finding:
 
 
 class Hit(NamedTuple):
-    """A place where a rule applies.
+    """A place where a rule applies."""
 
-    Attributes:
-        line: line number, counted from 1; 0 if there are no lines.
-        item, advice: the words that fill ``{it}`` and ``{advice}`` in the rule's texts.
-        file: the file, if it is not the one under check.
-        subject: subject of the finding.
-    """
-
-    line: int = 0
+    line: int = 0  # line number, counted from 1; 0 if there are no lines
+    # item, advice: the words that fill ``{it}`` and ``{advice}`` in the rule's texts
     item: str = ""
     advice: str = ""
-    file: str | None = None
-    subject: str = ""
+    file: str | None = None  # the file, if it is not the one under check
+    subject: str = ""  # of the finding
 
 
 @dataclass(frozen=True, slots=True)
 class Rule(Generic[Case]):
-    """One row of a linter's table.
+    """One row of a linter's table."""
 
-    Attributes:
-        code: stable code; see ``Finding``.
-        find: function that yields the places where the case (a script, a template, a cluster's settings) breaks the rule.
-        message: the problem and its consequence.
-        fix: the remedy.
-    """
-
-    code: str
+    code: str  # stable code; see ``Finding``
     severity: Severity
+    # function that yields the places where the case (a script, a template, a cluster's settings) breaks the rule
     find: Callable[[Case], Iterable[Hit]]
-    message: str
+    message: str  # the problem and its consequence
     fix: str
 
     def apply(self, case: Case, file: str | None = None) -> list[Finding]:

@@ -10,25 +10,17 @@ from hpc_mp.base.assets import asset_table
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """A program that starts ranks. Names of options are without their dashes.
+    """A program that starts ranks. Names of options are without their dashes."""
 
-    Attributes:
-        family: the syntax of its options.
-        verb: the first argument with which it starts ranks; empty if it always does.
-        modules: Python modules that do the same.
-        nodes, node_rank, per_node: options for the number of nodes, the number of this node, and the ranks on each node.
-        elsewhere: options that set these by other means; ``*`` is a variable with any option.
-        flags: options without a value, if hpc-mp reads the options of this launcher of a node's ranks.
-    """
-
-    family: Literal["srun", "mpi", "other"] = "other"
-    verb: str = ""
-    modules: tuple[str, ...] = ()
+    family: Literal["srun", "mpi", "other"] = "other"  # the syntax of its options
+    verb: str = ""  # the first argument with which it starts ranks; empty if it always does
+    modules: tuple[str, ...] = ()  # Python modules that do the same
+    # nodes, node_rank, per_node: options for the number of nodes, the number of this node, and the ranks on each node
     nodes: str = ""
     node_rank: str = ""
     per_node: str = ""
-    elsewhere: tuple[str, ...] = ()
-    flags: frozenset[str] = frozenset()
+    elsewhere: tuple[str, ...] = ()  # options that set these by other means; ``*`` is a variable with any option
+    flags: frozenset[str] = frozenset()  # options without a value, if hpc-mp reads the options of this launcher of a node's ranks
 
     @property
     def of_node(self) -> bool:

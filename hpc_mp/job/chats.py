@@ -32,19 +32,12 @@ class UnusableRow(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A conversation as a chat template takes it.
+    """A conversation as a chat template takes it."""
 
-    Attributes:
-        messages: each with ``role``, ``content`` and whatever else the template reads.
-        counts: for each message True if its tokens count in the loss; only the assistant's do.
-        tools: descriptions of functions; None if there are none.
-        arguments: further variables of the template.
-    """
-
-    messages: tuple[Mapping[str, Any], ...]
-    counts: tuple[bool, ...]
-    tools: tuple[Any, ...] | None = None
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    messages: tuple[Mapping[str, Any], ...]  # each with ``role``, ``content`` and whatever else the template reads
+    counts: tuple[bool, ...]  # for each message True if its tokens count in the loss; only the assistant's do
+    tools: tuple[Any, ...] | None = None  # descriptions of functions; None if there are none
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # further variables of the template
 
 
 def of_messages(row: Mapping[str, Any]) -> Chat:

@@ -11,21 +11,13 @@ from typing import Any, NamedTuple
 
 
 class Elsewhere(NamedTuple):
-    """The tables of ``elsewhere.toml``.
+    """The tables of ``elsewhere.toml``."""
 
-    Attributes:
-        names: a name elsewhere to the key here.
-        within: the same, for tables in which a name means a different key than elsewhere.
-        options: options of sbatch, which belong in ``slurm.extra``.
-        instead: a name without an equivalent to the alternative.
-        values: a key to the values that others use, in lower case, and the equivalents here.
-    """
-
-    names: Mapping[str, str]
-    within: Mapping[str, Mapping[str, str]]
-    options: frozenset[str]
-    instead: Mapping[str, str]
-    values: Mapping[str, Mapping[str, Any]]
+    names: Mapping[str, str]  # a name elsewhere to the key here
+    within: Mapping[str, Mapping[str, str]]  # the same, for tables in which a name means a different key than elsewhere
+    options: frozenset[str]  # options of sbatch, which belong in ``slurm.extra``
+    instead: Mapping[str, str]  # a name without an equivalent to the alternative
+    values: Mapping[str, Mapping[str, Any]]  # a key to the values that others use, in lower case, and the equivalents here
 
 
 @cache

@@ -21,20 +21,15 @@ class ResolvedKey(Generic[Value]):
 
 @dataclass(frozen=True, slots=True)
 class MachineChoices:
-    """The choices of a launch that depend only on the machine or the cluster.
+    """The choices of a launch that depend only on the machine or the cluster."""
 
-    Attributes:
-        device: "cpu" or "cuda"; "auto" if it is unknown before the ranks start.
-        gpu_request, gpu_type: the form and the type in which GPUs are requested.
-        exclude: the nodes that Slurm must not allocate, in its notation; None for the job's own list, if it has one.
-        profile: the environment profile; None for no profile.
-    """
-
-    device: ResolvedKey[str]
+    device: ResolvedKey[str]  # "cpu" or "cuda"; "auto" if it is unknown before the ranks start
+    # gpu_request, gpu_type: the form and the type in which GPUs are requested
     gpu_request: ResolvedKey[str]
     gpu_type: ResolvedKey[str | None]
+    # the nodes that Slurm must not allocate, in its notation; None for the job's own list, if it has one
     exclude: ResolvedKey[str | None]
-    profile: ResolvedKey[str | None]
+    profile: ResolvedKey[str | None]  # the environment profile; None for no profile
 
     @property
     def keys(self) -> tuple[ResolvedKey[Any], ...]:
@@ -55,21 +50,14 @@ class ProgramChoices(MachineChoices):
 
 @dataclass(frozen=True, slots=True)
 class Resolution(MachineChoices):
-    """All choices of the launch of a training, in order of dependency.
+    """All choices of the launch of a training, in order of dependency."""
 
-    Attributes:
-        layers: the number of layers of each pipeline stage.
-        tensor_modules: the modules that tensor ranks shard; the reason states which modules are replicated, and why.
-        reduce: the interval at which data ranks reduce gradients.
-        order: the order of axes in which ranks are laid out, as letters.
-        schedule: the learning rate schedule, with a reason if the rate jumps when a run is resumed.
-    """
-
-    layers: ResolvedKey[tuple[int, ...]]
+    layers: ResolvedKey[tuple[int, ...]]  # the number of layers of each pipeline stage
+    # the modules that tensor ranks shard; the reason states which modules are replicated, and why
     tensor_modules: ResolvedKey[tuple[str, ...]]
-    reduce: ResolvedKey[str]
-    order: ResolvedKey[str]
-    schedule: ResolvedKey[str]
+    reduce: ResolvedKey[str]  # the interval at which data ranks reduce gradients
+    order: ResolvedKey[str]  # the order of axes in which ranks are laid out, as letters
+    schedule: ResolvedKey[str]  # the learning rate schedule, with a reason if the rate jumps when a run is resumed
 
     @property
     def keys(self) -> tuple[ResolvedKey[Any], ...]:

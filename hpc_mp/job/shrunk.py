@@ -54,11 +54,8 @@ def shrunk(spec: JobSpec, shape: ModelShape) -> JobSpec:
 
 
 def with_model(small: JobSpec, config: Mapping[str, Any], shape: ModelShape, held: Sequence[int]) -> JobSpec:
-    """Return a shrunk job with a shrunk model: patterns of names keep what they match there.
-
-    Args:
-        held: layers of every stage of the job itself.
-    """
+    """Return a shrunk job with a shrunk model: patterns of names keep what they match there. ``held``: layers of every stage of
+    the job itself."""
     family = family_of(shape)
     modules, parameters = tensor_modules(family, shape), [weight.name for weight in trained_weights(family, shape)]
     patterns = tuple(pattern for pattern in small.parallel.tensor_modules
@@ -76,10 +73,7 @@ def with_model(small: JobSpec, config: Mapping[str, Any], shape: ModelShape, hel
 
 def partition_of(layers: int, held: Sequence[int], stages: int) -> tuple[int, ...] | str:
     """Return the layers of every stage of a shrunk job: as even as possible, and none at an end that has none in the job itself.
-
-    Args:
-        held: layers of every stage there.
-    """
+    ``held``: layers of every stage there."""
     if stages == 1:
         return "auto"
     empty = {stage for stage, end in ((0, held[0]), (stages - 1, held[-1])) if end == 0}

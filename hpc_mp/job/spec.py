@@ -403,11 +403,8 @@ class JobSpec(values.Section):
 
     @property
     def microbatches(self) -> int:
-        """Microbatches per replica and optimizer step.
-
-        Default: without a pipeline, the fewest with at most ``MICROBATCH_TOKENS`` tokens each. Otherwise up to 4 per pipeline
-        rank; for interleaved 1F1B, a multiple of the ranks if one exists.
-        """
+        """Microbatches per replica and optimizer step. Default: without a pipeline, the fewest with at most ``MICROBATCH_TOKENS``
+        tokens each. Otherwise up to 4 per pipeline rank; for interleaved 1F1B, a multiple of the ranks if one exists."""
         if (microbatches := self.parallel.microbatches or self.train.gradient_accumulation_steps) is not None:
             return microbatches
         batch = self.train.global_batch // max(1, self.data_degree)

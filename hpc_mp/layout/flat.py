@@ -70,26 +70,16 @@ class Rectangle:
 
 @dataclass(frozen=True, slots=True)
 class ParameterSlot(Rectangle):
-    """A weight in a unit.
-
-    Attributes:
-        box: the part of the whole weight that this tensor rank computes with.
-        begin: its first element in the unit.
-        cut: True if tensor ranks compute different results with this weight, False if all compute the same.
-        copies: number of tensor ranks that have this part; all of them if it is the whole weight.
-        replica: number of this copy.
-        shares: ranks whose gradients of this part are shares of a sum; None: each has the whole gradient.
-        counts: True for the one copy that counts in checkpoints and norms.
-    """
+    """A weight in a unit."""
 
     weight: Weight
-    box: Box
-    begin: int
-    cut: bool = False
-    copies: int = 1
-    replica: int = 0
-    shares: Sharers | None = None
-    counts: bool = True
+    box: Box  # the part of the whole weight that this tensor rank computes with
+    begin: int  # its first element in the unit
+    cut: bool = False  # True if tensor ranks compute different results with this weight, False if all compute the same
+    copies: int = 1  # number of tensor ranks that have this part; all of them if it is the whole weight
+    replica: int = 0  # number of this copy
+    shares: Sharers | None = None  # ranks whose gradients of this part are shares of a sum; None: each has the whole gradient
+    counts: bool = True  # True for the one copy that counts in checkpoints and norms
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,24 +93,16 @@ class Piece(Rectangle):
 
 @dataclass(frozen=True, slots=True)
 class Tie:
-    """Weights with which several modules compute, such as an embedding that is also the head.
+    """Weights with which several modules compute, such as an embedding that is also the head."""
 
-    Attributes:
-        stages: that have a copy; the gradient is a sum over them.
-        counts: True if this rank's copy is that of the first of them, which counts in checkpoints and norms.
-    """
-
-    stages: tuple[int, ...]
-    counts: bool
+    stages: tuple[int, ...]  # that have a copy; the gradient is a sum over them
+    counts: bool  # True if this rank's copy is that of the first of them, which counts in checkpoints and norms
 
 
 @dataclass(frozen=True, slots=True)
 class FlatLayout:
-    """One unit of a tensor rank: its weights one after another, and its number of parts.
-
-    Attributes:
-        tie: the stages that have the same unit, of a unit with which several modules compute; None: one module of one stage.
-    """
+    """One unit of a tensor rank: its weights one after another, and its number of parts. ``tie``: the stages that have the same
+    unit, of a unit with which several modules compute; None: one module of one stage."""
 
     unit: str
     slots: tuple[ParameterSlot, ...]
@@ -228,13 +210,8 @@ def rank_units(layout: Layout, shape: ModelShape, spans: Iterable[StageSpan], te
 
 def flat_units(layout: Layout, weights: Mapping[str, Sequence[Weight]], part: Callable[[Weight], TensorPart], expert: ExpertCut,
                ties: Mapping[str, Tie]) -> dict[str, FlatLayout]:
-    """Return units of a rank by name.
-
-    Args:
-        weights: of every unit.
-        part: a weight's part on this tensor rank.
-        ties: of the units with which several modules compute.
-    """
+    """Return units of a rank by name. ``weights``: of every unit. ``part``: a weight's part on this tensor rank. ``ties``: of the
+    units with which several modules compute."""
     return {unit: FlatLayout(unit, tuple(_slots(layout, [(weight, part(weight)) for weight in group], expert, ties.get(unit))),
                              expert.shards if unit.endswith(EXPERTS) else layout.shard_degree, ties.get(unit))
             for unit, group in weights.items()}

@@ -18,44 +18,34 @@ Reduce = Literal["microbatch", "step"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """The division of a training. Other fields than these have the values of the job file's keys of their names.
+    """The division of a training. Fields without a comment have the values of the job file's keys of their names."""
 
-    Attributes:
-        degrees: size of every axis.
-        samples, sequence: sequences of a microbatch, and tokens of each.
-        layers: of every stage; empty until the model is cut into stages.
-        order: "auto": the planner chooses.
-        shard_degree: number of ranks over which ZeRO shards (1 for ZeRO-0).
-        sequence_parallel: True if tensor ranks have tokens of their own between cut layers.
-        offload_directory: None: the host's memory; ``offload_horizon``: None: activations stay on the device.
-        optimizer_slots: numbers of optimizer state per parameter that has no owner, see ``owners``.
-        narrow_slots: those of them that are kept in bf16.
-    """
-
-    degrees: Degrees = field(default_factory=Degrees)
+    degrees: Degrees = field(default_factory=Degrees)  # size of every axis
+    # samples, sequence: sequences of a microbatch, and tokens of each
     samples: int = 1
     sequence: int = 1
     microbatches: int = 1
-    layers: tuple[int, ...] = ()
-    order: str = "auto"
+    layers: tuple[int, ...] = ()  # of every stage; empty until the model is cut into stages
+    order: str = "auto"  # "auto": the planner chooses
     rank_map: RankMap = "auto"
     ranks_per_node: int = 1
     schedule: str = "1f1b"
     virtual_stages: int = 1
     zero: int = 1
-    shard_degree: int = 1
+    shard_degree: int = 1  # number of ranks over which ZeRO shards (1 for ZeRO-0)
     reduce: Reduce = "step"
-    sequence_parallel: bool = False
+    sequence_parallel: bool = False  # True if tensor ranks have tokens of their own between cut layers
     tensor_modules: tuple[str, ...] = ALL
     context_method: Literal["ring", "ulysses"] = "ring"
     recompute: str = "none"
     offload: tuple[str, ...] = ()
+    # offload_directory None: the host's memory; offload_horizon None: activations stay on the device
     offload_directory: str | None = None
     offload_horizon: int | None = None
     precision: Precision = "fp32"
     optimizer: str = "adamw"
-    optimizer_slots: int = 2
-    narrow_slots: tuple[str, ...] = ()
+    optimizer_slots: int = 2  # numbers of optimizer state per parameter that has no owner, see ``owners``
+    narrow_slots: tuple[str, ...] = ()  # those of them that are kept in bf16
     expert_capacity: float | None = None
 
     @property

@@ -161,14 +161,9 @@ LEAP = 0.05  # relative difference from the previous rate, and from the expected
 
 
 def leap(done: int, last: float, before: RateSettings, now: RateSettings) -> float | None:
-    """Return the rate of the next step if it is a leap; None if training continues smoothly.
-
-    It is a leap if the rate under ``now`` differs both from the last step's rate and from the rate under ``before``.
-
-    Args:
-        done: number of completed steps, at least 1; fewer than ``now.steps``.
-        last: the rate of the last completed step.
-    """
+    """Return the rate of the next step if it is a leap; None if training continues smoothly. It is a leap if the rate under
+    ``now`` differs both from the last step's rate and from the rate under ``before``. ``done``: number of completed steps, at
+    least 1; fewer than ``now.steps``. ``last``: the rate of the last completed step."""
     comes = learning_rate(done, now)
     foreseen = learning_rate(done, before) if done < before.steps else last
     smooth = any(abs(comes - rate) <= LEAP * max(rate, comes) for rate in (last, foreseen))

@@ -23,19 +23,12 @@ REMEDY = "measure on a node of the job: hpc-mp train JOB.toml --profile"
 
 @dataclass(frozen=True, slots=True)
 class UnitProfile:
-    """The profile of one unit.
+    """The profile of one unit."""
 
-    Attributes:
-        seconds: forward and backward of a microbatch.
-        activations: bytes that its backward needs of its forward.
-        parameters: bytes in the compute format.
-        spread: interquartile range of the seconds over the repetitions, relative to their median.
-    """
-
-    seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    activations: NonNegativeInt
-    parameters: NonNegativeInt
-    spread: float = 0.0
+    seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]  # forward and backward of a microbatch
+    activations: NonNegativeInt  # bytes that its backward needs of its forward
+    parameters: NonNegativeInt  # bytes in the compute format
+    spread: float = 0.0  # interquartile range of the seconds over the repetitions, relative to their median
 
     @property
     def bytes(self) -> int:
@@ -44,23 +37,15 @@ class UnitProfile:
 
 @dataclass(frozen=True, slots=True)
 class ModelProfile:
-    """The profile of all units.
+    """The profile of all units."""
 
-    Attributes:
-        device: its model, or "cpu".
-        repetitions: number of repetitions; the seconds are medians over them.
-        measured: settings that the measurement depends on, by name.
-        blocks: a block of each of the model's ``kinds``.
-        memory: bytes that the device has for a rank; None if unknown (a file of an earlier release).
-    """
-
-    device: str
-    repetitions: int
-    measured: dict[str, Any]
+    device: str  # its model, or "cpu"
+    repetitions: int  # number of repetitions; the seconds are medians over them
+    measured: dict[str, Any]  # settings that the measurement depends on, by name
     embedding: UnitProfile
-    blocks: tuple[UnitProfile, ...]
+    blocks: tuple[UnitProfile, ...]  # a block of each of the model's ``kinds``
     head: UnitProfile
-    memory: int | None = None
+    memory: int | None = None  # bytes that the device has for a rank; None if unknown (a file of an earlier release)
 
     @property
     def spread(self) -> float:

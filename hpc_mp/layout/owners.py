@@ -20,15 +20,10 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class OwnedState:
-    """An optimizer with whole weights.
+    """An optimizer with whole weights."""
 
-    Attributes:
-        owns: True for a weight of a unit that is updated as a whole.
-        shapes: the state of a weight of this shape, by slot.
-    """
-
-    owns: Callable[[str, Weight], bool]
-    shapes: Callable[[Shape], Mapping[str, Shape]]
+    owns: Callable[[str, Weight], bool]  # True for a weight of a unit that is updated as a whole
+    shapes: Callable[[Shape], Mapping[str, Shape]]  # the state of a weight of this shape, by slot
 
 
 def hidden_matrix(unit: str, weight: Weight) -> bool:
@@ -61,13 +56,8 @@ def owners(optimizer: str, units: Iterable[FlatLayout], places: int) -> dict[str
 
 
 def most_state(optimizer: str, slots: int, units: list[FlatLayout], tensor: int, rank: int) -> int:
-    """Return the most numbers of optimizer state that a shard rank of tensor rank ``rank`` keeps.
-
-    Args:
-        slots: numbers for each element that has no owner.
-        units: of that tensor rank, with equally many shards.
-        tensor: number of tensor ranks.
-    """
+    """Return the most numbers of optimizer state that a shard rank of tensor rank ``rank`` keeps. ``slots``: numbers for each
+    element that has no owner. ``units``: of that tensor rank, with equally many shards. ``tensor``: number of tensor ranks."""
     shards = max((unit.shards for unit in units), default=1)
     chosen = owners(optimizer, units, shards * tensor)
     owned = [0] * shards

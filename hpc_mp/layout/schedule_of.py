@@ -26,11 +26,9 @@ def schedule_of(layout: Layout) -> Schedule:
 
 
 def check_schedule(layout: Layout) -> None:
-    """Check that ``schedule_of`` returns a schedule, and that offloaded activations have the time for it.
-
-    Named schedules were checked with the layout's arithmetic: only a table is read. Raises HpcMpError for the reasons of
-    ``schedule_of``, or if no activations would be offloaded.
-    """
+    """Check that ``schedule_of`` returns a schedule, and that offloaded activations have the time for it. Named schedules were
+    checked with the layout's arithmetic: only a table is read. Raises HpcMpError for the reasons of ``schedule_of``, or if no
+    activations would be offloaded."""
     horizon = layout.offload_horizon
     if not is_table(layout.schedule) and horizon is None:
         return

@@ -43,23 +43,17 @@ class Fabric:
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """An algorithm with one of NCCL's protocols.
-
-    Attributes:
-        base, inside, between: µs of its start, of a step inside a node, and of a step between nodes.
-        share: share of the bandwidth that is left for data.
-        fill: µs until its pipeline is full.
-        most: limit of busbw between nodes in GB/s.
-    """
+    """An algorithm with one of NCCL's protocols."""
 
     algorithm: str
     protocol: str
+    # base, inside, between: µs of its start, of a step inside a node, and of a step between nodes
     base: float
     inside: float
     between: float
-    share: float
-    fill: float
-    most: float
+    share: float  # share of the bandwidth that is left for data
+    fill: float  # µs until its pipeline is full
+    most: float  # limit of busbw between nodes in GB/s
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,14 +31,9 @@ NODE_OF: dict[str, Callable[[int, int, int], int]] = {  # (rank, ranks per node,
 
 @dataclass(frozen=True, slots=True)
 class Degrees:
-    """The size of every axis.
-
-    ``data`` counts replicas (SageMaker's ``rdp``). ``expert`` is not a factor of the world: expert groups are blocks of ranks
-    inside data × context.
-
-    Raises:
-        HpcMpError: a degree below 1, or ``expert`` not dividing data × context.
-    """
+    """The size of every axis. ``data`` counts replicas (SageMaker's ``rdp``). ``expert`` is not a factor of the world: expert
+    groups are blocks of ranks inside data × context. Raises HpcMpError for a degree below 1, or ``expert`` not dividing data ×
+    context."""
 
     tensor: int = 1
     pipeline: int = 1
@@ -91,11 +86,9 @@ class Placement:
 
     @cached_property
     def groups(self) -> dict[str, Groups]:
-        """Ranks that communicate along an axis: name → groups, ascending inside and by first rank.
-
-        ``tp``, ``pp``, ``dp`` (only the replica axis D, SageMaker's ``rdp``), ``mp`` (T × P), ``tp_dp`` (T × D, SageMaker's
-        ``dp``); ``cp`` if context > 1; ``ep`` if expert > 1, and ``edp``, the ranks with the same experts (Megatron-LM's name).
-        """
+        """Ranks that communicate along an axis: name → groups, ascending inside and by first rank. ``tp``, ``pp``, ``dp`` (only
+        the replica axis D, SageMaker's ``rdp``), ``mp`` (T × P), ``tp_dp`` (T × D, SageMaker's ``dp``); ``cp`` if context > 1;
+        ``ep`` if expert > 1, and ``edp``, the ranks with the same experts (Megatron-LM's name)."""
         groups = {
             "tp": self._along("tp"),
             "pp": self._along("pp"),
@@ -186,10 +179,8 @@ class Reach:
 
 
 def reach_of(placement: Placement) -> dict[str, Reach]:
-    """Return the reach of every kind of group.
-
-    Hops are the inter-node edges met when a group's ranks are walked in ascending order, without the closing edge.
-    """
+    """Return the reach of every kind of group. Hops are the inter-node edges met when a group's ranks are walked in ascending
+    order, without the closing edge."""
     node = [place.node for place in placement.ranks]
 
     def reach(groups: Groups) -> Reach:

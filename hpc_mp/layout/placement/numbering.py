@@ -18,13 +18,9 @@ def letters_of(numbering: str, context: int = 1) -> str:
 
 def numbered(degrees: Degrees, numbering: str, order: str, ranks_per_node: int, rank_map: RankMap = "auto") -> Placement:
     """Return the ranks as a program numbers them, on the nodes where an order would have ranks of their coordinates. Raises
-    HpcMpError for the reasons of ``place``.
-
-    Args:
-        numbering: a key of ``NUMBERINGS``, or letters.
-        order: letters, ``cluster``, ``spread``, or ``auto``: by the numbering.
-        rank_map: as in ``place``, of the ranks in that order; a tuple names the node of each rank of the program.
-    """
+    HpcMpError for the reasons of ``place``. ``numbering``: a key of ``NUMBERINGS``, or letters. ``order``: letters, ``cluster``,
+    ``spread``, or ``auto``: by the numbering. ``rank_map``: as in ``place``, of the ranks in that order; a tuple names the node
+    of each rank of the program."""
     own = letters_of(numbering, degrees.context)
     if order == AS_NUMBERED or isinstance(rank_map, tuple):
         return place(degrees, own, ranks_per_node, rank_map)

@@ -49,16 +49,11 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """One list of actions for each pipeline rank.
-
-    Attributes:
-        placement: global stage → the pipeline rank that holds it; one entry per stage.
-        microbatches: microbatches per replica and optimizer step.
-    """
+    """One list of actions for each pipeline rank."""
 
     ranks: tuple[tuple[Action, ...], ...]
-    placement: tuple[int, ...]
-    microbatches: int
+    placement: tuple[int, ...]  # global stage → the pipeline rank that holds it; one entry per stage
+    microbatches: int  # microbatches per replica and optimizer step
 
     @property
     def stages(self) -> int:
@@ -117,10 +112,8 @@ def needs(action: Action, stages: int) -> list[Action | Message]:
 
 
 def run(todo: Sequence[deque[Action]], ready: Callable[[Action], bool]) -> Iterator[tuple[int, Action]]:
-    """Yield (rank, action) as ranks execute their lists, each as far as an action that is not ready yet.
-
-    Actions are taken out of ``todo``. In the end it has those that can never run.
-    """
+    """Yield (rank, action) as ranks execute their lists, each as far as an action that is not ready yet. Actions are taken out of
+    ``todo``. In the end it has those that can never run."""
     moved = True
     while moved:
         moved = False

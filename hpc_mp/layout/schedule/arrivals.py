@@ -21,15 +21,9 @@ from hpc_mp.layout.schedule.actions import COMPUTE, Action, Message, Schedule, c
 
 
 def arrivals(schedule: Schedule, rank: int) -> Mapping[Action, tuple[Action, ...]]:
-    """Return which sends of a rank are proved to have arrived, and when.
-
-    Args:
-        schedule: complete and valid. The result also holds for the forwards of an evaluation, which has no backwards.
-
-    Returns:
-        computation of the rank -> the rank's sends whose arrival is first proved when the computation's input arrives. Sends
-        without a proof are left out.
-    """
+    """Return which sends of a rank are proved to have arrived, and when. ``schedule``: complete and valid. The result also holds
+    for the forwards of an evaluation, which has no backwards. Returns computation of the rank -> the rank's sends whose arrival
+    is first proved when the computation's input arrives. Sends without a proof are left out."""
     placement, stages = schedule.placement, schedule.stages
     production: dict[Message | None, int] = {}  # message -> place of the computation that makes it, in its sender's list
     consumption: dict[Message | None, int] = {}  # message -> place of the computation that consumes it, in its receiver's list

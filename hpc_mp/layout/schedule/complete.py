@@ -13,12 +13,9 @@ Reduce = Literal["last", "each"]
 
 def build(name: str, pipeline: int, microbatches: int, virtual_stages: int = 1, reduce: Reduce = "last") -> Schedule:
     """Return a complete schedule by its name: one list of actions for each of ``pipeline`` ranks. Raises HpcMpError for an
-    unknown name, a size below 1, or microbatches or virtual stages that the schedule does not support.
-
-    Args:
-        virtual_stages: stages per rank, if the schedule leaves that open.
-        reduce: synchronise a stage's gradients after its ``last`` backward, or after ``each`` (for ZeRO-2 and 3).
-    """
+    unknown name, a size below 1, or microbatches or virtual stages that the schedule does not support. ``virtual_stages``: stages
+    per rank, if the schedule leaves that open. ``reduce``: synchronise a stage's gradients after its ``last`` backward, or after
+    ``each`` (for ZeRO-2 and 3)."""
     check_sizes(name, pipeline, microbatches, virtual_stages)
     return complete(ordered(name, pipeline, microbatches, stages_per_rank(name, virtual_stages)), reduce)
 
@@ -46,10 +43,8 @@ def _with_messages(actions: tuple[Action, ...], placement: tuple[int, ...]) -> I
 
 
 def posted_ahead(actions: Sequence[Action]) -> list[Action]:
-    """Return a rank's actions with each RECV before the computation that precedes it, so that it is in flight meanwhile.
-
-    For messages through host memory: their host computes what it calls, and bytes flow only when both sides have posted.
-    """
+    """Return a rank's actions with each RECV before the computation that precedes it, so that it is in flight meanwhile. For
+    messages through host memory: their host computes what it calls, and bytes flow only when both sides have posted."""
     ahead: list[Action] = []
     for action in actions:
         place = len(ahead)

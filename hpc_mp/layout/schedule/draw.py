@@ -10,10 +10,8 @@ IDLE = "·"
 
 
 def draw(schedule: Schedule, width: int = 80) -> Text:
-    """Draw one line per rank, ``F3`` = forward of microbatch 3 (``4F3`` on stage 4 if ranks hold several stages).
-
-    Time runs to the right and continues in another block of lines if it exceeds ``width`` columns.
-    """
+    """Draw one line per rank, ``F3`` = forward of microbatch 3 (``4F3`` on stage 4 if ranks hold several stages). Time runs to
+    the right and continues in another block of lines if it exceeds ``width`` columns."""
     rows = slots(schedule)
     several = schedule.stages > len(schedule.ranks)
 

@@ -12,10 +12,8 @@ from hpc_mp.layout.schedule.actions import Action, Kind, Schedule
 
 
 def ordered(name: str, pipeline: int, microbatches: int, stages_per_rank: int) -> Schedule:
-    """Return the computations of a schedule by its name.
-
-    Stage s is on rank s % P. With ``zero_bubble_v`` the stages go down the ranks and back up: rank r has r and 2 P − 1 − r.
-    """
+    """Return the computations of a schedule by its name. Stage s is on rank s % P. With ``zero_bubble_v`` the stages go down the
+    ranks and back up: rank r has r and 2 P − 1 − r."""
     order, ranks = ORDERS[name], range(pipeline)
     placement = (*ranks, *reversed(ranks)) if order is zero_bubble_v else tuple(ranks) * stages_per_rank
     return Schedule(tuple(tuple(order(rank, pipeline, microbatches, stages_per_rank)) for rank in ranks), placement, microbatches)
@@ -28,9 +26,8 @@ def gpipe(rank: int, _: int, microbatches: int, __: int) -> list[Action]:
 
 def breadth_first(rank: int, pipeline: int, microbatches: int, stages_per_rank: int) -> list[Action]:
     """Return all forwards of a rank's first stage, then of its next stage, and so on; the backwards mirror the forwards.
-
-    Lamy-Poirier 2022, arXiv:2211.05953. Data that is gathered or reduced once per stage crosses the network once per direction.
-    """
+    Lamy-Poirier 2022, arXiv:2211.05953. Data that is gathered or reduced once per stage crosses the network once per
+    direction."""
     turns, all_of_them = range(stages_per_rank), range(microbatches)
     return (_by_stage("F", rank, pipeline, turns, [all_of_them])
             + _by_stage("B", rank, pipeline, turns[::-1], [all_of_them[::-1]]))
@@ -42,10 +39,8 @@ def one_f_one_b(rank: int, pipeline: int, microbatches: int, _: int) -> list[Act
 
 
 def interleaved_1f1b(rank: int, pipeline: int, microbatches: int, stages_per_rank: int) -> list[Action]:
-    """Return 1F1B with V stages per rank, microbatches in rounds of P (Narayanan et al. 2021, arXiv:2104.04473).
-
-    Rank r does 2 (P − r − 1) + (V − 1) P forwards first. M is a multiple of P.
-    """
+    """Return 1F1B with V stages per rank, microbatches in rounds of P (Narayanan et al. 2021, arXiv:2104.04473). Rank r does 2 (P
+    − r − 1) + (V − 1) P forwards first. M is a multiple of P."""
     rounds = [range(first, first + pipeline) for first in range(0, microbatches, pipeline)]
     turns = range(stages_per_rank)
     return _alternate(_by_stage("F", rank, pipeline, turns, rounds), _by_stage("B", rank, pipeline, turns[::-1], rounds),
@@ -53,11 +48,9 @@ def interleaved_1f1b(rank: int, pipeline: int, microbatches: int, stages_per_ran
 
 
 def zero_bubble(rank: int, pipeline: int, microbatches: int, _: int) -> list[Action]:
-    """Return ZB-H1: 1F1B with split backwards; rank r delays every W by r microbatches (Qi et al. 2023, arXiv:2401.10241).
-
-    The later a rank begins, the more of its Ws fill the wait for the last gradients. Each rank holds as much as the first rank
-    in 1F1B.
-    """
+    """Return ZB-H1: 1F1B with split backwards; rank r delays every W by r microbatches (Qi et al. 2023, arXiv:2401.10241). The
+    later a rank begins, the more of its Ws fill the wait for the last gradients. Each rank holds as much as the first rank in
+    1F1B."""
     weights = iter(_each("W", rank, microbatches))
     actions: list[Action] = []
     for action in _alternate(_each("F", rank, microbatches), _each("I", rank, microbatches), warmup=pipeline - rank - 1):
@@ -68,11 +61,9 @@ def zero_bubble(rank: int, pipeline: int, microbatches: int, _: int) -> list[Act
 
 
 def zero_bubble_v(rank: int, pipeline: int, microbatches: int, _: int) -> list[Action]:
-    """Return ZB-V: split backwards and two stages per rank, the last beside the first (arXiv:2401.10241, section 6).
-
-    The loss is on rank 0, so that its gradients come back while the ranks still fill. The order is made for at least 2 P − 1
-    microbatches; for fewer, the same order is used without the missing ones.
-    """
+    """Return ZB-V: split backwards and two stages per rank, the last beside the first (arXiv:2401.10241, section 6). The loss is
+    on rank 0, so that its gradients come back while the ranks still fill. The order is made for at least 2 P − 1 microbatches;
+    for fewer, the same order is used without the missing ones."""
     whole = max(microbatches, 2 * pipeline - 1)
     parts: tuple[Kind, ...] = ("F", "I", "W")
     f, i, w = (Action(kind, rank, 0) for kind in parts)  # of the stage on the way down the ranks

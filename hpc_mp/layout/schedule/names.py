@@ -36,14 +36,8 @@ def stages_per_rank(name: str, virtual_stages: int) -> int:
 
 
 def check_sizes(name: str, pipeline: int, microbatches: int, virtual_stages: int, section: str = "") -> None:
-    """Check the name and the sizes of a schedule.
-
-    Args:
-        section: the prefix of keys in messages, such as ``"parallel."``.
-
-    Raises:
-        HpcMpError: an unknown name, a size below 1, or stages per rank or microbatches that the schedule does not accept.
-    """
+    """Check the name and the sizes of a schedule. ``section``: the prefix of keys in messages, such as ``"parallel."``. Raises
+    HpcMpError for an unknown name, a size below 1, or stages per rank or microbatches that the schedule does not accept."""
     if not is_schedule(name):
         raise HpcMpError(f"{section}schedule = {name!r}", "is not a schedule",
                          f"use one of {NAMES}, or a table whose name ends in {TABLE}")

@@ -48,10 +48,8 @@ def most_stages(layers: int) -> int:
 def _best(layers: int, stages: int, cost: Callable[[int, int, int], int],
           join: Callable[[int, int], int | None]) -> tuple[int, tuple[int, ...]]:
     """Return the least value over all cuts, with its counts; ``join`` adds a stage's cost to the value of the stages after it.
-
     Dynamic programme from the last stage: ``tails[begin]`` is the best cut of the layers from ``begin`` on into the stages from
-    the present one on. A ``join`` of None forbids the cut.
-    """
+    the present one on. A ``join`` of None forbids the cut."""
     ends = {0, stages - 1} if stages > 1 else set()
     tails: dict[int, tuple[int, tuple[int, ...]]] = {layers: (0, ())}
     for stage in reversed(range(stages)):

@@ -27,12 +27,8 @@ Chunk = tuple[int, int]  # (stage, microbatch): one passage of a microbatch thro
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """The activations of a rank that leave the device, and the times of their prefetch.
-
-    Attributes:
-        away: the chunks that leave, after their F.
-        returns: a computation -> the chunks that are prefetched when it begins.
-    """
+    """The activations of a rank that leave the device, and the times of their prefetch. ``away``: the chunks that leave, after
+    their F. ``returns``: a computation -> the chunks that are prefetched when it begins."""
 
     away: frozenset[Chunk] = frozenset()
     returns: Mapping[Action, tuple[Chunk, ...]] = field(default_factory=dict)

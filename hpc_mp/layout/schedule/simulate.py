@@ -43,13 +43,9 @@ class Timeline:
 
 def simulate(schedule: Schedule, times: Times = TIMES, latency: float = 0) -> Timeline:
     """Start every computation as soon as its rank is free and its inputs have arrived. Raises ValueError if the schedule
-    deadlocks, naming the first action that can never start.
-
-    Args:
-        schedule: complete, or only computations; only the order of computations counts.
-        times: durations of all kinds that occur; by default a backward takes two forwards, its parts one each.
-        latency: time from the end of a computation to the arrival of its output on another rank.
-    """
+    deadlocks, naming the first action that can never start. ``schedule``: complete, or only computations; only the order of
+    computations counts. ``times``: durations of all kinds that occur; by default a backward takes two forwards, its parts one
+    each. ``latency``: time from the end of a computation to the arrival of its output on another rank."""
     placement, stages = schedule.placement, schedule.stages
     todo = [deque(actions) for actions in compute(schedule)]
     ends: dict[Action | Message, float] = {}  # of computations, and the arrivals of messages for other stages

@@ -106,12 +106,9 @@ def _check_reductions(schedule: Schedule) -> None:
 
 
 def check_streams(schedule: Schedule, stream_of: Streams) -> None:
-    """Execute with messages under NCCL's rule, put into streams by ``stream_of``.
-
-    A rank stops only before a computation that lacks its input. If no rank can continue, the ranks are in a deadlock. Raises
-    ValueError, naming the computation at which each rank stops and the messages that have not met, or the two messages of a
-    channel that its sides have in different orders.
-    """
+    """Execute with messages under NCCL's rule, put into streams by ``stream_of``. A rank stops only before a computation that
+    lacks its input. If no rank can continue, the ranks are in a deadlock. Raises ValueError, naming the computation at which each
+    rank stops and the messages that have not met, or the two messages of a channel that its sides have in different orders."""
     placement, stages = schedule.placement, schedule.stages
     done: set[Action | Message] = set()  # computations, and messages made on the same rank, or received
     outbox: set[Message] = set()  # messages that must still be sent
@@ -168,10 +165,8 @@ def check_streams(schedule: Schedule, stream_of: Streams) -> None:
 
 
 def check_hosts(schedule: Schedule) -> None:
-    """Execute with a host that waits at one of its receives until the message has come, whichever that is.
-
-    Raises ValueError, naming the receive, and what its rank launches behind it although the message depends on it.
-    """
+    """Execute with a host that waits at one of its receives until the message has come, whichever that is. Raises ValueError,
+    naming the receive, and what its rank launches behind it although the message depends on it."""
     placement, stages = schedule.placement, schedule.stages
     places = [{action: place for place, action in enumerate(actions)} for actions in schedule.ranks]
     todo = [deque(actions) for actions in compute(schedule)]

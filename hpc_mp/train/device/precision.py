@@ -11,16 +11,11 @@ from torch.overrides import TorchFunctionMode
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """Number formats of a run.
+    """Number formats of a run."""
 
-    Attributes:
-        master: format of the parameters that the optimizer updates, of gradient sums and of optimizer state.
-        compute: format of activations, of matrix products and of the parameters in them.
-        tf32: True if products of fp32 matrices round their factors to 10 bits behind the point, as matrix units like it.
-    """
-
-    master: torch.dtype
-    compute: torch.dtype
+    master: torch.dtype  # format of the parameters that the optimizer updates, of gradient sums and of optimizer state
+    compute: torch.dtype  # format of activations, of matrix products and of the parameters in them
+    # True if products of fp32 matrices round their factors to 10 bits behind the point, as matrix units like it
     tf32: bool = False
 
     def computing(self) -> AbstractContextManager[Any]:
@@ -55,11 +50,9 @@ def _rounded_factors() -> Iterator[None]:
 
 
 class StaysDouble(TorchFunctionMode):
-    """Mode in which ``tensor.float()``, ``tensor.to(torch.float32)`` and ``dtype=torch.float32`` mean fp64.
-
-    Modules of transformers compute norms, rotary tables and the softmax of attention in fp32, whatever the format of their
-    inputs. This is right for bf16, but it costs half of the digits of fp64: a rounding difference then appears as 1e-9.
-    """
+    """Mode in which ``tensor.float()``, ``tensor.to(torch.float32)`` and ``dtype=torch.float32`` mean fp64. Modules of
+    transformers compute norms, rotary tables and the softmax of attention in fp32, whatever the format of their inputs. This is
+    right for bf16, but it costs half of the digits of fp64: a rounding difference then appears as 1e-9."""
 
     def __torch_function__(self, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         if function == torch.Tensor.float:

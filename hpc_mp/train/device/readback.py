@@ -35,12 +35,8 @@ class Instant(NamedTuple):
 
 
 class Readback:
-    """Numbers that the host reads later.
-
-    Args:
-        values: one-dimensional, on the device.
-        began: the beginning of the step that these numbers describe.
-    """
+    """Numbers that the host reads later. ``values``: one-dimensional, on the device. ``began``: the beginning of the step that
+    these numbers describe."""
 
     def __init__(self, values: Tensor, began: Instant) -> None:
         self._host = torch.empty(values.shape, dtype=values.dtype, pin_memory=values.is_cuda)

@@ -54,22 +54,14 @@ class UnitElements:
 
 @dataclass(frozen=True, slots=True)
 class DryStep:
-    """The memory and messages of one rank in one step.
-
-    Attributes:
-        state: parameters, gradients and optimizer state between steps.
-        rest: bytes on the device before the step: the state, and small tensors such as rotary tables.
-        peaks: peak of each kind of action; "optimizer" is the time after the last action.
-        messages: all messages of the step, by axis, kind and size.
-        in_flight: peak number of chunks (stage, microbatch) with activations in memory.
-    """
+    """The memory and messages of one rank in one step."""
 
     units: tuple[UnitElements, ...]
-    state: StateBytes
-    rest: int
-    peaks: dict[str, Peak]
-    messages: tuple[SentMessages, ...]
-    in_flight: int
+    state: StateBytes  # parameters, gradients and optimizer state between steps
+    rest: int  # bytes on the device before the step: the state, and small tensors such as rotary tables
+    peaks: dict[str, Peak]  # peak of each kind of action; "optimizer" is the time after the last action
+    messages: tuple[SentMessages, ...]  # all messages of the step, by axis, kind and size
+    in_flight: int  # peak number of chunks (stage, microbatch) with activations in memory
 
     @property
     def peak(self) -> Peak:

@@ -31,34 +31,22 @@ DEVICE = 4  # descriptors of a gloo device: a listening socket, both ends of a p
 
 @dataclass(frozen=True, slots=True)
 class OpenSockets:
-    """Connections of a rank after all groups are made.
+    """Connections of a rank after all groups are made."""
 
-    Attributes:
-        gloo: one to each other rank of every group that gloo connects.
-        store: connections to the rendezvous; rank 0 has one for each rank, and its own.
-        heartbeat: connections between the nodes' first ranks and rank 0.
-        descriptors: all of these, and the other descriptors of gloo.
-        nccl: communicators of NCCL; what each of them opens depends on the machine.
-        buffers: bytes of the device that their buffers take, estimated for the defaults of NCCL.
-    """
-
-    gloo: int
-    store: int
-    heartbeat: int
-    descriptors: int
-    nccl: int
-    buffers: int
+    gloo: int  # one to each other rank of every group that gloo connects
+    store: int  # connections to the rendezvous; rank 0 has one for each rank, and its own
+    heartbeat: int  # connections between the nodes' first ranks and rank 0
+    descriptors: int  # all of these, and the other descriptors of gloo
+    nccl: int  # communicators of NCCL; what each of them opens depends on the machine
+    buffers: int  # bytes of the device that their buffers take, estimated for the defaults of NCCL
 
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """Reads at the start of a run.
-
-    Attributes:
-        weights: files of ``model.pretrained`` that hold what this rank needs; None if the files do not exist here.
-        checkpoint: files of a checkpoint that this layout saved: this rank's own, and the index of every stage.
-        first_values, restored: peak bytes on the host while values are drawn or read from files, and while a checkpoint is read.
-    """
+    """Reads at the start of a run. ``weights``: files of ``model.pretrained`` that hold what this rank needs; None if the files
+    do not exist here. ``checkpoint``: files of a checkpoint that this layout saved: this rank's own, and the index of every
+    stage. ``first_values``, ``restored``: peak bytes on the host while values are drawn or read from files, and while a
+    checkpoint is read."""
 
     weights: tuple[str, ...] | None
     checkpoint: tuple[str, ...]

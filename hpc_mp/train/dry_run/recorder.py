@@ -50,24 +50,15 @@ MESSAGES: Mapping[str, MessageKind] = {
 
 @dataclass(frozen=True, slots=True, order=True)
 class SentMessages:
-    """All messages of one kind and size on an axis.
+    """All messages of one kind and size on an axis."""
 
-    Attributes:
-        axis: the axis that connects the ranks.
-        ranks: number of ranks.
-        bytes: size of each message: the whole that a ring reduces or gathers, or what one rank sends to another.
-        elements: size of each message in numbers.
-        count: number of messages.
-        sent: total bytes that this rank sent, by a ring or directly.
-    """
-
-    axis: str
+    axis: str  # the axis that connects the ranks
     kind: str
-    ranks: int
-    bytes: int
-    elements: int
-    count: int
-    sent: float
+    ranks: int  # number of ranks
+    bytes: int  # size of each message: the whole that a ring reduces or gathers, or what one rank sends to another
+    elements: int  # size of each message in numbers
+    count: int  # number of messages
+    sent: float  # total bytes that this rank sent, by a ring or directly
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,24 +143,17 @@ class Optimizer:
 
     def squared_norm(self) -> Tensor:
         """Return this rank's share of the squared L2 norm of all gradients, a float64 scalar; the sum over ranks is the whole.
-
-        Gradients that another rank counts have weight 0, so that the share is not finite if one of them is not.
-        """
+        Gradients that another rank counts have weight 0, so that the share is not finite if one of them is not."""
         if not self.gradients:
             return torch.zeros((), dtype=torch.float64, device=self.weights.device)
         return (torch.stack([_squared_norm(part) for part, _ in self.gradients]) * self.weights).sum()
 
     @torch.no_grad()
     def step(self, rate: float, norm: Tensor, divisor: Tensor) -> None:
-        """Update the parameters with gradients clipped to the norm ``clip`` (torch's ``clip_grad_norm_`` formula).
-
-        Nothing changes if the norm is not finite. The host does not wait for the device, unless weights are updated as a whole.
-
-        Args:
-            rate: learning rate.
-            norm: L2 norm of all gradients, a float64 scalar.
-            divisor: number by which gradients are divided, a float64 scalar.
-        """
+        """Update the parameters with gradients clipped to the norm ``clip`` (torch's ``clip_grad_norm_`` formula). Nothing
+        changes if the norm is not finite. The host does not wait for the device, unless weights are updated as a whole. ``rate``:
+        learning rate. ``norm``: L2 norm of all gradients, a float64 scalar. ``divisor``: number by which gradients are divided, a
+        float64 scalar."""
         clip, finite = self.settings.clip, norm.isfinite()
         scale = ((norm + 1e-6) / clip).clamp(min=1.0) if clip > 0 else torch.ones_like(norm)
         if self.wide or self.whole is not None:
@@ -190,10 +183,8 @@ class Optimizer:
 
 
 def _squared_norm(part: Tensor) -> Tensor:
-    """Return the squared norm of (length,), a float64 scalar, without a copy of the part in fp64.
-
-    Sums over rows have a relative error of 4e-8 in fp32; one sum over millions of squares would have 1e-4.
-    """
+    """Return the squared norm of (length,), a float64 scalar, without a copy of the part in fp64. Sums over rows have a relative
+    error of 4e-8 in fp32; one sum over millions of squares would have 1e-4."""
     rows = part.numel() // NORM_ROW
     whole, rest = part[:rows * NORM_ROW].view(rows, NORM_ROW), part[rows * NORM_ROW:]
     norms = torch.cat((torch.linalg.vector_norm(whole, dim=1), torch.linalg.vector_norm(rest).view(1)))

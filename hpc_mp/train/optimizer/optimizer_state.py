@@ -24,20 +24,14 @@ Arrays = Mapping[str, Mapping[str, Tensor]]  # unit -> slot -> this rank's part 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Elements ``begin`` to ``end`` of a rank's part of a unit.
-
-    Attributes:
-        spared: True if they have no weight decay.
-        factor: of their learning rate.
-        shift: elements before them in the part that have no state here.
-    """
+    """Elements ``begin`` to ``end`` of a rank's part of a unit."""
 
     unit: str
     begin: int
     end: int
-    spared: bool
-    factor: float = 1.0
-    shift: int = 0
+    spared: bool  # True if they have no weight decay
+    factor: float = 1.0  # of their learning rate
+    shift: int = 0  # elements before them in the part that have no state here
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,14 +141,9 @@ class Store(StateHolder, Protocol):
 
 
 class Streamed(StateHome):
-    """State in a store, which streams through buffers.
-
-    On a GPU each buffer has its own stream, which fetches, updates and writes back in this order; the streams run in parallel.
-
-    Args:
-        open_store: (shape, chunks, buffers of (slots, elements)) -> store.
-        masters: unit -> masters in host memory, of all units or of none.
-    """
+    """State in a store, which streams through buffers. On a GPU each buffer has its own stream, which fetches, updates and writes
+    back in this order; the streams run in parallel. ``open_store``: (shape, chunks, buffers of (slots, elements)) -> store.
+    ``masters``: unit -> masters in host memory, of all units or of none."""
 
     def __init__(self, open_store: Callable[[StateShape, Sequence[Chunk], Sequence[Tensor]], Store], shape: StateShape,
                  stretches: Iterable[Stretch], device: torch.device, masters: HostParts) -> None:

@@ -20,12 +20,9 @@ AROUND = 2 << 20  # bytes: Linux may map an aligned block of this size of a file
 
 
 class MemoryStore(Store):
-    """Arrays that are always in memory.
-
-    Args:
-        place: "host" for pinned memory of the host; "device" for that of the device, if masters stream or slots are narrow.
-        narrow: slots that are kept in bf16; an update gets them in the format of the others, and rounds them.
-    """
+    """Arrays that are always in memory. ``place``: "host" for pinned memory of the host; "device" for that of the device, if
+    masters stream or slots are narrow. ``narrow``: slots that are kept in bf16; an update gets them in the format of the others,
+    and rounds them."""
 
     def __init__(self, place: Literal["host", "device"], shape: StateShape, chunks: Sequence[Chunk],
                  buffers: Sequence[Tensor], narrow: Sequence[str] = ()) -> None:
@@ -47,14 +44,9 @@ class MemoryStore(Store):
 
 
 class FileStore(Store):
-    """An unnamed file of this rank in a directory of its node.
-
-    No other process can open it, and it vanishes with the rank, however that ends. One thread reads and writes in the order of
-    the calls.
-
-    Raises:
-        HpcMpError: the directory does not exist, or has not enough room.
-    """
+    """An unnamed file of this rank in a directory of its node. No other process can open it, and it vanishes with the rank,
+    however that ends. One thread reads and writes in the order of the calls. Raises HpcMpError if the directory does not exist,
+    or has not enough room."""
 
     def __init__(self, directory: Path, shape: StateShape, chunks: Sequence[Chunk], buffers: Sequence[Tensor]) -> None:
         self._chunks, self.nbytes = chunks, StateBytesAt(disk=shape.nbytes)

@@ -38,21 +38,15 @@ MAKERS: Mapping[str, Maker] = {"muon": muon, "adafactor": adafactor}
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """A weight that this rank owns. Its parameter has values only during an update.
-
-    Attributes:
-        shape: of the module's parameter.
-        state: by slot.
-        factor: of the learning rate.
-    """
+    """A weight that this rank owns. Its parameter has values only during an update."""
 
     unit: str
     slot: ParameterSlot
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of the module's parameter
     parameter: nn.Parameter
     optimizer: torch.optim.Optimizer
-    state: Mapping[str, Tensor]
-    factor: float
+    state: Mapping[str, Tensor]  # by slot
+    factor: float  # of the learning rate
 
     def update(self, gradient: Tensor, values: Tensor, rate: float) -> None:
         """Update ``values``, in the engine's shape."""
@@ -64,13 +58,9 @@ class Owned:
 
 
 class WholeWeights:
-    """The weights of a rank's units that are updated as a whole.
-
-    Args:
-        layouts: the rank's units on each rank of the tensor axis.
-        shapes: of the modules' parameters, by name; the factors of adapters have the shapes of their weights.
-        treatment: weight -> whether a parameter has no weight decay, and the factor of its learning rate.
-    """
+    """The weights of a rank's units that are updated as a whole. ``layouts``: the rank's units on each rank of the tensor axis.
+    ``shapes``: of the modules' parameters, by name; the factors of adapters have the shapes of their weights. ``treatment``:
+    weight -> whether a parameter has no weight decay, and the factor of its learning rate."""
 
     def __init__(self, units: Mapping[str, TrainedUnit], layouts: Sequence[Mapping[str, FlatLayout]],
                  shapes: Mapping[str, tuple[int, ...]], settings: Any, tensor: Axis,
@@ -140,9 +130,7 @@ class WholeWeights:
     def _over_tensor(self, unit: TrainedUnit, slots: Sequence[ParameterSlot], stretches: Sequence[Tensor],
                      rate: float) -> list[Tensor]:
         """Return this tensor rank's new parameters of slots, (1, elements) each, given gradients and parameters, (2, elements).
-
-        Each rectangle of a weight is sent by the first of the tensor ranks that have it, and goes back to all of them.
-        """
+        Each rectangle of a weight is sent by the first of the tensor ranks that have it, and goes back to all of them."""
         ranks, mine = range(self.tensor.size), [slot for slot in slots if self._place(slot) == self.tensor.rank]
         slots_of = [{slot.weight.name: slot for slot in layouts[unit.layout.unit].slots} for layouts in self.layouts]
         rectangles = [[slots_of[rank][slot.weight.name] for slot in mine] for rank in ranks]

@@ -18,27 +18,16 @@ from hpc_mp.train.pipeline.stage import Batch, Carried, Microbatches
 
 @dataclass(frozen=True, slots=True)
 class ReplicaRows:
-    """The rows of a replica.
+    """The rows of a replica."""
 
-    Attributes:
-        batch: of this replica.
-        first: position of its first row in the global batch.
-        samples: rows of a microbatch.
-    """
-
-    batch: Batch
-    first: int
-    samples: int
+    batch: Batch  # of this replica
+    first: int  # position of its first row in the global batch
+    samples: int  # rows of a microbatch
 
     def share(self, names: Mapping[int, Sequence[str]], step: int, before: int, labels: int | None,
               device: torch.device) -> Microbatches:
-        """Return the share of a step.
-
-        Args:
-            names: of the tensors that each stage of the rank needs.
-            step: its number; ``before``: samples of all steps before it.
-            labels: number of labels that count; None: the forward counts them.
-        """
+        """Return the share of a step. ``names``: of the tensors that each stage of the rank needs. ``step``: its number;
+        ``before``: samples of all steps before it. ``labels``: number of labels that count; None: the forward counts them."""
         parts = {}
         for name in {name: None for needed in names.values() for name in needed}:
             tensor = self.batch[name].contiguous()
@@ -89,15 +78,8 @@ def _listed(shapes: Mapping[str, Sequence[int]]) -> str:
 
 
 def rows_of(batch: Mapping[str, Any], layout: Layout, replica: int | None, data_rank: int) -> ReplicaRows:
-    """Return the rows of a replica.
-
-    Args:
-        replica: number of replicas whose rows the batch has; None: the batch is this replica's part.
-        data_rank: number of this replica.
-
-    Raises:
-        HpcMpError: the batch cannot be divided.
-    """
+    """Return the rows of a replica. ``replica``: number of replicas whose rows the batch has; None: the batch is this replica's
+    part. ``data_rank``: number of this replica. Raises HpcMpError if the batch cannot be divided."""
     if not isinstance(batch, Mapping) or not batch:
         raise HpcMpError(f"batch = {written(batch)}", "must be a dict of tensors",
                          'pass for example {"input_ids": ids, "labels": labels}')

@@ -37,28 +37,20 @@ INPUT, LABELS, MASK = "input_ids", "labels", "attention_mask"
 
 @dataclass(frozen=True)
 class HuggingFace:
-    """A model of a family that the engine knows.
-
-    Attributes:
-        directory: of its checkpoint; None: values are drawn, or those of ``state``.
-        loss: a function of the logits and the batch; None: the cross entropy of the labels.
-    """
+    """A model of a family that the engine knows."""
 
     config: Mapping[str, Any]
     family: Family
     shape: ModelShape
-    directory: Path | None
+    directory: Path | None  # of its checkpoint; None: values are drawn, or those of ``state``
     state: Mapping[str, Tensor] | None
-    loss: LossFunction | None
+    loss: LossFunction | None  # a function of the logits and the batch; None: the cross entropy of the labels
 
     @classmethod
     def read(cls, config: Mapping[str, Any], loss: LossFunction | None, origin: str | None,
              directory: Path | None = None, state: Mapping[str, Tensor] | None = None) -> "HuggingFace":
-        """Return a model by its configuration. Raises HpcMpError for an unknown family, field or size.
-
-        Args:
-            origin: name of the configuration that transformers has made; None: a user has written it.
-        """
+        """Return a model by its configuration. Raises HpcMpError for an unknown family, field or size. ``origin``: name of the
+        configuration that transformers has made; None: a user has written it."""
         if not isinstance(config.get("model_type"), str):
             raise HpcMpError(f"model = {written(dict(config))}", "does not name the model's family",
                              'add for example "model_type": "llama"')

@@ -54,27 +54,16 @@ ENDLESS = 2**40  # steps of a loop whose learning rate does not depend on their 
 
 @dataclass(frozen=True, slots=True)
 class Keywords:
-    """Keywords that have been checked.
+    """Keywords that have been checked."""
 
-    Attributes:
-        settings: keys of the job file by table.
-        rate: the learning rate of each step, from 0; None: the optimizer's settings determine it.
-        loss_fn: (outputs, batch) -> (sum, count); None: the model's own loss.
-        outputs: names of the tensors that loss_fn gets of a list of layers; empty: those of the last one.
-        inputs: arguments of a module's forward with default values that the batch has.
-        cut: pattern of the names of linear modules -> "column" or "row".
-        replica: True if a batch is the part of this rank's replica, and not the global batch.
-        example: a batch whose shapes are checked at once; None: the first batch is.
-    """
-
-    settings: Mapping[str, Mapping[str, Any]]
-    rate: Rate | None
-    loss_fn: Callable[..., Any] | None
-    outputs: tuple[str, ...]
-    inputs: tuple[str, ...]
-    cut: Mapping[str, Any]
-    replica: bool
-    example: Mapping[str, Any] | None
+    settings: Mapping[str, Mapping[str, Any]]  # keys of the job file by table
+    rate: Rate | None  # the learning rate of each step, from 0; None: the optimizer's settings determine it
+    loss_fn: Callable[..., Any] | None  # (outputs, batch) -> (sum, count); None: the model's own loss
+    outputs: tuple[str, ...]  # names of the tensors that loss_fn gets of a list of layers; empty: those of the last one
+    inputs: tuple[str, ...]  # arguments of a module's forward with default values that the batch has
+    cut: Mapping[str, Any]  # pattern of the names of linear modules -> "column" or "row"
+    replica: bool  # True if a batch is the part of this rank's replica, and not the global batch
+    example: Mapping[str, Any] | None  # a batch whose shapes are checked at once; None: the first batch is
 
 
 def read_keywords(keywords: Mapping[str, Any]) -> Keywords:
@@ -144,12 +133,8 @@ def product(keywords: Keywords, *names: str) -> int:
 
 
 def job_of(keywords: Keywords, model: Mapping[str, Any], world: int, samples: int, sequence: int) -> JobSpec:
-    """Return the job that a loop is. Raises HpcMpError if its keywords do not fit each other, the ranks or the batch.
-
-    Args:
-        model: the table ``[model]``.
-        samples: of a microbatch; ``sequence``: tokens of each.
-    """
+    """Return the job that a loop is. Raises HpcMpError if its keywords do not fit each other, the ranks or the batch. ``model``:
+    the table ``[model]``. ``samples``: of a microbatch; ``sequence``: tokens of each."""
     settings, replicas = keywords.settings, max(1, world // product(keywords, "tensor", "pipeline", "context"))
     batch = samples * replicas * product(keywords, "microbatches")
     return resolve({

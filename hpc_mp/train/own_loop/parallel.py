@@ -87,11 +87,9 @@ def _started(model: Any, keywords: Keywords) -> Run:
 
 @lru_cache(maxsize=1)
 def _end_together(host: Tree) -> None:
-    """Have ranks close their connections together when their programs end: gloo would abort a process that ends with open ones.
-
-    A rank that fails, or that has waited long for the others, ends at once with its own exit code; they learn of it by the lost
-    connections.
-    """
+    """Have ranks close their connections together when their programs end: gloo would abort a process that ends with open ones. A
+    rank that fails, or that has waited long for the others, ends at once with its own exit code; they learn of it by the lost
+    connections."""
     leave, codes = sys.exit, list[object]()
 
     def noted(code: Any = None, /) -> NoReturn:

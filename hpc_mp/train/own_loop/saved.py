@@ -40,14 +40,8 @@ def model_state(engine: Engine, subject: Subject, world: World) -> dict[str, Ten
 
 
 def write_model(output: Path, engine: Engine, subject: Subject, world: World, dtype: str) -> None:
-    """Write a model directory on rank 0, completely or not at all. Its memory holds one file. All ranks call this.
-
-    Args:
-        dtype: a key of ``DTYPES``, or "keep" for that of the parameters.
-
-    Raises:
-        HpcMpError: on every rank, if rank 0 cannot write.
-    """
+    """Write a model directory on rank 0, completely or not at all. Its memory holds one file. All ranks call this. ``dtype``: a
+    key of ``DTYPES``, or "keep" for that of the parameters. Raises HpcMpError on every rank, if rank 0 cannot write."""
     if dtype not in ("keep", *DTYPES):
         raise HpcMpError(f"dtype = {dtype!r}", f"is not one of keep, {', '.join(DTYPES)}", "choose one of these")
     tensors = {saved.name: saved for saved in subject.saved()}
@@ -106,11 +100,8 @@ def write_checkpoint(directory: Path, engine: Engine, subject: Subject, progress
 
 
 def read_checkpoint(directory: Path, engine: Engine, subject: Subject, world: World) -> dict[str, int]:
-    """Fill the engine from a checkpoint of any layout. Return the progress. All ranks call this.
-
-    Raises:
-        HpcMpError: the checkpoint is incomplete, damaged, or of another model; nothing has changed unless it is damaged.
-    """
+    """Fill the engine from a checkpoint of any layout. Return the progress. All ranks call this. Raises HpcMpError if the
+    checkpoint is incomplete, damaged, or of another model; nothing has changed unless it is damaged."""
     value = f"checkpoint {directory}"
     reason = facts.broadcast(_mismatch(directory, engine, subject) if world.who.rank == 0 else None, world.host)
     if reason is not None:

@@ -31,17 +31,12 @@ def computing(module: nn.Module) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class SavedTensor:
-    """A tensor of a saved model.
-
-    Attributes:
-        shape: as the model's module has it.
-        at: the first indices of its part of the weight; empty: the whole.
-    """
+    """A tensor of a saved model."""
 
     name: str
     weight: Weight
-    shape: tuple[int, ...]
-    at: tuple[int, ...] = ()
+    shape: tuple[int, ...]  # as the model's module has it
+    at: tuple[int, ...] = ()  # the first indices of its part of the weight; empty: the whole
 
     def taken(self, whole: Mapping[str, Tensor]) -> Tensor:
         """Return its values, from those of whole weights by name."""

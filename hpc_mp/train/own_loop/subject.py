@@ -25,12 +25,8 @@ from hpc_mp.train.pipeline.stage import Batch, Carried, StagedModel
 
 
 class Subject(Protocol):
-    """A model before it is divided.
-
-    Attributes:
-        table: the table ``[model]`` of a job file.
-        sequence: tokens of a sample for which stages are balanced.
-    """
+    """A model before it is divided. ``table``: the table ``[model]`` of a job file. ``sequence``: tokens of a sample for which
+    stages are balanced."""
 
     @property
     def table(self) -> Mapping[str, Any]: ...

@@ -37,19 +37,13 @@ PORTS = range(20000, 30000)  # below those that Linux gives to outgoing connecti
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The ranks of a loop, as one of them sees them.
-
-    Attributes:
-        host: all ranks, over gloo.
-        backend: of the messages of a step.
-        nodes: the node of every rank, by number.
-    """
+    """The ranks of a loop, as one of them sees them."""
 
     who: RankEnv
-    host: Tree
+    host: Tree  # all ranks, over gloo
     device: torch.device
-    backend: str
-    nodes: tuple[int, ...]
+    backend: str  # of the messages of a step
+    nodes: tuple[int, ...]  # the node of every rank, by number
 
     def placement(self, degrees: Degrees, order: str) -> Placement:
         """Return the place of every rank."""
@@ -63,14 +57,8 @@ def ranks() -> int:
 
 
 def join(device: str, environ: Mapping[str, str] = os.environ, timeout: timedelta = START_TIMEOUT) -> World:
-    """Meet the other ranks. All ranks call this.
-
-    Args:
-        device: "auto", "cpu" or "cuda".
-
-    Raises:
-        HpcMpError: the launcher says too little, or there is no GPU and ``device`` is "cuda".
-    """
+    """Meet the other ranks. All ranks call this. ``device``: "auto", "cpu" or "cuda". Raises HpcMpError if the launcher says too
+    little, or there is no GPU and ``device`` is "cuda"."""
     who = _identity(environ)
     if dist.is_initialized():
         who = replace(who, rank=dist.get_rank(), world=dist.get_world_size())

@@ -13,12 +13,8 @@ from hpc_mp.train.parallel.dropout import DropoutClock, HashDropout
 
 
 class Adapter(nn.Module):
-    """The adapter of a projection, or those of a parameter of experts: then A and B have a matrix for each expert.
-
-    Args:
-        dropout: of the input.
-        down, up: the projections A and B.
-    """
+    """The adapter of a projection, or those of a parameter of experts: then A and B have a matrix for each expert. ``dropout``:
+    of the input. ``down``, ``up``: the projections A and B."""
 
     def __init__(self, scale: float, dropout: nn.Module, down: nn.Module, up: nn.Module) -> None:
         super().__init__()
@@ -30,13 +26,9 @@ class Adapter(nn.Module):
 
 
 class InputDropout(HashDropout):
-    """Dropout of an adapter's input.
-
-    Args:
-        tokens: positions of this context rank's tokens in the whole sample; ``own``: those of them that this tensor rank has
-            between cut layers.
-        first: number of the first of this rank's inputs; ``inputs``: number of all inputs of the projection.
-    """
+    """Dropout of an adapter's input. ``tokens``: positions of this context rank's tokens in the whole sample; ``own``: those of
+    them that this tensor rank has between cut layers. ``first``: number of the first of this rank's inputs; ``inputs``: number of
+    all inputs of the projection."""
 
     def __init__(self, p: float, site: str, clock: DropoutClock, tokens: Tensor, own: Tensor, first: int, inputs: int) -> None:
         super().__init__(p, site, clock, tokens)

@@ -22,12 +22,8 @@ from hpc_mp.train.parallel.groups import Axis
 
 
 def kept(index: Tensor, limit: int) -> Tensor:
-    """Return a mask of the choices that experts take, (samples, tokens, choices).
-
-    Args:
-        index: numbers of the chosen experts, (samples, tokens, choices).
-        limit: number of choices that an expert takes of each sample, the first ones.
-    """
+    """Return a mask of the choices that experts take, (samples, tokens, choices). ``index``: numbers of the chosen experts,
+    (samples, tokens, choices). ``limit``: number of choices that an expert takes of each sample, the first ones."""
     chosen = index.flatten(1)
     by_expert, order = chosen.sort(dim=1, stable=True)
     first = torch.searchsorted(by_expert, by_expert)  # begin of the choices of the same expert
@@ -36,15 +32,9 @@ def kept(index: Tensor, limit: int) -> Tensor:
 
 
 class Capacity:
-    """The capacity of the experts in all blocks of a rank.
-
-    Args:
-        limit: number of choices that an expert takes of a sample; None: all.
-        samples: number of samples in a microbatch.
-
-    Attributes:
-        total: (2,), dropped choices and all choices of a step, as far as its backwards have run; both 0 without a capacity.
-    """
+    """The capacity of the experts in all blocks of a rank. ``limit``: number of choices that an expert takes of a sample; None:
+    all. ``samples``: number of samples in a microbatch. ``total``: (2,), dropped choices and all choices of a step, as far as its
+    backwards have run; both 0 without a capacity."""
 
     def __init__(self, limit: int | None, samples: int, device: torch.device) -> None:
         self.limit, self.samples = limit, samples
@@ -62,19 +52,14 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class Intake:
-    """The intake of the experts of a block from this rank's tokens.
-
-    Attributes:
-        sequence: number of tokens in a whole sample; ``positions``: positions of this rank's tokens in it.
-        sharers: axes whose ranks have other tokens of the same samples.
-        counts: True if this rank reports the drops; other ranks may compute the same ones.
-    """
+    """The intake of the experts of a block from this rank's tokens."""
 
     capacity: Capacity
+    # sequence: number of tokens in a whole sample; ``positions``: positions of this rank's tokens in it
     sequence: int
     positions: Tensor
-    sharers: Sequence[Axis]
-    counts: bool
+    sharers: Sequence[Axis]  # axes whose ranks have other tokens of the same samples
+    counts: bool  # True if this rank reports the drops; other ranks may compute the same ones
 
     @property
     def rows(self) -> int | None:
@@ -82,11 +67,8 @@ class Intake:
         return None if self.capacity.limit is None else self.capacity.limit * self.capacity.samples
 
     def apply(self, index: Tensor, weights: Tensor, none: int) -> tuple[Tensor, Tensor]:
-        """Return the index with ``none`` in place of dropped choices, and the weights, whose values do not change.
-
-        Args:
-            index, weights: (tokens, choices), this rank's tokens, sample by sample.
-        """
+        """Return the index with ``none`` in place of dropped choices, and the weights, whose values do not change. ``index``,
+        ``weights``: (tokens, choices), this rank's tokens, sample by sample."""
         if self.capacity.limit is None:
             return index, weights
         own = index.unflatten(0, (self.capacity.samples, -1))

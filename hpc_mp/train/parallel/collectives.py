@@ -80,10 +80,8 @@ def all_gather(whole: Tensor, part: Tensor, axis: Axis) -> Running:
 
 @torch.no_grad()
 def reduce_scatter(into: Tensor, whole: Tensor, axis: Axis) -> Running:
-    """Add this rank's piece of the sum of ``whole``, (ranks x length,), over the ranks to ``into``, (length,).
-
-    ``whole`` may be overwritten after ``wait``. ``into`` may be its own slice of ``whole``: then the sum replaces it.
-    """
+    """Add this rank's piece of the sum of ``whole``, (ranks x length,), over the ranks to ``into``, (length,). ``whole`` may be
+    overwritten after ``wait``. ``into`` may be its own slice of ``whole``: then the sum replaces it."""
     length = into.numel()
     mine = whole[axis.rank * length:(axis.rank + 1) * length]
     inside = _begin_together(into, mine)
@@ -157,11 +155,8 @@ def _swap(name: str, sent: Sequence[Tensor], received: Sequence[Tensor], axis: A
 
 
 def known_to_all(values: Tensor, ranks: Tree) -> Tensor:
-    """Gather a few numbers of each rank, (n,), on all ranks, (ranks, n).
-
-    With gloo they go up the tree and down again: 2 messages for most ranks. gloo's own all-gather is a ring of ranks - 1 messages
-    per rank, and each message waits for the one before.
-    """
+    """Gather a few numbers of each rank, (n,), on all ranks, (ranks, n). With gloo they go up the tree and down again: 2 messages
+    for most ranks. gloo's own all-gather is a ring of ranks - 1 messages per rank, and each message waits for the one before."""
     if ranks.size > 1 and not ranks.through_host:
         everyone = values.new_empty(ranks.size, *values.shape)
         GATHER(everyone.view(-1), values, group=ranks.block.group)
@@ -189,10 +184,8 @@ def _gathered(values: Tensor, axis: Axis, width: int) -> Tensor:
 
 
 def shift(values: Tensor, axis: Axis) -> tuple[Tensor, Running]:
-    """Send ``values`` to the next rank of the axis, the last one to the first, and receive those of the rank before.
-
-    Every rank sends and receives in one call, so that no order of sends and receives can deadlock.
-    """
+    """Send ``values`` to the next rank of the axis, the last one to the first, and receive those of the rank before. Every rank
+    sends and receives in one call, so that no order of sends and receives can deadlock."""
     to, of = [0] * axis.size, [0] * axis.size
     to[(axis.rank + 1) % axis.size] = of[axis.rank - 1] = values.numel()
     arrived, work = _exchange(f"shift, {axis.name}", values.flatten(), axis, to, of)
@@ -200,11 +193,8 @@ def shift(values: Tensor, axis: Axis) -> tuple[Tensor, Running]:
 
 
 def all_to_all(x: Tensor, axis: Axis, sent: Sequence[int] | None = None, come: Sequence[int] | None = None) -> Tensor:
-    """Exchange parts of x along its first dimension with all ranks, in their order. It does not run asynchronously.
-
-    Args:
-        sent, come: lengths of the parts for each rank, and of those from each rank; None: all are equal.
-    """
+    """Exchange parts of x along its first dimension with all ranks, in their order. It does not run asynchronously. ``sent``,
+    ``come``: lengths of the parts for each rank, and of those from each rank; None: all are equal."""
     return _exchange(f"all-to-all, {axis.name}", x, axis, sent, come, begin=False)[0]
 
 

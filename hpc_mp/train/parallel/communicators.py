@@ -26,11 +26,9 @@ NewGroup = Callable[..., dist.ProcessGroup | None]  # has the arguments of ``dis
 
 
 def new_group(ranks: list[int], **options: Any) -> dist.ProcessGroup | None:
-    """Make a group as ``dist.new_group`` does, and return None if this rank is not in it.
-
-    torch names groups by the number of calls, so that all ranks must call this for all groups of the world. A group without this
-    rank is only counted, by which 256 ranks with 645 groups start 2 s earlier.
-    """
+    """Make a group as ``dist.new_group`` does, and return None if this rank is not in it. torch names groups by the number of
+    calls, so that all ranks must call this for all groups of the world. A group without this rank is only counted, by which 256
+    ranks with 645 groups start 2 s earlier."""
     if dist.get_rank() in ranks:
         return dist.new_group(ranks, **options)
     dist.distributed_c10d._world.group_count += 1
@@ -88,12 +86,8 @@ def _apart(groups: Iterable[Sequence[int]], width: int) -> list[Sequence[int]]:
 
 
 def everyone(timeout: timedelta | None = None, new: NewGroup = new_group) -> Tree:
-    """Return the tree of all ranks over gloo; all ranks call this at the same time.
-
-    Args:
-        timeout: longest wait for other ranks; None: torch's default.
-        new: as for ``build``.
-    """
+    """Return the tree of all ranks over gloo; all ranks call this at the same time. ``timeout``: longest wait for other ranks;
+    None: torch's default. ``new``: as for ``build``."""
     size, maker = dist.get_world_size(), _Maker("gloo", timeout, new)
     width = size if size <= ONE_BLOCK else isqrt(size - 1) + 1
     blocks = _neighbours([range(size)], width)
@@ -153,11 +147,9 @@ class _Maker:
 
 
 def _options(name: str) -> Any:
-    """Return NCCL's options for a communicator; None if torch has no NCCL.
-
-    Messages between stages get few thread blocks, because their kernels spin beside the computation. Sums of the tensor axis go
-    before everything else, because the next computation waits for them.
-    """
+    """Return NCCL's options for a communicator; None if torch has no NCCL. Messages between stages get few thread blocks, because
+    their kernels spin beside the computation. Sums of the tensor axis go before everything else, because the next computation
+    waits for them."""
     if not dist.is_nccl_available():
         return None
     options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=name == "tensor")
@@ -167,11 +159,9 @@ def _options(name: str) -> Any:
 
 
 def connect(groups: Groups, device: torch.device) -> None:
-    """Send a first message through every communicator of this rank, in the same order on all ranks.
-
-    NCCL connects ranks at their first message and allocates its buffers then, while all of them wait. Inside a step, where
-    receives are posted ahead of sends, ranks could thus deadlock. It connects for each kind of collective anew.
-    """
+    """Send a first message through every communicator of this rank, in the same order on all ranks. NCCL connects ranks at their
+    first message and allocates its buffers then, while all of them wait. Inside a step, where receives are posted ahead of sends,
+    ranks could thus deadlock. It connects for each kind of collective anew."""
     channels = groups.channels
     word = torch.zeros(1, device="cpu" if channels.through_host else device)
     for (sender, receiver, _), group in channels.groups.items():

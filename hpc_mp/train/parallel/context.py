@@ -36,11 +36,8 @@ AttentionFunction = Callable[..., AttentionResult]
 
 
 class ContextAxis:
-    """The context axis as one rank sees it. With size 1 the rank has whole samples.
-
-    Attributes:
-        positions: positions of this rank's tokens in their sample, (sequence / ranks,), ascending.
-    """
+    """The context axis as one rank sees it. With size 1 the rank has whole samples. ``positions``: positions of this rank's
+    tokens in their sample, (sequence / ranks,), ascending."""
 
     def __init__(self, axis: Axis, method: str, sequence: int, device: torch.device) -> None:
         self.axis, self.sequence = axis, sequence
@@ -55,13 +52,9 @@ class ContextAxis:
         return tokens if self.axis.size == 1 else tokens[:, self.positions]
 
     def attach(self, attention: Any, heads: Heads, functions: Callable[[str], AttentionFunction]) -> None:
-        """Make an attention module of transformers attend over the whole sequence.
-
-        Args:
-            attention: the module, whose attributes ``config`` and ``context`` are set.
-            heads: those of this tensor rank.
-            functions: transformers' table of attention functions.
-        """
+        """Make an attention module of transformers attend over the whole sequence. ``attention``: the module, whose attributes
+        ``config`` and ``context`` are set. ``heads``: those of this tensor rank. ``functions``: transformers' table of attention
+        functions."""
         if self.axis.size == 1:
             return
         attention.config = copy.copy(attention.config)  # the model's other modules share it
@@ -72,16 +65,11 @@ class ContextAxis:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A method of attention over tokens that several ranks hold.
+    """A method of attention over tokens that several ranks hold."""
 
-    Attributes:
-        positions: (all positions, ranks, rank) -> positions of a rank.
-        attend: (axis, attention function for whole sequences, arguments as from transformers) -> its result.
-        attach: (module, axis, heads of this tensor rank) -> None; adapts a module to the axis.
-    """
-
-    positions: Callable[[Tensor, int, int], Tensor]
-    attend: AttentionFunction
+    positions: Callable[[Tensor, int, int], Tensor]  # (all positions, ranks, rank) -> positions of a rank
+    attend: AttentionFunction  # (axis, attention function for whole sequences, arguments as from transformers) -> its result
+    # (module, axis, heads of this tensor rank) -> None; adapts a module to the axis
     attach: Callable[[Any, Axis, Heads], None] = lambda module, axis, heads: None
 
 
@@ -93,12 +81,8 @@ def _balanced(positions: Tensor, ranks: int, rank: int) -> Tensor:
 
 def context_attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Visible | None,
                       **more: Any) -> AttentionResult:
-    """Attend by the method of the module's axis.
-
-    Args:
-        query, key, value: (batch, heads, this rank's tokens, head_dim).
-        attention_mask: what tokens of whole samples see; None: all before them.
-    """
+    """Attend by the method of the module's axis. ``query``, ``key``, ``value``: (batch, heads, this rank's tokens, head_dim).
+    ``attention_mask``: what tokens of whole samples see; None: all before them."""
     return cast(AttentionFunction, module.context)(module, query, key, value, attention_mask, **more)
 
 

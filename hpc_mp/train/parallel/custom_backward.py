@@ -11,14 +11,10 @@ Results = TypeVar("Results", Tensor, tuple[Tensor, ...])
 
 def with_backward(forward: Callable[..., Results], backward: Callable[..., object], *tensors: Tensor,
                   in_place: bool = False) -> Results:
-    """Return ``forward(*tensors)``, whose gradients ``backward`` computes.
-
-    Args:
-        forward: runs without autograd. It may return its tensors.
-        backward: (gradients of the results) -> the gradient of the tensor, or a tuple of the gradients of several. If the forward
-            returns a tuple, the gradient of a result that was not used is None.
-        in_place: True if a tensor that the forward returns has been changed by it.
-    """
+    """Return ``forward(*tensors)``, whose gradients ``backward`` computes. ``forward``: runs without autograd. It may return its
+    tensors. ``backward``: (gradients of the results) -> the gradient of the tensor, or a tuple of the gradients of several. If
+    the forward returns a tuple, the gradient of a result that was not used is None. ``in_place``: True if a tensor that the
+    forward returns has been changed by it."""
     return cast(Results, _Custom.apply(forward, backward, in_place, *tensors))
 
 

@@ -183,10 +183,8 @@ class DataAxis:
             unit.gradient.reduce()
 
     def finish(self) -> None:
-        """Complete all reductions after the last backward.
-
-        Every part then has the sum over the data axis, and over the stages that have the same unit.
-        """
+        """Complete all reductions after the last backward. Every part then has the sum over the data axis, and over the stages
+        that have the same unit."""
         self.slabs.settle()
         self.slabs.free.clear()
         for unit in self.trained.values():

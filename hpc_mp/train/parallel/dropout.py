@@ -52,12 +52,8 @@ class DropoutClock:
 
 
 class HashDropout(nn.Module):
-    """Replacement of ``nn.Dropout``.
-
-    Args:
-        site: the module's Hugging Face name.
-        rows: positions of this rank's tokens, or heads, in the whole sample: indexes along the dimension behind the samples.
-    """
+    """Replacement of ``nn.Dropout``. ``site``: the module's Hugging Face name. ``rows``: positions of this rank's tokens, or
+    heads, in the whole sample: indexes along the dimension behind the samples."""
 
     def __init__(self, p: float, site: str, clock: DropoutClock, rows: Tensor) -> None:
         super().__init__()
@@ -80,13 +76,9 @@ class HashDropout(nn.Module):
 
 
 class WideDropout(HashDropout):
-    """Dropout of any tensors (samples, …), which tensor ranks may cut along any dimension.
-
-    Args:
-        site: its name in the model.
-        shapes: of what each of its calls in a forward drops in the whole model, without samples.
-        tensor: the axis whose ranks have parts of these.
-    """
+    """Dropout of any tensors (samples, …), which tensor ranks may cut along any dimension. ``site``: its name in the model.
+    ``shapes``: of what each of its calls in a forward drops in the whole model, without samples. ``tensor``: the axis whose ranks
+    have parts of these."""
 
     def __init__(self, p: float, site: str, clock: DropoutClock, shapes: Sequence[tuple[int, ...]], tensor: TensorAxis) -> None:
         super().__init__(p, site, clock, torch.empty(0))
@@ -136,15 +128,10 @@ def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, atte
 
 
 def keep(keys: Tensor, index: Tensor, probability: float) -> Tensor:
-    """Return a mask of the elements that dropout keeps, (samples, …).
-
-    The hash is two keyed rounds of murmur3's 32-bit finalizer over the element index. Two independent keys, one per round, make
-    masks of different samples unrelated; with one key they would be permutations of each other.
-
-    Args:
-        keys: two keys of each sample, (2, samples), int32.
-        index: indexes of the elements within a sample, (…), int32.
-    """
+    """Return a mask of the elements that dropout keeps, (samples, …). The hash is two keyed rounds of murmur3's 32-bit finalizer
+    over the element index. Two independent keys, one per round, make masks of different samples unrelated; with one key they
+    would be permutations of each other. ``keys``: two keys of each sample, (2, samples), int32. ``index``: indexes of the
+    elements within a sample, (…), int32."""
     first, second = (key.view(-1, *[1] * index.dim()) for key in keys)
     x = _mix_(index ^ first)
     x = _mix_(x.bitwise_xor_(second))

@@ -25,21 +25,15 @@ from hpc_mp.train.parallel.groups import Axis
 
 @dataclass(frozen=True, slots=True)
 class Journey:
-    """The way of the rows of one pass to their experts and back.
-
-    Attributes:
-        sent, come: number of rows for each rank and from each rank.
-        order: indexes of the received rows, sorted by expert.
-        inverse: place of each received row in this order.
-        ends: end of the rows of each expert of this rank, (experts,), int32.
-    """
+    """The way of the rows of one pass to their experts and back."""
 
     axis: Axis
+    # sent, come: number of rows for each rank and from each rank
     sent: tuple[int, ...]
     come: tuple[int, ...]
-    order: Tensor
-    inverse: Tensor
-    ends: Tensor
+    order: Tensor  # indexes of the received rows, sorted by expert
+    inverse: Tensor  # place of each received row in this order
+    ends: Tensor  # end of the rows of each expert of this rank, (experts,), int32
 
     def out(self, rows: Tensor) -> Tensor:
         """Send (rows of this rank's tokens, width); return (rows for this rank's experts, width)."""
@@ -57,11 +51,7 @@ class Journey:
 
 
 class ExpertAxis:
-    """The expert axis as one rank sees it.
-
-    Args:
-        experts: number of experts of each block.
-    """
+    """The expert axis as one rank sees it. ``experts``: number of experts of each block."""
 
     def __init__(self, axis: Axis, experts: int) -> None:
         self.axis, self.size = axis, axis.size
@@ -70,14 +60,9 @@ class ExpertAxis:
         self.own = parts[axis.rank]
 
     def journey(self, ends: Tensor, rows: int) -> Journey:
-        """Exchange the numbers of rows, and return the way of the rows.
-
-        The host waits for the device and for the other ranks, because it has to tell the all-to-all how many rows each rank gets.
-
-        Args:
-            ends: end of this rank's rows for each expert of the block, (experts,), int32.
-            rows: number of these rows; it may be larger than the last end.
-        """
+        """Exchange the numbers of rows, and return the way of the rows. The host waits for the device and for the other ranks,
+        because it has to tell the all-to-all how many rows each rank gets. ``ends``: end of this rank's rows for each expert of
+        the block, (experts,), int32. ``rows``: number of these rows; it may be larger than the last end."""
         mine = self.parts[self.axis.rank]
         none = ends.new_zeros(1)
         received = all_to_all(ends.diff(prepend=none), self.axis, self.parts, [mine] * self.size)

@@ -64,14 +64,9 @@ class Dispatch:
 
 
 def dispatch(index: Tensor, experts: int, limit: int | None = None, slots: int | None = None) -> Dispatch:
-    """Assign choices to rows, on the device.
-
-    Args:
-        index: numbers of the chosen experts, (tokens, choices); ``experts`` stands for a dropped choice.
-        limit: largest number of rows that an expert receives; None: no limit.
-        slots: number of rows that every expert receives, at least ``limit``: the last ones may be of no choice; None: as many as
-            it has choices.
-    """
+    """Assign choices to rows, on the device. ``index``: numbers of the chosen experts, (tokens, choices); ``experts`` stands for
+    a dropped choice. ``limit``: largest number of rows that an expert receives; None: no limit. ``slots``: number of rows that
+    every expert receives, at least ``limit``: the last ones may be of no choice; None: as many as it has choices."""
     chosen, order = index.flatten().sort(stable=True)
     ends = torch.searchsorted(chosen, torch.arange(experts, device=index.device), right=True, out_int32=True)
     if limit is None:
@@ -88,17 +83,10 @@ def dispatch(index: Tensor, experts: int, limit: int | None = None, slots: int |
 
 
 class ExpertProjection(SunkWeight):
-    """y = x W with each expert's own W: (rows, this rank's inputs) -> (rows, this rank's outputs), rows expert by expert.
-
-    The weight is (experts, …, in); the dimensions between are those of the outputs. ``ends``: of each expert's rows. There is
-    no sum over the tensor axis here.
-
-    Args:
-        last: True if weight gradients can be computed as soon as this projection's input gradient is complete.
-
-    Attributes:
-        adapter: is added to the product; None: there is none.
-    """
+    """y = x W with each expert's own W: (rows, this rank's inputs) -> (rows, this rank's outputs), rows expert by expert. The
+    weight is (experts, …, in); the dimensions between are those of the outputs. ``ends``: of each expert's rows. There is no sum
+    over the tensor axis here. ``last``: True if weight gradients can be computed as soon as this projection's input gradient is
+    complete. ``adapter``: is added to the product; None: there is none."""
 
     sums = False
 
@@ -154,11 +142,9 @@ class Experts(nn.Module):
         self.ends = tensor, samples
 
     def forward(self, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-        """Return the outputs, (tokens, hidden). index, weights: experts of each token and their weights, (tokens, choices).
-
-        Every tensor rank routes all tokens alike. The outputs are shares. They are summed here, or behind the module of router
-        and experts: then each rank has a share of the gradients of hidden states and of the router.
-        """
+        """Return the outputs, (tokens, hidden). index, weights: experts of each token and their weights, (tokens, choices). Every
+        tensor rank routes all tokens alike. The outputs are shares. They are summed here, or behind the module of router and
+        experts: then each rank has a share of the gradients of hidden states and of the router."""
         if self.ends is None:
             return self._shares(hidden, index, weights)
         tensor, samples = self.ends

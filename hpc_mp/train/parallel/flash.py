@@ -48,12 +48,8 @@ def computes(query: Tensor) -> bool:
 
 def attend(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
     """Return the output of a block, (…, groups, rows, head_dim), and the logarithm of the sum of exponentials, (…, groups, rows).
-
-    Args:
-        query: (batch, key-value heads, groups, rows, head_dim).
-        key, value: (batch, key-value heads, columns, head_dim).
-        causal: True if both are the same tokens, and later ones are hidden.
-    """
+    ``query``: (batch, key-value heads, groups, rows, head_dim). ``key``, ``value``: (batch, key-value heads, columns, head_dim).
+    ``causal``: True if both are the same tokens, and later ones are hidden."""
     kernel = _kernel(query)
     parts = [kernel.attend(group, key, value, 0.0, causal, scale=scale) for group in query.unbind(2)]
     output, log_z, *_ = zip(*parts, strict=True)
@@ -77,12 +73,8 @@ def computes_documents(query: Tensor) -> bool:
 
 
 def of_documents(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scale: float | None) -> Tensor:
-    """Return the attention of whole samples, (batch, sequence, heads, head_dim).
-
-    Args:
-        query, key, value: (batch, heads, sequence, head_dim); the heads of keys and values divide those of queries.
-        scale: of scores; None: 1 / sqrt(head_dim).
-    """
+    """Return the attention of whole samples, (batch, sequence, heads, head_dim). ``query``, ``key``, ``value``: (batch, heads,
+    sequence, head_dim); the heads of keys and values divide those of queries. ``scale``: of scores; None: 1 / sqrt(head_dim)."""
     tokens = (states.transpose(1, 2).flatten(0, 1) for states in (query, key, value))
     before = -1 if visible.window is None else visible.window - 1
     output, *_ = ATEN._flash_attention_forward(

@@ -59,10 +59,8 @@ def _device() -> Any:
 
 @contextmanager
 def _late_timers() -> Iterator[None]:
-    """Let threads that start in the block wake from a timer up to ``SLACK_NS`` late.
-
-    A busy kernel then wakes all of them at its own ticks, and 256 ranks spend a sixth of two cores on wakes instead of a half.
-    """
+    """Let threads that start in the block wake from a timer up to ``SLACK_NS`` late. A busy kernel then wakes all of them at its
+    own ticks, and 256 ranks spend a sixth of two cores on wakes instead of a half."""
     if sys.platform != "linux":
         yield
         return

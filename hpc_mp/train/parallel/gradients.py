@@ -40,10 +40,8 @@ MOST_RUNNING = 2  # units whose gradients are in flight at once, if each needs a
 
 @dataclass(slots=True)
 class Slabs:
-    """Gradient buckets of single units, if ranks keep only the sum of their own part.
-
-    A bucket is taken for the backward of a unit, and is free again after the reduce-scatter of the gradient.
-    """
+    """Gradient buckets of single units, if ranks keep only the sum of their own part. A bucket is taken for the backward of a
+    unit, and is free again after the reduce-scatter of the gradient."""
 
     dtype: torch.dtype
     device: torch.device
@@ -203,10 +201,7 @@ class Sink:
 
     def add_product(self, left: Tensor, right: Tensor, more: bool = False) -> None:
         """Add the product of two matrices, which has as many elements as the slot. A GPU computes one of half precision in the
-        masters' format, with one rounding and one pass.
-
-        ``more``: True if other parts of this backward's gradient follow.
-        """
+        masters' format, with one rounding and one pass. ``more``: True if other parts of this backward's gradient follow."""
         target, empty = self.unit.claim(self.slot)
         whole = target.view(left.shape[0], right.shape[1])
         if left.dtype == target.dtype:
@@ -227,10 +222,8 @@ class Sink:
         self.unit.came()
 
     def add_rows(self, index: Tensor, rows: Tensor) -> None:
-        """Add ``rows``, (n, width), to the rows of the slot that ``index``, (n,), names.
-
-        A GPU sorts them by row, because its ``index_add_`` adds in an order that changes from run to run.
-        """
+        """Add ``rows``, (n, width), to the rows of the slot that ``index``, (n,), names. A GPU sorts them by row, because its
+        ``index_add_`` adds in an order that changes from run to run."""
         target = self.unit.zeroed(self.slot)
         rows = rows.to(target.dtype)
         if rows.is_cuda:

@@ -17,11 +17,8 @@ ALIGNMENT = 16  # bytes, of torch's kernels
 
 
 def grouped_product(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
-    """Multiply the rows of each group, (rows, n), with the group's matrix, (groups, n, m), into (rows, m).
-
-    Args:
-        ends: end of each group's rows, (groups,), int32. The results of rows behind the last end have no meaning.
-    """
+    """Multiply the rows of each group, (rows, n), with the group's matrix, (groups, n, m), into (rows, m). ``ends``: end of each
+    group's rows, (groups,), int32. The results of rows behind the last end have no meaning."""
     if _in_one_kernel(rows, matrices):
         return grouped_mm(rows, matrices, offs=ends)
     product = rows.new_zeros(len(rows), matrices.shape[2])
@@ -31,10 +28,8 @@ def grouped_product(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
 
 
 def add_grouped_outer(target: Tensor, left: Tensor, right: Tensor, ends: Tensor) -> None:
-    """Add the product of each group's rows, left, (rows, n), transposed, and right, (rows, m), to ``target``, (groups, n, m).
-
-    The kernel rounds to the format of the rows before the addition.
-    """
+    """Add the product of each group's rows, left, (rows, n), transposed, and right, (rows, m), to ``target``, (groups, n, m). The
+    kernel rounds to the format of the rows before the addition."""
     if _in_one_kernel(left, right):
         target.add_(grouped_mm(left.t(), right, offs=ends))
         return

@@ -11,30 +11,20 @@ from hpc_mp.layout.schedule.actions import Channel
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """The ranks of one kind of parallelism, as one of them sees them.
-
-    Attributes:
-        group: None for a single rank, which has nothing to send.
-        through_host: True if the back end is gloo, which moves only tensors in host memory.
-        name: name in a profiler's trace.
-    """
+    """The ranks of one kind of parallelism, as one of them sees them."""
 
     size: int = 1
     rank: int = 0
-    group: dist.ProcessGroup | None = None
-    through_host: bool = False
-    name: str = ""
+    group: dist.ProcessGroup | None = None  # None for a single rank, which has nothing to send
+    through_host: bool = False  # True if the back end is gloo, which moves only tensors in host memory
+    name: str = ""  # name in a profiler's trace
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """Ranks that exchange a few numbers, through the first rank of each block of neighbours and through rank 0.
-
-    Attributes:
-        block: block of this rank. A small axis is a tree of one block.
-        heads: the first ranks of all blocks; only these ranks use it.
-        width: number of ranks of a block; the last block may have fewer.
-    """
+    """Ranks that exchange a few numbers, through the first rank of each block of neighbours and through rank 0. ``block``: block
+    of this rank. A small axis is a tree of one block. ``heads``: the first ranks of all blocks; only these ranks use it.
+    ``width``: number of ranks of a block; the last block may have fewer."""
 
     size: int
     rank: int
@@ -53,13 +43,9 @@ def tree_of(axis: Axis) -> Tree:
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """Communicators of this rank's pipeline, sorted, a separate one for every (sender, receiver, payload).
-
-    Messages on a communicator thus have the order of one direction alone, and no message waits for an unrelated one.
-
-    Attributes:
-        ranks: place in the pipeline -> global rank.
-    """
+    """Communicators of this rank's pipeline, sorted, a separate one for every (sender, receiver, payload). Messages on a
+    communicator thus have the order of one direction alone, and no message waits for an unrelated one. ``ranks``: place in the
+    pipeline -> global rank."""
 
     ranks: tuple[int, ...]
     groups: Mapping[Channel, dist.ProcessGroup | None]
@@ -76,34 +62,22 @@ class StateAxes:
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """All axes and channels of a rank.
+    """All axes and channels of a rank."""
 
-    Attributes:
-        world: all ranks, for tensors on their devices.
-        host: all ranks over gloo, for facts in host memory.
-        pipeline: this rank's place in the pipeline.
-        shard, replicate: the two factors of data × context: ranks with other parts of the same state, and with the same part.
-        context: the ranks that share the tokens of each sample.
-        data_rank: number of the model replica that this rank belongs to.
-        expert: the ranks that share the experts of a block.
-        experts: the ranks with the same experts, if experts are shared.
-        ties: stages that have copies of the same weights -> the ranks that hold them.
-        kv: the ranks of the tensor axis that hold the same key-value heads as this one.
-    """
-
-    world: Tree
-    host: Tree
+    world: Tree  # all ranks, for tensors on their devices
+    host: Tree  # all ranks over gloo, for facts in host memory
     tensor: Axis
+    # shard, replicate: the two factors of data × context: ranks with other parts of the same state, and with the same part
     shard: Axis
     replicate: Axis
-    pipeline: int
+    pipeline: int  # this rank's place in the pipeline
     channels: Channels
-    data_rank: int
-    context: Axis
-    ties: Mapping[tuple[int, ...], Axis]
-    kv: Axis
-    expert: Axis
-    experts: StateAxes
+    data_rank: int  # number of the model replica that this rank belongs to
+    context: Axis  # the ranks that share the tokens of each sample
+    ties: Mapping[tuple[int, ...], Axis]  # stages that have copies of the same weights -> the ranks that hold them
+    kv: Axis  # the ranks of the tensor axis that hold the same key-value heads as this one
+    expert: Axis  # the ranks that share the experts of a block
+    experts: StateAxes  # the ranks with the same experts, if experts are shared
 
     def holders(self, of_experts: bool) -> StateAxes:
         """Return the ranks that hold state with this one: state of shared experts, or any other state."""

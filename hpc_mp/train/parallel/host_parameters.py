@@ -51,11 +51,7 @@ class Bus:
 
 
 class HostPart:
-    """The part of a unit, (length,), in host memory.
-
-    Attributes:
-        master, computed: (length,), see above.
-    """
+    """The part of a unit, (length,), in host memory. ``master``, ``computed``: (length,), see above."""
 
     def __init__(self, length: int, precision: Precision, bus: Bus) -> None:
         self.bus = bus

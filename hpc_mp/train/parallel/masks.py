@@ -65,12 +65,8 @@ class Visible:
 
 def in_chunks(documents: Tensor | None, begins: Tensor | None, chunk: int, samples: int, positions: Tensor) -> Tensor:
     """Return documents as in a batch, if every chunk of a document is one. Chunks are counted from its first token.
-
-    Args:
-        documents: (samples, documents); None: each sample is one.
-        begins: as for ``first_seen``.
-        positions: positions of all tokens of a sample, (sequence,).
-    """
+    ``documents``: (samples, documents); None: each sample is one. ``begins``: as for ``first_seen``. ``positions``: positions of
+    all tokens of a sample, (sequence,)."""
     if documents is None or begins is None:
         return positions[::chunk].expand(samples, -1)
     first = begins + (positions - begins) // chunk * chunk
@@ -78,24 +74,16 @@ def in_chunks(documents: Tensor | None, begins: Tensor | None, chunk: int, sampl
 
 
 def begins_of(documents: Tensor, positions: Tensor) -> Tensor:
-    """Return the place in its sample at which each token's document begins, (samples, sequence).
-
-    Args:
-        documents: as in a batch, (samples, documents).
-        positions: positions of all tokens of a sample, (sequence,).
-    """
+    """Return the place in its sample at which each token's document begins, (samples, sequence). ``documents``: as in a batch,
+    (samples, documents). ``positions``: positions of all tokens of a sample, (sequence,)."""
     number = torch.searchsorted(documents, positions.repeat(len(documents), 1), right=True) - 1
     return documents.gather(1, number)
 
 
 def first_seen(begins: Tensor | None, window: int | None, positions: Tensor) -> Tensor | None:
-    """Return the first visible token of each token, (samples or 1, sequence); None: the first token of the sample.
-
-    Args:
-        begins: place in the sample at which each token's document begins, (samples, sequence); None: 0 for all.
-        window: number of tokens that a token sees, including itself; None: all.
-        positions: positions of all tokens of a sample, (sequence,).
-    """
+    """Return the first visible token of each token, (samples or 1, sequence); None: the first token of the sample. ``begins``:
+    place in the sample at which each token's document begins, (samples, sequence); None: 0 for all. ``window``: number of tokens
+    that a token sees, including itself; None: all. ``positions``: positions of all tokens of a sample, (sequence,)."""
     if window is None or window >= len(positions):
         return begins
     first = (positions - (window - 1)).clamp(min=0).unsqueeze(0)
@@ -103,11 +91,8 @@ def first_seen(begins: Tensor | None, window: int | None, positions: Tensor) -> 
 
 
 def offsets_of(documents: Tensor | None, samples: int, length: int, device: torch.device) -> Tensor:
-    """Return the first token of each document, counted over all samples, and the number of all tokens, int32.
-
-    Args:
-        documents: as in a batch, (samples, documents); None: each sample is one.
-    """
+    """Return the first token of each document, counted over all samples, and the number of all tokens, int32. ``documents``: as
+    in a batch, (samples, documents); None: each sample is one."""
     int32 = partial(torch.arange, dtype=torch.int32, device=device)
     before = length * int32(samples + 1)
     if documents is None:

@@ -23,10 +23,7 @@ from hpc_mp.train.parallel.groups import Axis
 
 class WeightGradients:
     """Queue of deferred weight gradients: (function that adds it, input of the projection, gradient of its output, and more).
-
-    Attributes:
-        split: True if the current backward leaves all of them to a later W.
-    """
+    ``split``: True if the current backward leaves all of them to a later W."""
 
     def __init__(self) -> None:
         self.split = False
@@ -58,17 +55,10 @@ class WeightGradients:
 
 
 class TensorAxis:
-    """The tensor axis as one rank sees it. With size 1 nothing is cut and nothing is sent.
-
-    Between cut layers all ranks have the same hidden states; with ``sequence.SequenceAxis`` each rank has its own tokens.
-
-    Args:
-        modules: patterns of the modules that are cut.
-
-    Attributes:
-        weights: this rank's queue of weight gradients.
-        sharers: axes whose ranks have other tokens of the same samples between cut layers.
-    """
+    """The tensor axis as one rank sees it. With size 1 nothing is cut and nothing is sent. Between cut layers all ranks have the
+    same hidden states; with ``sequence.SequenceAxis`` each rank has its own tokens. ``modules``: patterns of the modules that are
+    cut. ``weights``: this rank's queue of weight gradients. ``sharers``: axes whose ranks have other tokens of the same samples
+    between cut layers."""
 
     sharers: tuple[Axis, ...] = ()
 
@@ -96,10 +86,8 @@ class TensorAxis:
         return x
 
     def summed(self, x: Tensor) -> tuple[Tensor, Running]:
-        """Begin to sum x over the axis: outputs at the end of a cut layer, input gradients at its beginning.
-
-        ``x`` may be overwritten. The result is valid after ``wait``.
-        """
+        """Begin to sum x over the axis: outputs at the end of a cut layer, input gradients at its beginning. ``x`` may be
+        overwritten. The result is valid after ``wait``."""
         return x, all_reduce(x, self.axis)
 
     def all_tokens(self, x: Tensor) -> Tensor:
@@ -226,11 +214,9 @@ class Projection(nn.Module):
 
 
 class Projected(torch.autograd.Function):
-    """The product of a projection, summed over the axis if it says so; its weight gradient is put off.
-
-    The projection is a ``Projection``, or has the same methods; they also get ``more``. The weight is an argument so that
-    autograd runs the backward, which returns no gradient of it. Without a weight gradient the input is not kept.
-    """
+    """The product of a projection, summed over the axis if it says so; its weight gradient is put off. The projection is a
+    ``Projection``, or has the same methods; they also get ``more``. The weight is an argument so that autograd runs the backward,
+    which returns no gradient of it. Without a weight gradient the input is not kept."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, projection: Any, weight: Tensor, *more: Tensor) -> Tensor:

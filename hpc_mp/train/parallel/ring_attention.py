@@ -30,25 +30,16 @@ QUERIES = 1024  # of a block, which bounds the memory of scores
 
 @dataclass(frozen=True, slots=True)
 class AttentionRing:
-    """Facts that all blocks of one attention share.
-
-    Attributes:
-        positions: rank -> positions of its tokens, ascending.
-        length: number of tokens of a whole sample.
-        site: dropout of attention weights; its rows are the numbers of this rank's query heads in the model.
-        keys: keys of dropout's hash for the current samples; None: no dropout.
-        first: first visible token of each token, (samples, length), see ``masks``; None: the first of the sample.
-        cap: soft cap of scores, see ``soft_cap``; None: no cap.
-    """
+    """Facts that all blocks of one attention share."""
 
     axis: Axis
-    positions: Callable[[int], Tensor]
+    positions: Callable[[int], Tensor]  # rank -> positions of its tokens, ascending
     scaling: float
-    length: int
-    site: HashDropout
-    keys: Tensor | None
-    first: Tensor | None
-    cap: float | None
+    length: int  # number of tokens of a whole sample
+    site: HashDropout  # dropout of attention weights; its rows are the numbers of this rank's query heads in the model
+    keys: Tensor | None  # keys of dropout's hash for the current samples; None: no dropout
+    first: Tensor | None  # first visible token of each token, (samples, length), see ``masks``; None: the first of the sample
+    cap: float | None  # soft cap of scores, see ``soft_cap``; None: no cap
 
     def fused(self, query: Tensor) -> bool:
         """Return True if torch's fused kernel computes this."""
@@ -57,10 +48,8 @@ class AttentionRing:
 
 @dataclass(frozen=True, slots=True)
 class _AttentionBlock:
-    """A block of scores: rows of this rank's queries and of the source's keys, and the positions of both.
-
-    ``diagonal``: True if both are the same tokens, so that later keys are hidden from a query.
-    """
+    """A block of scores: rows of this rank's queries and of the source's keys, and the positions of both. ``diagonal``: True if
+    both are the same tokens, so that later keys are hidden from a query."""
 
     queries: slice
     keys: slice
@@ -70,11 +59,8 @@ class _AttentionBlock:
 
 
 def ring_attention(query: Tensor, key: Tensor, value: Tensor, ring: AttentionRing) -> Tensor:
-    """Return the causal attention of this rank's tokens, (batch, this rank's tokens, heads, head_dim).
-
-    Args:
-        query, key, value: (batch, heads, this rank's tokens, head_dim); the heads of keys and values divide those of queries.
-    """
+    """Return the causal attention of this rank's tokens, (batch, this rank's tokens, heads, head_dim). ``query``, ``key``,
+    ``value``: (batch, heads, this rank's tokens, head_dim); the heads of keys and values divide those of queries."""
     grouped = query.unflatten(1, (key.shape[1], -1))  # (batch, key-value heads, query heads of each, tokens, head_dim)
     output: Tensor = _RingAttention.apply(grouped, torch.stack((key, value)), ring)
     return output.flatten(1, 2).transpose(1, 2).contiguous()
@@ -83,12 +69,8 @@ def ring_attention(query: Tensor, key: Tensor, value: Tensor, ring: AttentionRin
 class _RingAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, pair: Tensor, ring: AttentionRing) -> Tensor:
-        """Merge the outputs of all turns.
-
-        Args:
-            query: (batch, key-value heads, query heads of each, tokens, head_dim).
-            pair: keys and values, (2, batch, key-value heads, tokens, head_dim).
-        """
+        """Merge the outputs of all turns. ``query``: (batch, key-value heads, query heads of each, tokens, head_dim). ``pair``:
+        keys and values, (2, batch, key-value heads, tokens, head_dim)."""
         wide = torch.promote_types(query.dtype, torch.float32)
         output = torch.zeros(query.shape, dtype=wide, device=query.device)
         total = torch.full(query.shape[:-1], -torch.inf, dtype=wide, device=query.device)  # log of the sum of exponentials
@@ -171,12 +153,9 @@ def _attend(queries: Tensor, key: Tensor, value: Tensor, block: _AttentionBlock,
 
 def _slopes(queries: Tensor, key: Tensor, value: Tensor, outer: Tensor, share: Tensor, log_z: Tensor, block: _AttentionBlock,
             ring: AttentionRing) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of queries, keys and values of a block.
-
-    Args:
-        outer, share, log_z: of all blocks of these queries: gradient of the output, its product with the output (which the
-            backward of the softmax subtracts), logarithm of the sum.
-    """
+    """Return the gradients of queries, keys and values of a block. ``outer``, ``share``, ``log_z``: of all blocks of these
+    queries: gradient of the output, its product with the output (which the backward of the softmax subtracts), logarithm of the
+    sum."""
     scores = _scores(queries, key, block, ring)
     weights = (scores - log_z.unsqueeze(-1)).exp()
     mask = _kept(block, ring)
@@ -187,11 +166,8 @@ def _slopes(queries: Tensor, key: Tensor, value: Tensor, outer: Tensor, share: T
 
 
 def _scores(queries: Tensor, key: Tensor, block: _AttentionBlock, ring: AttentionRing) -> Tensor:
-    """Return the scores of a block, in at least fp32.
-
-    A query may see no key of a source: the finite minimum keeps the logarithm of the sum finite, and the merge with the query's
-    own token, which is in the first turn, leaves nothing of these scores.
-    """
+    """Return the scores of a block, in at least fp32. A query may see no key of a source: the finite minimum keeps the logarithm
+    of the sum finite, and the merge with the query's own token, which is in the first turn, leaves nothing of these scores."""
     scores = _rows(queries, key.transpose(-1, -2)).to(torch.promote_types(queries.dtype, torch.float32)) * ring.scaling
     scores = capped(scores, ring.cap)
     if block.diagonal:

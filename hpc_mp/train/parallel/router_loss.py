@@ -48,13 +48,9 @@ class RouterLoss:
         self.scale, self.total = scale, torch.zeros_like(self.total)
 
     def attach(self, router: nn.Module, experts: int, sharers: Sequence[Axis], counts: bool) -> None:
-        """Make the loss of a router join the graph at its output.
-
-        Args:
-            router: its output is (logits, weights of the choices, the chosen experts), each (tokens, …).
-            sharers: axes whose ranks have other tokens of the same samples.
-            counts: True if this rank reports the loss; other ranks may compute the same one.
-        """
+        """Make the loss of a router join the graph at its output. ``router``: its output is (logits, weights of the choices, the
+        chosen experts), each (tokens, …). ``sharers``: axes whose ranks have other tokens of the same samples. ``counts``: True
+        if this rank reports the loss; other ranks may compute the same one."""
         def hook(_: nn.Module, args: Any, output: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
             logits, weights, chosen = output
             if not torch.is_grad_enabled():

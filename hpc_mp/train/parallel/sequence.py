@@ -20,11 +20,8 @@ from hpc_mp.train.parallel.projection import TensorAxis, WeightGradients
 
 
 class SequenceAxis(TensorAxis):
-    """A tensor axis whose ranks have (batch, their tokens, hidden) between cut layers.
-
-    Args:
-        sequence: number of tokens of a sample.
-    """
+    """A tensor axis whose ranks have (batch, their tokens, hidden) between cut layers. ``sequence``: number of tokens of a
+    sample."""
 
     def __init__(self, axis: Axis, modules: tuple[str, ...], weights: WeightGradients, sequence: int) -> None:
         super().__init__(axis, modules, weights)

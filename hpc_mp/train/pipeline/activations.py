@@ -53,11 +53,7 @@ class SavedStorage:
 
 
 class ChunkActivations:
-    """Activations of one chunk's forward.
-
-    Args:
-        others: tensors that are no activations and stay on the device.
-    """
+    """Activations of one chunk's forward. ``others``: tensors that are no activations and stay on the device."""
 
     def __init__(self, activations: "Activations", others: Iterable[Tensor]) -> None:
         self._activations, self._others = activations, {_identity(tensor.untyped_storage()) for tensor in others}
@@ -66,10 +62,8 @@ class ChunkActivations:
 
     @contextmanager
     def saved(self, leaves: bool) -> Iterator[None]:
-        """Run the chunk's forward in this context. ``leaves``: begin to copy the storages to the host when it is over.
-
-        Otherwise autograd alone refers to them afterwards, and frees them one by one.
-        """
+        """Run the chunk's forward in this context. ``leaves``: begin to copy the storages to the host when it is over. Otherwise
+        autograd alone refers to them afterwards, and frees them one by one."""
         with saved_tensors_hooks(self._pack, lambda saved: saved if isinstance(saved, Tensor) else saved()):
             yield
         if not leaves:
@@ -106,12 +100,8 @@ class ChunkActivations:
 
 
 class Activations:
-    """Counter of the activations of a rank: current bytes, and their peaks since ``begin``.
-
-    Attributes:
-        here, away: bytes on the device and on the host.
-        most_here, most_away: peaks of these.
-    """
+    """Counter of the activations of a rank: current bytes, and their peaks since ``begin``. ``here``, ``away``: bytes on the
+    device and on the host. ``most_here``, ``most_away``: peaks of these."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

@@ -22,12 +22,8 @@ from hpc_mp.train.pipeline.stage import Boundary, Carried
 
 
 class Messages:
-    """Messages of a rank during a step.
-
-    Args:
-        boundaries: the tensors that each stage receives from the one before, for one microbatch.
-        device: of the rank's stages.
-    """
+    """Messages of a rank during a step. ``boundaries``: the tensors that each stage receives from the one before, for one
+    microbatch. ``device``: of the rank's stages."""
 
     def __init__(self, schedule: Schedule, groups: Groups, boundaries: Sequence[Mapping[str, Carried]],
                  device: torch.device) -> None:

@@ -69,10 +69,8 @@ class _Step:
 
 
 def _inlet(anchor: Tensor, received: Tensor, name: str, gradients: Boundary) -> Tensor:
-    """Return a tensor of another stage as the beginning of this stage's graph, which puts its gradient into ``gradients``.
-
-    Unlike the graph of a leaf it does not keep the tensor: only a module that needs the values for its backward holds them.
-    """
+    """Return a tensor of another stage as the beginning of this stage's graph, which puts its gradient into ``gradients``. Unlike
+    the graph of a leaf it does not keep the tensor: only a module that needs the values for its backward holds them."""
     def hand_over(gradient: Tensor) -> tuple[None, None]:
         gradients[name] = gradient
         return None, None
@@ -112,24 +110,18 @@ class Pipeline:
         }
 
     def train(self, share: Microbatches, scale: Tensor, labels: RunningSum | None, trace: bool = False) -> Passed:
-        """Run all forwards and backwards of a step. Sums over the data axis are under way when it returns.
-
-        Args:
-            scale: of fp16's gradients, a scalar; 1 for other formats.
-            labels: of the global batch that count, by which the gradient of the loss is divided; None: their number is not known
-                yet.
-            trace: True if the time of each action is recorded; the host waits for the computing stream around it.
-        """
+        """Run all forwards and backwards of a step. Sums over the data axis are under way when it returns. ``scale``: of fp16's
+        gradients, a scalar; 1 for other formats. ``labels``: of the global batch that count, by which the gradient of the loss is
+        divided; None: their number is not known yet. ``trace``: True if the time of each action is recorded; the host waits for
+        the computing stream around it."""
         self.data.begin()
         self.activations.begin()
         return self._run(_Step(share, scale, labels, trace, trace or bool(self.residency.away)), self.actions, self.residency)
 
     @torch.no_grad()
     def evaluate(self, share: Microbatches) -> Passed:
-        """Run the forwards alone, without dropout; nothing is kept for a backward.
-
-        They can run in the order of the schedule, because no forward waits for a backward.
-        """
+        """Run the forwards alone, without dropout; nothing is kept for a backward. They can run in the order of the schedule,
+        because no forward waits for a backward."""
         for stage in self.stages.values():
             stage.eval()
         try:

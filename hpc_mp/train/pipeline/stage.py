@@ -37,28 +37,17 @@ class Carried:
 
 @dataclass(slots=True)
 class Microbatches:
-    """A replica's share of a step, on a rank with some of its stages.
+    """A replica's share of a step, on a rank with some of its stages."""
 
-    Attributes:
-        batches: the tensors that each stage of the rank needs of each microbatch, on the device.
-        moments: the step and the global positions of the samples, of each microbatch.
-        labels: number of labels in this share that count in the loss; None: the forward counts them.
-        begun: the microbatch whose forward was the last to begin; -1: none has begun.
-    """
-
-    batches: Mapping[Chunk, Batch]
-    moments: Sequence[Moment]
-    labels: int | None
-    begun: int = -1
+    batches: Mapping[Chunk, Batch]  # the tensors that each stage of the rank needs of each microbatch, on the device
+    moments: Sequence[Moment]  # the step and the global positions of the samples, of each microbatch
+    labels: int | None  # number of labels in this share that count in the loss; None: the forward counts them
+    begun: int = -1  # the microbatch whose forward was the last to begin; -1: none has begun
 
 
 class Stage(Protocol):
-    """A part of a model on this rank.
-
-    Attributes:
-        precision: number formats of its parameters and of its computation.
-        units: the units of its parameters, by name.
-    """
+    """A part of a model on this rank. ``precision``: number formats of its parameters and of its computation. ``units``: the
+    units of its parameters, by name."""
 
     @property
     def precision(self) -> Precision: ...
@@ -67,13 +56,9 @@ class Stage(Protocol):
     def units(self) -> Mapping[str, Unit]: ...
 
     def __call__(self, received: Boundary, batch: Batch, gradient: Tensor | None) -> Boundary | tuple[Tensor, Tensor]:
-        """Compute a microbatch.
-
-        Args:
-            received: tensors from the stage before; empty on the first stage.
-            gradient: what the summed loss will get in its backward, a scalar, so that the last stage may compute gradients in its
-                forward; None: no backward follows.
-        """
+        """Compute a microbatch. ``received``: tensors from the stage before; empty on the first stage. ``gradient``: what the
+        summed loss will get in its backward, a scalar, so that the last stage may compute gradients in its forward; None: no
+        backward follows."""
 
     def adopt(self, units: Mapping[str, Unit]) -> None:
         """Use the parameters of these units."""
@@ -89,11 +74,7 @@ class Stage(Protocol):
 
 
 class StagedModel(Protocol):
-    """A model as the engine cuts it.
-
-    Attributes:
-        experts: number of experts of a block; 0 if there are none.
-    """
+    """A model as the engine cuts it. ``experts``: number of experts of a block; 0 if there are none."""
 
     @property
     def experts(self) -> int: ...

@@ -61,15 +61,9 @@ def _part(placement: Placement, rank: int, where: Rendezvous, store: SignedKeys,
 
 
 class Client:
-    """The heartbeat's client on a node other than rank 0's.
-
-    It waits a little longer for the echo than rank 0 for a beat: rank 0 gets all nodes' beats and must report first.
-
-    Args:
-        server: the address that rank 0 listens on.
-        node: the number of this node.
-        name: the name of rank 0's node.
-    """
+    """The heartbeat's client on a node other than rank 0's. It waits a little longer for the echo than rank 0 for a beat: rank 0
+    gets all nodes' beats and must report first. ``server``: the address that rank 0 listens on. ``node``: the number of this
+    node. ``name``: the name of rank 0's node."""
 
     def __init__(self, server: tuple[str, int], node: int, name: str, secret: str, timeout: float, lost: Lost) -> None:
         self.server, self.name, self.timeout, self.lost = server, name, timeout, lost

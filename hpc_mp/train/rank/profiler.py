@@ -10,12 +10,8 @@ from hpc_mp.job.spec import Profile
 
 
 class ProfilerWindow:
-    """The window of one rank.
-
-    Args:
-        file: of its trace.
-        say: logs a line; a trace that cannot be written does not end a training.
-    """
+    """The window of one rank. ``file``: of its trace. ``say``: logs a line; a trace that cannot be written does not end a
+    training."""
 
     def __init__(self, settings: Profile, rank: int, device: torch.device, file: Path, say: Callable[[str], None]) -> None:
         self._settings, self._chosen, self._file, self._say = settings, rank in settings.ranks, file, say

@@ -56,16 +56,10 @@ def rendezvous(record: AttemptRecord | None, environ: Mapping[str, str] = os.env
 
 
 def meet(who: RankEnv, where: Rendezvous, timeout: timedelta = START_TIMEOUT) -> tuple[dist.Store, SignedKeys]:
-    """Wait for all ranks. Return the store and this start's own keys in it.
-
-    torch's store counts every client as one of the ranks. So its count is not used: each rank announces itself and its node
-    (``seat``).
-
-    Raises:
-        HpcMpError: rank 0's limit of open files is too small.
-        dist.DistError: some ranks did not come in time.
-        Intrusion: something else answers there.
-    """
+    """Wait for all ranks. Return the store and this start's own keys in it. torch's store counts every client as one of the
+    ranks. So its count is not used: each rank announces itself and its node (``seat``). Raises HpcMpError if rank 0's limit of
+    open files is too small. Raises dist.DistError if some ranks did not come in time. Raises Intrusion if something else answers
+    there."""
     first = who.rank == 0
     store: dist.Store
     if first:

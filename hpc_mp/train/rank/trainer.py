@@ -61,19 +61,12 @@ class Launched:
 
 @dataclass
 class MetricLines:
-    """The lines of ``metrics.jsonl``, which rank 0 writes as soon as the results of a step arrive.
+    """The lines of ``metrics.jsonl``, which rank 0 writes as soon as the results of a step arrive."""
 
-    Attributes:
-        file: the file; None on all other ranks.
-        metrics: returns the metrics of a step.
-        track: called with them.
-        words: logs the progress from time to time.
-    """
-
-    file: LineFile | None
-    metrics: Callable[[Launched], StepMetrics]
-    track: Callable[[str, StepMetrics], None]
-    words: StepWords
+    file: LineFile | None  # None on all other ranks
+    metrics: Callable[[Launched], StepMetrics]  # returns the metrics of a step
+    track: Callable[[str, StepMetrics], None]  # called with them
+    words: StepWords  # logs the progress from time to time
     unwritten: deque[Launched] = field(default_factory=deque)
 
     def add(self, launched: Launched) -> None:
@@ -98,25 +91,11 @@ class MetricLines:
 
 @dataclass(frozen=True)
 class Trainer:
-    """Everything that one rank trains with.
-
-    Attributes:
-        attempt: number of this start of the run.
-        saver: saves checkpoints.
-        duties: other work of this rank between two steps: check for reasons to stop, keep logs short …
-        watchdog: notified of this rank's phases.
-        pace: updated for those duties.
-        waits: notified of the rank's progress.
-        evaluate: called after each step with the reason why the run must stop; returns why an evaluation that is due was not
-            made.
-        track: called with the metrics of each step on rank 0.
-        peak_speed: tokens per second at the peak of all devices; NaN if unknown.
-        enough: returns True, after an evaluation, if no further step shall follow.
-    """
+    """Everything that one rank trains with."""
 
     spec: JobSpec
     run: RunDirectory
-    attempt: int
+    attempt: int  # number of this start of the run
     saver: Saver
     engine: Engine
     groups: Groups
@@ -124,14 +103,16 @@ class Trainer:
     device: torch.device
     log: Log
     stop: StopFlag
+    # other work of this rank between two steps: check for reasons to stop, keep logs short …
     duties: Sequence[Callable[[], None]]
-    watchdog: Watchdog
-    pace: Pace
-    waits: Waits
+    watchdog: Watchdog  # notified of this rank's phases
+    pace: Pace  # updated for those duties
+    waits: Waits  # notified of the rank's progress
+    # called after each step with the reason why the run must stop; returns why an evaluation that is due was not made
     evaluate: Callable[[int, str | None], str | None]
-    track: Callable[[str, StepMetrics], None]
-    peak_speed: float
-    enough: Callable[[], bool] = lambda: False
+    track: Callable[[str, StepMetrics], None]  # called with the metrics of each step on rank 0
+    peak_speed: float  # tokens per second at the peak of all devices; NaN if unknown
+    enough: Callable[[], bool] = lambda: False  # returns True, after an evaluation, if no further step shall follow
 
     def train(self, begin: Counters, traced: Callable[[int, StepResult], None]) -> TrainingEnd:
         """Train up to ``train.steps``, or to the first step after which the run must stop. Raises SaveFailed, Unwritable,

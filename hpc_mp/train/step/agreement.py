@@ -18,61 +18,41 @@ SCALE = slice(6, 9)  # place of the loss scale among the numbers of a step
 
 
 class Shares(NamedTuple):
-    """Shares of one rank, or their sums over all ranks; scalars in fp64.
+    """Shares of one rank, or their sums over all ranks; scalars in fp64."""
 
-    Attributes:
-        squares: sum of the squares of the gradients that this rank counts.
-        loss: loss, summed over labels; ``labels``: number of labels that the forwards have counted.
-        router: sum of the losses of routers.
-        dropped, choices: number of choices that experts dropped, and of all choices.
-    """
-
-    squares: Tensor
+    squares: Tensor  # sum of the squares of the gradients that this rank counts
+    # loss: loss, summed over labels; ``labels``: number of labels that the forwards have counted
     loss: Tensor
     labels: Tensor
-    router: Tensor
+    router: Tensor  # sum of the losses of routers
+    # dropped, choices: number of choices that experts dropped, and of all choices
     dropped: Tensor
     choices: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class StepNumbers:
-    """Numbers of a step on the host.
+    """Numbers of a step on the host."""
 
-    Attributes:
-        loss: mean over the labels of the global batch that count; ``labels``: their number.
-        norm: L2 norm of all gradients before clipping; if it is not finite, nothing was updated.
-        absorbed: True if nothing was updated because there were no labels or fp16's loss scale was lowered.
-        router_loss: sum of the losses of routers, a part of the training objective, see ``router_loss``.
-        dropped: share of the choices of all tokens in all layers that experts dropped, see ``capacity``; NaN if experts have no
-            capacity.
-        scale: fp16's loss scale after the step.
-        notes: largest value of each note over all ranks.
-        seconds: duration of the step on this rank's device.
-    """
-
+    # loss: mean over the labels of the global batch that count; ``labels``: their number
     loss: float
-    norm: float
+    norm: float  # L2 norm of all gradients before clipping; if it is not finite, nothing was updated
     labels: float
-    absorbed: bool
-    router_loss: float
+    absorbed: bool  # True if nothing was updated because there were no labels or fp16's loss scale was lowered
+    router_loss: float  # sum of the losses of routers, a part of the training objective, see ``router_loss``
+    # share of the choices of all tokens in all layers that experts dropped, see ``capacity``; NaN if experts have no capacity
     dropped: float
-    scale: loss_scale.ScaleState
-    notes: tuple[float, ...]
-    seconds: float
+    scale: loss_scale.ScaleState  # fp16's loss scale after the step
+    notes: tuple[float, ...]  # largest value of each note over all ranks
+    seconds: float  # duration of the step on this rank's device
 
 
 def agree(shares: Shares, notes: Sequence[float], labels: Tensor | None, scale: Tensor, rule: loss_scale.ScaleRule | None,
           ranks: Tree) -> tuple[Tensor, Tensor]:
-    """Exchange the shares and notes of all ranks. All ranks call this.
-
-    Return the numbers of the step on the device, (9 + notes,) in fp64: the fields of ``StepNumbers`` but ``seconds``, in their
-    order. Return also the factor by which the gradients are too large, a scalar.
-
-    Args:
-        labels: labels of the global batch, by which the gradient has been divided; None: forwards have counted them.
-        scale: fp16's loss scale in this step, (3,).
-    """
+    """Exchange the shares and notes of all ranks. All ranks call this. Return the numbers of the step on the device, (9 + notes,)
+    in fp64: the fields of ``StepNumbers`` but ``seconds``, in their order. Return also the factor by which the gradients are too
+    large, a scalar. ``labels``: labels of the global batch, by which the gradient has been divided; None: forwards have counted
+    them. ``scale``: fp16's loss scale in this step, (3,)."""
     own = [torch.full((), note, dtype=torch.float64, device=scale.device) for note in notes]
     everyone = known_to_all(torch.stack([*shares, *own]), ranks)
     total, largest = Shares(*everyone[:, :len(shares)].sum(0)), everyone[:, len(shares):].amax(0)

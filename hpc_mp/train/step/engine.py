@@ -38,11 +38,8 @@ from hpc_mp.train.step.settings import EngineSettings
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """A step that has been launched.
-
-    Attributes:
-        loss: mean over the labels of the global batch that count, an fp64 scalar on the device.
-    """
+    """A step that has been launched. ``loss``: mean over the labels of the global batch that count, an fp64 scalar on the
+    device."""
 
     readback: Readback
     loss: Tensor
@@ -163,8 +160,6 @@ class Engine:
 
 
 def label_count(own: int, groups: Groups, device: torch.device) -> RunningSum:
-    """Begin to sum the labels of a step's global batch that count in the loss, while the first microbatch is computed.
-
-    Every replica counts its own labels; the first rank of each context group counts for all of it.
-    """
+    """Begin to sum the labels of a step's global batch that count in the loss, while the first microbatch is computed. Every
+    replica counts its own labels; the first rank of each context group counts for all of it."""
     return RunningSum(own if groups.context.rank == 0 else 0, (groups.shard, groups.replicate), device)

@@ -26,17 +26,11 @@ class ScaleRule(Protocol):
 
 
 class ScaleState(NamedTuple):
-    """State of the loss scale between two steps.
+    """State of the loss scale between two steps."""
 
-    Attributes:
-        scale: scale of the next step.
-        good: number of steps since the last overflow.
-        patience: number of overflows until the scale falls.
-    """
-
-    scale: float
-    good: float
-    patience: float
+    scale: float  # scale of the next step
+    good: float  # number of steps since the last overflow
+    patience: float  # number of overflows until the scale falls
 
 
 def first(rule: ScaleRule | None) -> ScaleState:
@@ -50,11 +44,8 @@ def on_device(state: Sequence[float], device: torch.device) -> Tensor:
 
 
 def advanced(state: Tensor, finite: Tensor, rule: ScaleRule | None) -> tuple[Tensor, Tensor]:
-    """Return the state after a step, and whether an overflow changed it.
-
-    ``finite``: whether the gradient norm of the step was finite. If an overflow changed the state, the scale may have caused it.
-    Nothing is read back from the device.
-    """
+    """Return the state after a step, and whether an overflow changed it. ``finite``: whether the gradient norm of the step was
+    finite. If an overflow changed the state, the scale may have caused it. Nothing is read back from the device."""
     if rule is None or rule.window == 0:
         return state, torch.zeros_like(finite)
     scale, good, patience = state.unbind()
