@@ -110,15 +110,19 @@ def together(directory: Path, plain: bool) -> list[Figures]:
 
 
 def write_checkpoint(directory: Path, hidden: int, layers: int) -> int:
-    """Write the model with its first values. Return its bytes."""
+    """Write the model, all of zeros. Return its bytes."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    model = LlamaForCausalLM(LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=hidden, intermediate_size=hidden * 11 // 4, num_hidden_layers=layers,
-        num_attention_heads=hidden // HEAD, max_position_embeddings=4096, dtype=torch.float32))
+    with torch.device("meta"):
+        model = LlamaForCausalLM(LlamaConfig(
+            vocab_size=VOCABULARY, hidden_size=hidden, intermediate_size=hidden * 11 // 4, num_hidden_layers=layers,
+            num_attention_heads=hidden // HEAD, max_position_embeddings=4096, dtype=torch.float32))
+    model.to_empty(device="cpu")
+    for parameter in model.parameters():
+        parameter.data.zero_()
     model.save_pretrained(directory, max_shard_size="1GB")
     return sum(parameter.nbytes for parameter in model.parameters())
 

@@ -15,7 +15,7 @@ from example_programs import PATH, ROOT
 pytestmark = [pytest.mark.prove, pytest.mark.timeout(900)]
 
 RECIPES = ("gptj", "opt", "mixtral", "bert", "qwen3", "gemma3")
-SAME = 1e-3  # of losses: rounding in fp32, over all steps
+SAME = 5e-3  # of losses: what 60 steps make of rounding in fp32, most for gemma3
 Losses = dict[str, list[float]]
 
 
@@ -65,4 +65,4 @@ def test_samples_in_another_order_would_be_seen(recipe: Callable[[str], Path]) -
     text = job.read_text()
     assert text.count("seed = 1\n") == 1
     job.write_text(text.replace("seed = 1\n", "seed = 2\n"))
-    assert distance(both(recipe("gptj"), "gptj")) > 30 * SAME
+    assert distance(both(recipe("gptj"), "gptj")) > 10 * SAME
