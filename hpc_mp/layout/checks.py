@@ -109,10 +109,6 @@ def _check_attention(layout: Layout, family: Family, shape: ModelShape) -> None:
                              "leave it out")
     if context == 1:
         return
-    if (window := shape.narrowest(layout.sequence)) is not None:
-        raise HpcMpError(f"parallel.context = {context}", f"is not supported for a window of {window} tokens within "
-                         f"data.sequence_length({layout.sequence})", "set parallel.context = 1, or use a sequence_length of at "
-                         f"most {window}")
     if layout.context_method != "ulysses":
         if shape.bidirectional:
             raise HpcMpError(f"parallel.context_method = {shown(layout.context_method)}",

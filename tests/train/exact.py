@@ -51,7 +51,6 @@ def keyed(rows: Mapping[str, Any]) -> dict[str, tuple[str, list[str]]]:
 
 GPT2, LLAMA, TIED = ("gpt2", "llama", "llama-tied")
 GPTJ, MIXTRAL = "gptj", "mixtral"
-WHOLE_SAMPLES = (MIXTRAL,)  # which has a window: no context layouts
 UNTIED = "gpt2-untied"
 MODELS = tuple(model for model in layouts.MODELS if model != UNTIED)  # the untied gpt2 has tests of its own
 COVER: dict[str, list[str]] = table(__file__, "exact.toml", "cover")
@@ -72,8 +71,7 @@ def cases(every: Iterable[Any], quick: Container[Any]) -> list[Any]:
 def paired(names: Iterable[str], models: Iterable[str] = MODELS, quick: Mapping[str, Sequence[str]] = COVER) -> list[Any]:
     """Return every model with every layout of these names, but for layouts that a model refuses; pairs that ``quick`` lacks are
     for ``make prove``."""
-    every = [(model, name) for model, name in product(models, names)
-             if (model not in WHOLE_SAMPLES or name not in AXES["context"]) and (model == MIXTRAL or name not in AXES["expert"])]
+    every = [(model, name) for model, name in product(models, names) if model == MIXTRAL or name not in AXES["expert"]]
     return cases(every, [(model, name) for model, name in every if model in quick.get(name, ())])
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from allpairspy import AllPairs
-from exact import EXACT, WHOLE_SAMPLES, Engine, Plain, Reference, Trained, cases
+from exact import EXACT, Engine, Plain, Reference, Trained, cases
 from layouts import JOB, MODELS, job, layout, write_text
 
 from hpc_mp.base.errors import HpcMpError
@@ -43,7 +43,6 @@ def possible(values: Sequence[Any]) -> bool:
     return not any((
         world > 8,
         c.get("sequence") == "true" and c["tensor"] == 1,
-        c.get("context", 1) > 1 and c["model"] in WHOLE_SAMPLES,
         c.get("context_method") == "ulysses" and c["context"] == 1,
         c.get("expert", 1) > 1 and c["model"] != "mixtral",
         c.get("expert", 1) > 1 and "data" in c and c["data"] * c["context"] < 2,

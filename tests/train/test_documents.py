@@ -15,7 +15,7 @@ import kernels
 import pytest
 import torch
 from engines import quiet, run_engine
-from exact import EXACT, GPT2, GPTJ, LLAMA, MIXTRAL, ONE_STEP, WHOLE_SAMPLES, WRONG, Engine, Plain, Reference, Trained, cases
+from exact import EXACT, GPT2, GPTJ, LLAMA, MIXTRAL, ONE_STEP, WRONG, Engine, Plain, Reference, Trained, cases
 from layouts import Result, job, layout, prepare, run_whole, trained_run
 from plain import plain_model
 from planting import frequencies_of_own_positions, planted, wrapped
@@ -104,8 +104,7 @@ QUICK = {
 
 @pytest.mark.parametrize(("model", "name"), cases((
     (model, name) for model in (GPT2, GPTJ, LLAMA, exact.TIED, MIXTRAL, "qwen2") for name in LAID_OUT
-    if not (model in WHOLE_SAMPLES and "cp" in name)
-    and (model == MIXTRAL or "ep2" not in name)), QUICK))
+    if model == MIXTRAL or "ep2" not in name), QUICK))
 def test_separate_documents_equal_plain_transformers(separate: Engine, expected: Reference, model: str, name: str) -> None:
     assert separate(model, *LAID_OUT[name]).distance(expected(model)) < EXACT
 

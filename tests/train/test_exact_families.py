@@ -30,9 +30,11 @@ AXES = {
     "recompute every-2": [*layout(1, 2), 'parallel.recompute="every-2"'],
     "selective": [*layout(2), 'parallel.recompute="selective"'],
     "attention whole": layout(2, sequence="true", tensor_modules='["*mlp*"]'),
+    "cp2 ring": LAYOUTS["cp2 ring"],
+    "cp4 ulysses": layout(context=4, context_method='"ulysses"'),
 }
 QUICK = {("gpt_neox", "tp2"), ("qwen3_moe", "tp3"), ("gpt_neox one after the other", "pp2"), ("gemma2", "sequence"),
-         ("gemma2", "recompute full"), ("qwen3_moe", "tp2 pp2 dp2")}
+         ("gemma2", "recompute full"), ("qwen3_moe", "tp2 pp2 dp2"), ("gemma2", "cp2 ring")}
 
 
 @pytest.mark.parametrize(("model", "name"), cases([(model, name) for model in FAMILIES for name in AXES], QUICK))
@@ -79,6 +81,7 @@ CONTROLS: dict[str, tuple[str, str, Sequence[str], Callable[[], None]]] = {
     "logits have no cap": ("gemma2", "pp2", ["final_logit_softcapping=1e9"], nothing),
     "all layers have the window": ("gemma2", "pp2", [f"layer_types={SLIDING}"], nothing),
     "no layer has a window": ("gemma2", "sequence", ["sliding_window=24"], nothing),
+    "no layer has a window, in a ring": ("gemma2", "cp2 ring", ["sliding_window=24"], nothing),
     "the embedding is not scaled": ("gemma2", "tp2", [], unscaled_embedding),
     "norms of heads are not summed": ("qwen3_moe", "tp2", [], unsummed_norm_of_heads),
     "weights of choices do not add up to 1": ("qwen3_moe", "zero3", ["norm_topk_prob=false"], nothing),

@@ -95,6 +95,30 @@ def test_of_a_checkpoint_a_rank_reads_its_own_part_alone(tmp_path: Path, stored:
     assert read <= 1.1 * share + (1 << 19), f"{read >> 10} KiB of {share >> 10}"
 
 
+@pytest.mark.parametrize(("box", "whole_rows", "most"), [
+    ((slice(0, 2048), slice(1024, 1536)), False, 16 << 20),
+    ((slice(0, 1024), slice(0, 8192)), False, 16 << 20),
+    ((slice(0, 2048), slice(1024, 1536)), True, 64 << 20),
+], ids=["short parts of rows", "rows", "control: whole rows, and then the parts"])
+def test_a_part_takes_a_chunk_of_memory_beside_itself(tmp_path: Path, box: tuple[slice, ...], whole_rows: bool,
+                                                      most: int) -> None:
+    """Of a weight of 64 MiB."""
+    shape, name = (2048, 8192), "model.layers.0.mlp.down_proj.weight"
+    save_file({name: torch.zeros(shape)}, tmp_path / "model.safetensors")
+
+    def process() -> int:
+        source = initial.read(tmp_path, LLAMA)
+        weight, target = Weight(name, shape, cut=1), torch.ones([part.stop - part.start for part in box])
+        Path("/proc/self/clear_refs").write_text("5")  # the largest resident memory counts anew
+        before = counted("status", "VmRSS")
+        fill_part(target, weight, box, (lambda weight, box: source(weight, (box[0], slice(0, shape[1])))[:, box[1]])
+                  if whole_rows else source)
+        return counted("status", "VmHWM") - before
+
+    (growth,) = run_ranks(1, process)
+    assert (growth >= most) is whole_rows, f"{growth >> 20} MiB"
+
+
 @pytest.mark.parametrize("layout", [PP2DP2, DP4Z3], ids=["pp2dp2", "dp4zero3"])
 def test_every_byte_is_read_once(layout: list[str], tmp_path: Path) -> None:
     write_text(tmp_path)

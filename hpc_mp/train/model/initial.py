@@ -20,7 +20,8 @@ from hpc_mp.train.model.counter_random import key_of, normal, uniform
 from hpc_mp.train.parallel.fill import Source
 
 TYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  # names in safetensors files
-SHORT = 1 << 15  # bytes: shorter parts of rows are read with their whole rows, which is faster than many small reads
+SHORT = 1 << 15  # bytes: a shorter gap between two parts of rows is read along, which is faster than many small reads
+BUFFERS = 1000  # of one read; the kernel takes 1024
 
 
 def drawn(seed: int, layers: int, initializer_range: float, padding: dict[str, int]) -> Source:
@@ -62,7 +63,8 @@ def read(directory: Path, family: Family) -> Source:
         parts = [part_of(replace(weights_in(files[name])[name], shape=weight.shape[len(at):]), box[len(at):])
                  for at, name in stored_parts(weight, files, family)
                  if all(part.start <= index < part.stop for index, part in zip(at, box, strict=False))]
-        return torch.cat([part.flatten() for part in parts]).view([part.stop - part.start for part in box])
+        whole = parts[0] if len(parts) == 1 else torch.cat([part.flatten() for part in parts])
+        return whole.view([part.stop - part.start for part in box])
 
     return source
 
@@ -81,22 +83,25 @@ def read_adapters(directory: Path, family: Family, shape: ModelShape) -> Source:
 
 
 def part_of(stored: StoredWeight, box: Box) -> Tensor:
-    """Return a part of a stored weight, read without the kernel's readahead, which would fetch parts of other ranks.
+    """Return a part of a stored weight, read without the kernel's readahead, which would fetch parts of other ranks. Short gaps
+    are read along, all into one buffer: memory is that of the part, however long its rows are in the file.
 
     Raises:
         OSError: it cannot be read, or its file has become shorter.
     """
-    kind, axis = TYPES[stored.dtype], len(box) - 1  # dimensions behind this axis are read as a whole
-    while axis > 0 and (box[axis].stop - box[axis].start) * math.prod(stored.shape[axis + 1:]) * kind.itemsize < SHORT:
-        axis -= 1
-    read_box = (*box[:axis + 1], *(slice(0, size) for size in stored.shape[axis + 1:]))
-    sizes = [part.stop - part.start for part in read_box]
-    values = bytearray(math.prod(sizes) * kind.itemsize)
-    left = memoryview(values)
+    kind, sizes = TYPES[stored.dtype], [part.stop - part.start for part in box]
+    values, gap, end = torch.empty(math.prod(sizes) * kind.itemsize, dtype=torch.uint8), memoryview(bytearray(SHORT)), -SHORT
+    left, reads = values.numpy().data, list[tuple[int, list[memoryview]]]()  # first byte, and where it and the next go
+    for first, elements in stretches(stored.shape, box):
+        begin, run = first * kind.itemsize, left[:elements * kind.itemsize]
+        if begin - end < SHORT and len(reads[-1][1]) < BUFFERS:
+            reads[-1][1].extend((gap[:begin - end], run))
+        else:
+            reads.append((begin, [run]))
+        left, end = left[len(run):], begin + len(run)
     with open(stored.file, "rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
-        for first, elements in stretches(stored.shape, read_box):
-            run, left = left[:elements * kind.itemsize], left[elements * kind.itemsize:]
-            if os.preadv(file.fileno(), [run], stored.begin + first * kind.itemsize) < len(run):
+        for begin, buffers in reads:
+            if os.preadv(file.fileno(), buffers, stored.begin + begin) < sum(map(len, buffers)):
                 raise OSError(f"{stored.file} has become shorter")
-    return torch.frombuffer(values, dtype=kind).view(sizes)[*(slice(None),) * (axis + 1), *box[axis + 1:]]
+    return values.view(kind).view(sizes)

@@ -9,7 +9,7 @@ from hpc_mp.layout.flat import Box, pieces
 from hpc_mp.layout.models import Weight
 from hpc_mp.train.parallel.data_axis import Unit
 
-CHUNK = 1 << 22  # elements of a piece: 16 MB of fp32 beside the parameters, however large they are
+CHUNK = 1 << 21  # elements of a piece: 8 MB of fp32, and as much while its parts are joined, however large parameters are
 
 Source = Callable[[Weight, Box], Tensor]  # returns the values of a part of a weight
 
