@@ -43,7 +43,8 @@ TITLES = {
 Names of Hugging Face's Trainer and TRL, DeepSpeed, Megatron-LM, torchtitan, torchrun, Lightning and sbatch, and what stands
 for each in a [job file](../reference/job-file.md). Who writes one of them in a job file gets the same answer. Whole programs
 that are there already (multi-node torchrun, scripts of Accelerate or DeepSpeed) run as they are: [`hpc-mp run`](programs.md), or
-[`hpc-mp adopt`](adopt.md) for a script of sbatch. Curves and a profile of a run are in its report; `track.to` sends them elsewhere.""",
+[`hpc-mp adopt`](adopt.md) for a script of sbatch. Curves and a profile of a run are in its report; `track.to` sends curves
+elsewhere.""",
     "job-file": """The job file
 
 A job file is TOML. `hpc-mp init` writes one that runs; `hpc-mp launch` prints every default that it takes, and writes the
