@@ -134,7 +134,7 @@ def _balance(costs: LayerCosts, layers: Sequence[int]) -> str:
 def cut_at(requested: str, shape: ModelShape, stages: int) -> StageCut:
     """Return the stages that begin where a pattern matches. Raises HpcMpError if it names too few or too many of them."""
     family = family_of(shape)
-    names = [*(f"{family.blocks}.{layer}" for layer in range(shape.layers)), family.norm]
+    names = [*map(family.path, range(shape.layers)), family.norm]
     pattern = re.compile(requested.removeprefix(AT))
     begins = [place for place, name in enumerate(names) if pattern.fullmatch(name)]
     if len(begins) != stages - 1:

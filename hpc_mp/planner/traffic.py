@@ -124,7 +124,7 @@ def _tensor_axis(layout: Layout, shape: ModelShape, spans: list[StageSpan], acti
     again = 0.0
     for span in spans:
         for place, layer in enumerate(span.layers):
-            path = f"{family.blocks}.{layer}"
+            path = family.path(layer)
             entered = sum(cut.cuts(family.module_of(shape, f"{path}.{inner}.weight"))
                           or (layout.sequence_parallel and inner == family.attention) for inner in family.entered(shape, layer))
             left = sum(weight.row and cut.cuts(family.module_of(shape, f"{path}.{weight.name}"))
@@ -195,7 +195,7 @@ def _choices(layout: Layout, shape: ModelShape, spans: list[StageSpan]) -> tuple
 def _sharing_tensor_ranks(layout: Layout, shape: ModelShape, layer: int) -> int:
     """Return the number of tensor ranks that share the tokens of samples at a layer's experts."""
     family = family_of(shape)
-    whole = not layout.tensor_cut().cuts(family.module_of(shape, f"{family.blocks}.{layer}.{family.experts}.weight"))
+    whole = not layout.tensor_cut().cuts(family.module_of(shape, f"{family.path(layer)}.{family.experts}.weight"))
     return layout.degrees.tensor if layout.sequence_parallel and whole else 1
 
 

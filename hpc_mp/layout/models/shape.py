@@ -38,6 +38,8 @@ class ModelShape:
         bidirectional: True if tokens attend to later ones too; such a model learns masked tokens, not the next one.
         token_types: kinds of tokens, each with an embedding beside that of the word; 0: none.
         adapters: what is trained in place of the model's own weights; None: these are.
+        encoder: the number of its first layers that are an encoder; 0: it has none.
+        prompt: the first tokens of a sample, which the encoder has; the layers behind it have the others.
     """
 
     model_type: str
@@ -63,6 +65,14 @@ class ModelShape:
     bidirectional: bool = False
     token_types: int = 0
     adapters: Adapters | None = None
+    encoder: int = 0
+    prompt: int = 0
+
+    def tokens_of(self, layer: int, sequence: int) -> int:
+        """Return the number of tokens of a sample that a layer computes."""
+        if not self.encoder:
+            return sequence
+        return self.prompt if layer < self.encoder else sequence - self.prompt
 
     def experts_of(self, layer: int) -> int:
         """Return the number of experts of a layer; 0: one MLP for all tokens."""
@@ -74,9 +84,9 @@ class ModelShape:
 
     @property
     def kinds(self) -> tuple[int, ...]:
-        """Kind of every layer, counted from 0: layers of a kind have the same window and number of experts."""
-        kinds: dict[tuple[int | None, int], int] = {}
-        facts = ((self.window_of(layer), self.experts_of(layer)) for layer in range(self.layers))
+        """Kind of every layer, counted from 0: layers of a kind have the same window, number of experts, and stack."""
+        kinds: dict[tuple[int | None, int, bool], int] = {}
+        facts = ((self.window_of(layer), self.experts_of(layer), layer < self.encoder) for layer in range(self.layers))
         return tuple(kinds.setdefault(fact, len(kinds)) for fact in facts)
 
     def narrowest(self, sequence: int) -> int | None:
