@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.text import shown
 from hpc_mp.job.learning_rate import check_factors
 from hpc_mp.job.lora import Lora
 from hpc_mp.job.spec import JobSpec
@@ -35,7 +36,7 @@ def read_shape(spec: JobSpec) -> ModelShape:
     """Return the shape of a job's model, with its adapters. Raises HpcMpError for a missing checkpoint, an unknown family,
     impossible sizes, an unknown field of its configuration, or adapters of another model."""
     shape = model_shape(read_config(spec), spec.model.pretrained)
-    return replace(shape, adapters=adapters_of(spec.lora, family_of(shape), shape))
+    return replace(shape, adapters=adapters_of(spec.lora, family_of(shape), shape), prompt=spec.data.prompt_length or 0)
 
 
 def adapters_of(lora: Lora, family: Family, shape: ModelShape) -> Adapters | None:
@@ -91,8 +92,32 @@ def check_job(spec: JobSpec, shape: ModelShape) -> None:
     if shape.bidirectional:
         raise HpcMpError(f"model_type = {shape.model_type!r}", f"{shape.model_type} models are trained on masked tokens, but "
                          "a job file prepares text for the next token", "train it in a loop of your own, with hpc_mp.parallel")
+    if shape.encoder or spec.data.prompt_length is not None:
+        _check_encoder(spec, shape)
     check_division(spec, shape)
     check_factors(spec.train.lr_factors, (weight.name for weight in trained_weights(family_of(shape), shape)))
+
+
+def _check_encoder(spec: JobSpec, shape: ModelShape) -> None:
+    """Raise HpcMpError if a model with an encoder gets other data than prompts, or a setting that it does not support."""
+    data, kind, length = spec.data, shape.model_type, spec.data.sequence_length
+    if not shape.encoder:
+        raise HpcMpError(f"data.prompt_length = {data.prompt_length}", f"has no effect: {kind} has no encoder", "leave it out")
+    if data.prompt_length is None or data.prompt_length >= length:
+        raise HpcMpError(f"data.prompt_length = {shown(data.prompt_length)}", f"must be less than data.sequence_length({length}): "
+                         f"the encoder of {kind} has so many places, and the decoder the rest", "set it to the longest prompt")
+    cut, lora = spec.parallel.tensor_modules, spec.lora.pretrained or spec.lora.rank
+    for key, value, taken, reason in (
+            ("data.format", data.format, data.format == "prompt", "the encoder sees a prompt, and the decoder its completion"),
+            ("data.documents", data.documents, data.documents == "joined", "each row is a sample of its own already"),
+            ("parallel.recompute", spec.parallel.recompute, spec.parallel.recompute != "selective", "biases are added to its scores"),
+            ("parallel.partition", spec.parallel.partition, spec.parallel.partition != "profile", "samples have no prompt there"),
+            ("parallel.tensor_modules", cut, cut == ("*",), "all layers use the heads of one table of positions"),
+            ("train.compile", spec.train.compile, not spec.train.compile, "its loop over both stacks is not compiled"),
+            ("[lora]", lora, not lora, "adapters are for models without an encoder")):
+        if not taken:
+            raise HpcMpError(f"{key} = {shown(value)}", f"is not supported for {kind}: {reason}",
+                             'set data.format = "prompt"' if key == "data.format" else "leave it out")
 
 
 def check_division(spec: JobSpec, shape: ModelShape) -> None:

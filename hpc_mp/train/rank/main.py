@@ -27,7 +27,7 @@ from hpc_mp.rundir import LineFile, cut_metrics
 from hpc_mp.rundir.rank_env import check_place
 from hpc_mp.rundir.records import RankMemory, RankStart, RankTrace, TracedAction
 from hpc_mp.rundir.usage import cut_steps
-from hpc_mp.train.data import HeldOut, Samples
+from hpc_mp.train.data import Samples, held_out_of, pairs_of
 from hpc_mp.train.parallel.communicators import build, check_coordinates
 from hpc_mp.train.parallel.groups import Tree
 from hpc_mp.train.rank import bootstrap, facts
@@ -205,9 +205,10 @@ def _train(spec: JobSpec, shape: ModelShape, context: RankContext, nodes: Mappin
         for file in (context.run.metrics, context.run.evaluations):
             cut_metrics(file, counters.step)
     track = opened.enter_context(tracked(spec, context, counters.step))
-    samples = Samples(tokens, spec.data.sequence_length, spec.train.seed, spec.data.documents, spec.data.weights)
+    samples = Samples(tokens, spec.data.sequence_length, spec.train.seed, spec.data.documents, spec.data.weights,
+                      pairs_of(spec, tokens))
     evaluator = None if held_out is None else Evaluator(
-        spec, context, engine, HeldOut(held_out, spec.data.sequence_length, spec.data.documents), device, stop, duties, watchdog,
+        spec, context, engine, held_out_of(spec, held_out), device, stop, duties, watchdog,
         LineFile(context.run.evaluations), track, evaluations_made(context))
     evaluate, enough = ((lambda step, stop: None), lambda: False) if evaluator is None else (evaluator.after, evaluator.enough)
     saver = Saver(context, engine, spec.checkpoint.keep, spec.checkpoint.failures, spec.checkpoint.background, watchdog, pace,

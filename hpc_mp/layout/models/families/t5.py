@@ -11,6 +11,8 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.text import shown
 from hpc_mp.layout.models.family import Decoder, Family, Weight, column, norm, row
 from hpc_mp.layout.models.fields import ACTIVATIONS, COMMON, DROPOUT, EPSILON, OLDER, POSITIVE, READ, ConfigField, Fields, only
 from hpc_mp.layout.models.shape import MOST, ModelShape, checked, count, read_sizes
@@ -43,6 +45,9 @@ def read(config: Mapping[str, Any]) -> ReadShape:
     """Return the shape, with a family whose tables have this model's number of layers, buckets and deviations."""
     shape = read_sizes(config, DEFAULT, OWN)
     tied = config.get("scale_decoder_outputs", config.get("tie_word_embeddings")) is not False  # transformers writes the former
+    if type(start := start_token(config)) is not int or not 0 <= start < shape.vocabulary:
+        raise HpcMpError(f"the model's decoder_start_token_id = {shown(start)}",
+                         f"must be a whole number from 0 to {shape.vocabulary - 1}", "set it to that of padding")
     factor = float(checked("initializer_factor", config.get("initializer_factor", 1.0), 1.0))
     buckets = count(config, "relative_attention_num_buckets", BUCKETS)
     family = replace(
@@ -54,6 +59,11 @@ def read(config: Mapping[str, Any]) -> ReadShape:
         "encoder": shape.layers, "layers": shape.layers + count(config, "num_decoder_layers", shape.layers),
         "tied": tied, "gated_mlp": str(config.get("feed_forward_proj")).startswith(GATED)}
     return ReadShape(**values, family=family)
+
+
+def start_token(config: Mapping[str, Any]) -> int:
+    """Return the token that the decoder starts with: transformers' T5 says that it usually is that of padding, which is 0."""
+    return next((config[name] for name in ("decoder_start_token_id", "pad_token_id") if config.get(name) is not None), 0)
 
 
 def _ones(factor: float) -> Any:
