@@ -11,7 +11,7 @@ from hpc_mp.base.extras import need_train
 from hpc_mp.base.text import counted
 from hpc_mp.cli.output import bytes_bar
 from hpc_mp.job import load_job
-from hpc_mp.job.epochs import samples_of, steps_of, with_steps
+from hpc_mp.job.epochs import samples_in, steps_of, with_steps
 from hpc_mp.job.inputs import find_files
 from hpc_mp.job.layout import read_shape
 from hpc_mp.launch.training_text import check_text
@@ -40,7 +40,8 @@ def prepare(job: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     with bytes_bar("tokenizing") as progress:
         tokens = prepare_job(spec, vocabulary, cache, progress)
         held_out = prepare_held_out(spec, vocabulary, cache, progress, tokens)
-    steps = steps_of(1, samples_of(tokens.count, spec.data.sequence_length), spec.train.global_batch)
+    samples = samples_in(spec, tokens.count, len(tokens.documents()))
+    steps = steps_of(1, samples, spec.train.global_batch)
     files = len(find_files(spec.data.files))
     if as_json:
         click.echo(json.dumps({"directory": str(tokens.directory), "tokens": tokens.count, "files": files,
@@ -52,7 +53,7 @@ def prepare(job: Path, overrides: tuple[str, ...], as_json: bool) -> None:
                f"tokenizer  {tokens.tokenizer_directory}\n"
                f"epoch      {counted(steps, 'step')} of {spec.train.global_batch} sequences of {spec.data.sequence_length}")
     if spec.train.epochs is not None:
-        click.echo(f"epochs     {spec.train.epochs:g}, or {counted(with_steps(spec, tokens.count).train.steps, 'step')}")
+        click.echo(f"epochs     {spec.train.epochs:g}, or {counted(with_steps(spec, samples).train.steps, 'step')}")
     if held_out is not None:
         click.echo(f"held out   {held_out.count:,} tokens of {counted(len(find_files(spec.evaluate.files)), 'file')}, "
                    f"in {held_out.directory}")

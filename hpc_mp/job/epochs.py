@@ -13,17 +13,22 @@ def samples_of(tokens: int, sequence_length: int) -> int:
     return max(0, tokens - 1) // sequence_length
 
 
+def samples_in(spec: JobSpec, tokens: int, rows: int) -> int:
+    """Return the samples of a job in files of so many tokens and rows."""
+    return samples_of(tokens, spec.data.sequence_length) if spec.data.prompt_length is None else rows
+
+
 def steps_of(epochs: float, samples: int, global_batch: int) -> int:
     """Return the number of steps, rounded up, that train on each of ``samples`` ``epochs`` times."""
     return max(1, math.ceil(round(epochs * samples / global_batch, DIGITS)))
 
 
-def with_steps(spec: JobSpec, tokens: int) -> JobSpec:
-    """Return the job with ``train.steps`` in place of ``train.epochs``; unchanged if it already has steps. ``tokens``: the number
-    of tokens in all its files. Raises HpcMpError if the resulting number of steps is invalid."""
+def with_steps(spec: JobSpec, samples: int) -> JobSpec:
+    """Return the job with ``train.steps`` in place of ``train.epochs``; unchanged if it already has steps. ``samples``: number of
+    samples in all its files. Raises HpcMpError if the resulting number of steps is invalid."""
     if spec.train.epochs is None:
         return spec
-    steps = steps_of(spec.train.epochs, samples_of(tokens, spec.data.sequence_length), spec.train.global_batch)
+    steps = steps_of(spec.train.epochs, samples, spec.train.global_batch)
     counted = spec.model_copy(update={"train": spec.train.model_copy(update={"steps": steps, "epochs": None})})
     check_arithmetic(counted)
     return counted

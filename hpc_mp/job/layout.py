@@ -100,23 +100,24 @@ def check_job(spec: JobSpec, shape: ModelShape) -> None:
 
 def _check_encoder(spec: JobSpec, shape: ModelShape) -> None:
     """Raise HpcMpError if a model with an encoder gets other data than prompts, or a setting that it does not support."""
-    data, kind, length = spec.data, shape.model_type, spec.data.sequence_length
+    data, p, kind, length = spec.data, spec.parallel, shape.model_type, spec.data.sequence_length
+    value = f"data.prompt_length = {shown(data.prompt_length)}"
     if not shape.encoder:
-        raise HpcMpError(f"data.prompt_length = {data.prompt_length}", f"has no effect: {kind} has no encoder", "leave it out")
+        raise HpcMpError(value, f"has no effect: {kind} has no encoder", "leave it out")
     if data.prompt_length is None or data.prompt_length >= length:
-        raise HpcMpError(f"data.prompt_length = {shown(data.prompt_length)}", f"must be less than data.sequence_length({length}): "
-                         f"the encoder of {kind} has so many places, and the decoder the rest", "set it to the longest prompt")
-    cut, lora = spec.parallel.tensor_modules, spec.lora.pretrained or spec.lora.rank
-    for key, value, taken, reason in (
-            ("data.format", data.format, data.format == "prompt", "the encoder sees a prompt, and the decoder its completion"),
-            ("data.documents", data.documents, data.documents == "joined", "each row is a sample of its own already"),
-            ("parallel.recompute", spec.parallel.recompute, spec.parallel.recompute != "selective", "biases are added to its scores"),
-            ("parallel.partition", spec.parallel.partition, spec.parallel.partition != "profile", "samples have no prompt there"),
-            ("parallel.tensor_modules", cut, cut == ("*",), "all layers use the heads of one table of positions"),
-            ("train.compile", spec.train.compile, not spec.train.compile, "its loop over both stacks is not compiled"),
-            ("[lora]", lora, not lora, "adapters are for models without an encoder")):
+        raise HpcMpError(value, f"must be less than data.sequence_length({length}): so many places has the encoder of {kind}, and "
+                         "the decoder the rest", "set it to the tokens of the longest prompt")
+    rules: tuple[tuple[str, object, bool, str], ...] = (
+        ("data.format", data.format, data.format == "prompt", "the encoder sees a prompt, and the decoder its completion"),
+        ("data.documents", data.documents, data.documents == "joined", "each row is a sample of its own already"),
+        ("parallel.recompute", p.recompute, p.recompute != "selective", "biases are added to its scores"),
+        ("parallel.partition", p.partition, p.partition != "profile", "what is measured has no prompts"),
+        ("parallel.tensor_modules", p.tensor_modules, p.tensor_modules == ("*",), "all layers share a table, cut by heads"),
+        ("train.compile", spec.train.compile, not spec.train.compile, "its loop over both stacks is not compiled"),
+        ("lora.rank", shape.adapters and shape.adapters.rank, not shape.adapters, "adapters are for models of one stack"))
+    for key, given, taken, reason in rules:
         if not taken:
-            raise HpcMpError(f"{key} = {shown(value)}", f"is not supported for {kind}: {reason}",
+            raise HpcMpError(f"{key} = {shown(given)}", f"is not supported for {kind}: {reason}",
                              'set data.format = "prompt"' if key == "data.format" else "leave it out")
 
 

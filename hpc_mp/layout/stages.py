@@ -63,11 +63,16 @@ def layer_costs(shape: ModelShape, sequence_length: int) -> LayerCosts:
         mlp = matrix * shape.intermediate
         if experts := shape.experts_of(layer):
             mlp = shape.experts_per_token * matrix * shape.expert_intermediate + shape.hidden * experts
-        window = min(sequence_length, shape.window_of(layer) or sequence_length)
-        visible = window if shape.bidirectional else window * (1 - window / (2 * sequence_length))
-        return 2.0 * (attention + mlp) + 2 * 2 * q * visible
+        tokens = shape.tokens_of(layer, sequence_length)
+        window = min(tokens, shape.window_of(layer) or tokens)
+        visible = window if shape.bidirectional or layer < shape.encoder else window * (1 - window / (2 * tokens))
+        cost = 2.0 * (attention + mlp) + 2 * 2 * q * visible
+        if shape.encoder and layer >= shape.encoder:
+            cost += 2.0 * attention + 2 * 2 * q * shape.prompt
+        return cost * tokens / sequence_length
 
-    return LayerCosts(0.0, tuple(map(block, range(shape.layers))), 2.0 * shape.hidden * shape.vocabulary)
+    tokens = shape.tokens_of(shape.layers - 1, sequence_length) / sequence_length
+    return LayerCosts(0.0, tuple(map(block, range(shape.layers))), 2.0 * shape.hidden * shape.vocabulary * tokens)
 
 
 def _parameters(shape: ModelShape) -> LayerCosts:

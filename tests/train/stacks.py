@@ -10,7 +10,6 @@ import torch
 from layouts import STACKS
 from lists import SAMPLES, SEED, Flat, Reference, Report, apart, by_torch, on_rank
 from ranks import run_ranks
-
 from torch import Tensor, nn
 from transformers import T5Config, T5ForConditionalGeneration
 from transformers.models.t5 import modeling_t5

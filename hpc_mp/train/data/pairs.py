@@ -1,7 +1,7 @@
 """Prompts with their responses, as the samples of a model with an encoder: one row of the files each.
 
 A sample is one row of ids: ``data.prompt_length`` places of the encoder, then those of the decoder. The encoder gets the prompt
-and the token that ends documents. The decoder gets the response behind the token that it starts with, and learns the response with
+and the token that ends documents. The decoder gets the response behind the token that it starts with, and learns the response and
 its end. Both are filled up on the right.
 """
 
@@ -48,10 +48,10 @@ class PairRows:
             raise HpcMpError(key, "has a row in which a prompt follows on a completion: a chat, for example",
                              "write one prompt and one completion in each row, both as strings")
         self.parts = np.diff(np.searchsorted(self._begins, np.cumsum([0, *token_set.parts]))).tolist()
-        for name, most, limit in (("prompt", int(self.prompts.max()), prompt_length),
+        for name, longest, limit in (("prompt", int(self.prompts.max()), prompt_length),
                                   ("completion", int(self.responses.max()), sequence_length - prompt_length)):
-            if most > limit:
-                raise HpcMpError(f"{key}: a {name} of {most} tokens with its end", f"has more than the {limit} places that "
+            if longest > limit:
+                raise HpcMpError(f"{key}: a {name} of {longest} tokens with its end", f"has more than the {limit} places that "
                                  f"data.sequence_length({sequence_length}) and data.prompt_length({prompt_length}) leave for it",
                                  "raise them, or shorten the row")
 

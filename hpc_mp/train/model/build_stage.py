@@ -32,8 +32,8 @@ UNSET = -987654321.0  # in buffers without values
 
 def build_stage(model: TransformersModules, span: StageSpan, around: Surroundings) -> TransformersStage:
     """Build a stage without parameters, which ``adopt`` gives it."""
-    stacks = model.family.decoder is not None
-    whole, stage = model.skeleton(), (EncoderDecoderStage if stacks else TransformersStage)(model.family, model.shape, span, around)
+    whole, stacks = model.skeleton(), model.family.decoder is not None
+    stage = (EncoderDecoderStage if stacks else TransformersStage)(model.family, model.shape, span, around)
     for path, layer in zip(stage.blocks, span.layers, strict=True):
         stage.graft(path, model.block(whole, layer))
     one = _experts, _head, _dropout, _adapters, _attention, _buffers, _compilation, _driver

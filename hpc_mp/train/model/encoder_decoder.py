@@ -43,8 +43,9 @@ def carried(model: TransformersModules, layout: Layout, stage: int, dtype: torch
     """Return the tensors that a stage receives. Tables are as wide as those of the rank with the most heads."""
     shape = model.shape
     table = model.config.relative_attention_num_buckets, len(heads_of(shape.heads, shape.heads, layout.degrees.tensor, 0).query)
-    sizes = {ENCODER: (layout.samples, shape.prompt, shape.hidden), NORM: (shape.hidden,), **dict.fromkeys(POSITIONS.values(), table),
-             DECODER: (layout.samples, layout.sequence - shape.prompt, shape.hidden)}
+    lengths = {ENCODER: shape.prompt, DECODER: layout.sequence - shape.prompt}
+    sizes = {**{stack: (layout.samples, length, shape.hidden) for stack, length in lengths.items()},
+             **dict.fromkeys(POSITIONS.values(), table), NORM: (shape.hidden,)}
     names = crossing(shape.encoder, shape.layers, sum(layout.layers[:stage])) if stage else ()
     return {name: Carried(sizes[name], dtype) for name in names}
 
@@ -157,9 +158,10 @@ def join_stacks(stage: TransformersStage, model: TransformersModules, whole: nn.
     stage.buckets = {}
     for stack, tokens in {ENCODER: shape.prompt, DECODER: len(stage.positions) - shape.prompt}.items():
         stage.graft(f"{stack}.dropout", whole.get_submodule(f"{stack}.dropout"))
-        places = torch.arange(tokens, device=stage.positions.device)
+        places = torch.arange(tokens, device=stage.positions.device)  # not while computing: fp64 also has the buckets of fp32
         stage.buckets[stack] = first._relative_position_bucket(
-            places - places[:, None], stack == ENCODER, first.relative_attention_num_buckets, first.relative_attention_max_distance)
+            places - places[:, None], stack == ENCODER, first.relative_attention_num_buckets,
+            first.relative_attention_max_distance)
     norm = of_first["encoder.final_layer_norm"]
     stage.norm = lambda hidden, weight: functional_call(norm, {"weight": weight}, (hidden,))
     for path, module in of_first.items() if stage.span.first else ():

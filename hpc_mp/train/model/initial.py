@@ -26,9 +26,9 @@ SHORT = 1 << 15  # bytes: shorter parts of rows are read with their whole rows, 
 def drawn(seed: int, layers: int, initializer_range: float, padding: dict[str, int]) -> Source:
     """Return a source of random values in fp32, which depend only on seed, weight name and global index of an element.
 
-    They are normal with the deviation ``initializer_range``, or one of the weight's own. Projections that write into the residual stream are divided by
-    sqrt(2 x layers) if the family's weights say so (GPT-2, as in transformers' ``_init_weights``). A of adapters is uniform up to
-    1 / sqrt(inputs), as in PEFT.
+    They are normal with the deviation ``initializer_range``, or one of the weight's own. Projections that write into the residual
+    stream are divided by sqrt(2 x layers) if the family's weights say so (GPT-2, as in transformers' ``_init_weights``). A of
+    adapters is uniform up to 1 / sqrt(inputs), as in PEFT.
 
     Args:
         padding: embedding name -> its row of zeros.

@@ -45,7 +45,10 @@ class Observed:
 
 
 def watched(family: Family, root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules whose outputs are compared: the embedding, layers with the modules in them, and the last norm."""
+    """Yield the modules whose outputs are compared: the embedding, layers with the modules in them, and the last norm. Of a model
+    with an encoder gradients alone are compared."""
+    if family.decoder is not None:
+        return
     depth = family.blocks.count(".") + 1
     for name, module in root.named_modules():
         inner = name.count(".") - depth if name.startswith(f"{family.blocks}.") else -1

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 
 from hpc_mp.job import JobSpec
 from hpc_mp.job.layout import read_config
@@ -42,6 +42,8 @@ class Plain(StaysDouble):
         self.observed = Observed()
         source = drawn(spec.train.seed)
         self.model = self._built()
+        if self.family.decoder is not None and not shape.tied:
+            self.model.lm_head.weight = nn.Parameter(self.model.lm_head.weight.detach().clone())
         weights = {weight.name: weight for weight in self.family.all_weights(shape)}
         with torch.no_grad():
             self.stored = {name: values for name, values in (*self.model.named_parameters(), *self.model.named_buffers())
@@ -61,7 +63,8 @@ class Plain(StaysDouble):
         with self:
             hugging_face = AutoConfig.for_model(config["model_type"], **values)
             hugging_face._experts_implementation = "eager"  # the other implementations of transformers do not support fp64
-            return AutoModelForCausalLM.from_config(hugging_face, attn_implementation="eager").double().train()
+            maker = AutoModelForCausalLM if self.family.decoder is None else AutoModelForSeq2SeqLM
+            return maker.from_config(hugging_face, attn_implementation="eager").double().train()
 
     def __torch_function__(self, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         if function is nn.functional.dropout and self.sites:
@@ -73,7 +76,9 @@ class Plain(StaysDouble):
         """Return a tensor with the elements dropped that the engine drops: (1, tokens, …), or weights of attention."""
         if probability == 0.0:
             return x
-        if x.dim() == 4:  # (1, heads, tokens, tokens)
+        if self.family.decoder is not None:  # of its samples no place is left out
+            index = torch.arange(x[0].numel()).view(x.shape[1:])
+        elif x.dim() == 4:  # (1, heads, tokens, tokens)
             index = torch.arange(x.shape[1] * self.length**2).view(-1, self.length, self.length)[:, self.places, self.places]
         else:
             index = torch.arange(self.length * x.shape[2:].numel()).view(self.length, *x.shape[2:])[self.places]
@@ -86,6 +91,8 @@ class Plain(StaysDouble):
                       for layer in range(self.model.config.num_hidden_layers)}
         inner = self.family.attention_dropout
         attentions |= {f"{path}.{inner}": site for path, site in attentions.items()} if inner is not None else {}
+        if self.family.decoder is not None:
+            attentions = {name: name for name, _ in self.model.named_modules() if self.family.has_heads(name)}
         for name, module in self.model.named_modules():
             module.register_forward_hook(partial(self._ended, name))
             if name in attentions or isinstance(module, nn.Dropout):
@@ -113,18 +120,25 @@ class Plain(StaysDouble):
     def loss(self, samples: DrawnSamples, position: int) -> Tensor:
         """Return the loss of a sample, summed over its labels."""
         ids, labels = map(torch.from_numpy, samples.at(position))
-        cuts, total = (0, *samples.cuts(position), self.length), torch.zeros((), dtype=torch.float64)
+        cuts, total = (samples.prompt, *samples.cuts(position), self.length), torch.zeros((), dtype=torch.float64)
         train = self.spec.train
         self.sample = position
         for begin, end in pairwise(cuts):
             self.places = slice(begin, end)
             with self:
-                logits = self.model(input_ids=ids[None, self.places], use_cache=False).logits[0]
+                logits = self.model(**self._inputs(samples, position, ids[None]), use_cache=False).logits[0]
                 own = labels[self.places]
                 total = total + nn.functional.cross_entropy(logits, own, ignore_index=IGNORE, reduction="sum",
                                                             label_smoothing=train.label_smoothing)
                 total = total + train.z_loss * torch.logsumexp(logits, -1)[own != IGNORE].square().sum()
         return total
+
+    def _inputs(self, samples: DrawnSamples, position: int, ids: Tensor) -> dict[str, Tensor]:
+        """Return the arguments of the model's forward."""
+        if not (prompt := samples.prompt):
+            return {"input_ids": ids[:, self.places]}
+        ends = torch.from_numpy(samples.documents([position]))[:, 1:]
+        return {"input_ids": ids[:, :prompt], "attention_mask": torch.arange(prompt) < ends, "decoder_input_ids": ids[:, prompt:]}
 
     def train(self, samples: DrawnSamples) -> Observed:
         """Train the steps of the job."""

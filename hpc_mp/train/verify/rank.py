@@ -48,7 +48,7 @@ def run_rank(rank: int, spec: JobSpec, shape: ModelShape, listener: socket.socke
     observed = Observed()
     for stage in engine.passes.pipeline.stages.values():
         _watch(cast(TransformersStage, stage), observed)
-    samples = DrawnSamples(shape.vocabulary, spec.data.sequence_length, spec.data.documents == "separate")
+    samples = DrawnSamples(spec, shape)
     for step in range(spec.train.steps):
         own = positions(step * spec.train.global_batch, global_batch=spec.train.global_batch, data_degree=spec.data_degree,
                         data_rank=groups.data_rank, microbatches=spec.microbatches)

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from hpc_mp.job import JobSpec
+from hpc_mp.layout.models import ModelShape
 from hpc_mp.train.data.rows import IGNORE
 
 COUNTED = 0.8  # share of the labels that count, so that their number differs among microbatches and ranks
@@ -12,10 +14,11 @@ CUTS = ((), (9,), (4, 17), (15,))  # places at which documents begin, of samples
 
 
 class DrawnSamples:
-    """Samples by position, as ``trainer.share`` takes them. ``separate``: True if documents do not see each other."""
+    """Samples by position, as ``trainer.share`` takes them, of a shrunk job and its model."""
 
-    def __init__(self, vocabulary: int, length: int, separate: bool) -> None:
-        self.vocabulary, self.length, self.separate = vocabulary, length, separate
+    def __init__(self, spec: JobSpec, shape: ModelShape) -> None:
+        self.vocabulary, self.length, self.prompt = shape.vocabulary, spec.data.sequence_length, shape.prompt
+        self.separate = spec.data.documents == "separate"
 
     def at(self, position: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return inputs and labels of a sample, (length,)."""
@@ -23,6 +26,7 @@ class DrawnSamples:
         tokens = generator.integers(0, self.vocabulary, self.length + 1)
         labels = np.where(generator.random(self.length) < COUNTED, tokens[1:], IGNORE)
         labels[[cut - 1 for cut in self.cuts(position)]] = IGNORE  # nothing precedes the first token of a document
+        labels[:self.prompt] = IGNORE
         return tokens[:-1], labels
 
     def cuts(self, position: int) -> tuple[int, ...]:
@@ -34,7 +38,9 @@ class DrawnSamples:
         return np.stack(inputs), np.stack(labels)
 
     def documents(self, positions: Iterable[int]) -> NDArray[np.int64] | None:
-        """Return the places at which documents begin, as ``TokenRows.documents`` does."""
+        """Return the places at which documents begin, as ``TokenRows.documents`` does, or those of prompts of several lengths."""
+        if self.prompt:
+            return np.array([[0, self.prompt - position % 4] for position in positions], np.int64)
         limit = max(map(len, CUTS))
         rows = [[0, *cuts, *[self.length] * (limit - len(cuts))] for cuts in map(self.cuts, positions)]
         return np.array(rows, np.int64) if self.separate else None
