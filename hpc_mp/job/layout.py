@@ -105,8 +105,8 @@ def _check_encoder(spec: JobSpec, shape: ModelShape) -> None:
     if not shape.encoder:
         raise HpcMpError(value, f"has no effect: {kind} has no encoder", "leave it out")
     if data.prompt_length is None or data.prompt_length >= length:
-        raise HpcMpError(value, f"must be less than data.sequence_length({length}): so many places has the encoder of {kind}, and "
-                         "the decoder the rest", "set it to the tokens of the longest prompt")
+        raise HpcMpError(value, f"must be less than data.sequence_length({length}): the encoder of {kind} has so many places, the "
+                         "decoder the rest", "set it to the tokens of the longest prompt")
     rules: tuple[tuple[str, object, bool, str], ...] = (
         ("data.format", data.format, data.format == "prompt", "the encoder sees a prompt, and the decoder its completion"),
         ("data.documents", data.documents, data.documents == "joined", "each row is a sample of its own already"),
@@ -115,9 +115,9 @@ def _check_encoder(spec: JobSpec, shape: ModelShape) -> None:
         ("parallel.tensor_modules", p.tensor_modules, p.tensor_modules == ("*",), "all layers share a table, cut by heads"),
         ("train.compile", spec.train.compile, not spec.train.compile, "its loop over both stacks is not compiled"),
         ("lora.rank", shape.adapters and shape.adapters.rank, not shape.adapters, "adapters are for models of one stack"))
-    for key, given, taken, reason in rules:
+    for key, setting, taken, reason in rules:
         if not taken:
-            raise HpcMpError(f"{key} = {shown(given)}", f"is not supported for {kind}: {reason}",
+            raise HpcMpError(f"{key} = {shown(setting)}", f"is not supported for {kind}: {reason}",
                              'set data.format = "prompt"' if key == "data.format" else "leave it out")
 
 
