@@ -105,8 +105,8 @@ def _check_encoder(spec: JobSpec, shape: ModelShape) -> None:
     if not shape.encoder:
         raise HpcMpError(value, f"has no effect: {kind} has no encoder", "leave it out")
     if data.prompt_length is None or data.prompt_length >= length:
-        raise HpcMpError(value, f"must be less than data.sequence_length({length}): the encoder of {kind} has so many places, the "
-                         "decoder the rest", "set it to the tokens of the longest prompt")
+        raise HpcMpError(value, f"must be less than data.sequence_length({length}): the encoder of {kind} has so many places, "
+                         "the decoder the rest", "set it to the tokens of the longest prompt")
     rules: tuple[tuple[str, object, bool, str], ...] = (
         ("data.format", data.format, data.format == "prompt", "the encoder sees a prompt, and the decoder its completion"),
         ("data.documents", data.documents, data.documents == "joined", "each row is a sample of its own already"),
