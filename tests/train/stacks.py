@@ -109,7 +109,7 @@ def plain(training: Training) -> Reference:
     for path, module in list(whole.named_modules()):
         if isinstance(module, nn.Dropout):
             parent, leaf = path.rsplit(".", 1)
-            setattr(whole.get_submodule(parent), leaf, Flat(module, path, clock))
+            setattr(whole.get_submodule(parent), leaf, Flat(module, path, clock, 2 if parent in ("encoder", "decoder") else 1))
         elif isinstance(module, modeling_t5.T5Attention):
             module.site = HashDropout(module.dropout, path, clock, torch.arange(module.n_heads))
     modeling_t5.eager_attention_forward = attention

@@ -27,6 +27,7 @@ from hpc_mp.train.pipeline.stage import Batch, Boundary, Carried
 ENCODER, DECODER, NORM = "encoder", "decoder", "norm"  # hidden states, and the weight of the norm between them
 POSITIONS = {ENCODER: "encoder positions", DECODER: "decoder positions"}  # tables of this rank's heads
 BIAS = {ENCODER: "encoder bias", DECODER: "decoder bias", "cross": "cross bias"}  # of scores
+BETWEEN, DROPOUTS = "encoder.final_layer_norm", ("dropout", "dropout 1")  # the latter before and behind the layers of a stack
 
 
 def crossing(encoder: int, layers: int, begin: int) -> tuple[str, ...]:
@@ -59,7 +60,7 @@ class EncoderDecoderStage(TransformersStage):
         norm: function of hidden states and of a weight.
     """
 
-    buckets: Mapping[str, Tensor]
+    buckets: dict[str, Tensor]
     own_heads: int
     most_heads: int
     norm: Any
@@ -76,20 +77,22 @@ class EncoderDecoderStage(TransformersStage):
         if not self.span.last:
             return {name: tensors[name] for name in crossing(self.shape.encoder, self.shape.layers, self.span.layers.stop)}
         hidden, = opened(self.head_units, tensors[DECODER])
-        hidden = self.get_submodule("decoder.dropout")(self.get_submodule(self.family.norm)(hidden)) * self.family.head_scale
+        hidden = self._dropped(DECODER, 1, self.get_submodule(self.family.norm)(hidden)) * self.family.head_scale
         prompt = self.shape.prompt
         loss, count = closed(self.head_units, *self.objective(hidden, batch, lambda labels: labels[:, prompt:], gradient))
         return loss, count
+
+    def _dropped(self, stack: str, end: int, hidden: Tensor) -> Tensor:
+        dropped: Tensor = self.get_submodule(f"{stack}.{DROPOUTS[end]}")(hidden)
+        return dropped
 
     def _looked_up(self, ids: Tensor) -> Boundary:
         """Return what the first stage hands on, or begins with."""
         for unit in self.embedding_units:
             unit.need()
-        hidden = self.get_submodule(self.family.embedding)(ids)
-        prompt = self.shape.prompt
-        tensors = {ENCODER: hidden[:, :prompt], DECODER: hidden[:, prompt:]}
-        tensors = {stack: self.get_submodule(f"{stack}.dropout")(states) for stack, states in tensors.items()}
-        tensors[NORM] = self.get_parameter("encoder.final_layer_norm.weight").clone()  # what a unit frees, these keep
+        hidden, prompt = self.get_submodule(self.family.embedding)(ids), self.shape.prompt
+        tensors = {ENCODER: self._dropped(ENCODER, 0, hidden[:, :prompt]), DECODER: self._dropped(DECODER, 0, hidden[:, prompt:])}
+        tensors[NORM] = self.get_parameter(f"{BETWEEN}.weight").clone()  # which stays when a unit is freed
         for stack, name in POSITIONS.items():
             table = self.get_parameter(f"{stack}.{TABLE}")
             tensors[name] = F.pad(table, (0, self.most_heads - table.shape[1])).clone()
@@ -104,8 +107,7 @@ class EncoderDecoderStage(TransformersStage):
         padding = hidden.new_zeros(1, 1, 1, prompt)
         if documents is not None:
             places = torch.arange(prompt, device=hidden.device)
-            padding = hidden.new_zeros(len(hidden), 1, 1, prompt).masked_fill_(
-                (places >= documents[:, 1:2])[:, None, None], least)
+            padding = padding.masked_fill((places >= documents[:, 1:2])[:, None, None], least)
         later = hidden.new_full((hidden.shape[1],) * 2, least).triu_(1)
         masks, biases = {ENCODER: padding, DECODER: later}, {BIAS["cross"]: padding}
         for stack, name in POSITIONS.items():
@@ -121,53 +123,40 @@ class EncoderDecoderStage(TransformersStage):
             layer, block = self.span.layers[self.blocks.index(path)], self.get_submodule(path)
             with profiled(path), self.precision.computing():
                 if layer >= self.shape.encoder:
-                    tensors[DECODER] = block(tensors[DECODER], None, tensors[BIAS[DECODER]], tensors[ENCODER], None,
+                    encoded = self.tensor.enter(tensors[ENCODER])  # of whose gradient each rank's heads have a share
+                    tensors[DECODER] = block(tensors[DECODER], None, tensors[BIAS[DECODER]], encoded, None,
                                              tensors[BIAS["cross"]])[0]
                     continue
                 tensors[ENCODER] = block(tensors[ENCODER], None, tensors[BIAS[ENCODER]])[0]
                 if layer == self.shape.encoder - 1:
-                    tensors[ENCODER] = self.get_submodule("encoder.dropout")(self.norm(tensors[ENCODER], tensors[NORM]))
+                    tensors[ENCODER] = self._dropped(ENCODER, 1, self.norm(tensors[ENCODER], tensors[NORM]))
         return tensors[ENCODER], tensors[DECODER]
-
-
-def _entered(stage: TransformersStage, _: nn.Module, args: Any, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Sum the gradient of the encoder's output, of which a rank's heads have a share."""
-    states = settings.get("key_value_states")
-    return args, settings if states is None else {**settings, "key_value_states": stage.tensor.enter(states)}
 
 
 def join_stacks(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
     """Attach this rank's heads, dropout, and what a stage has besides its blocks."""
-    family, shape, clock, decoder = stage.family, stage.shape, stage.around.clock, stage.family.decoder
-    assert isinstance(stage, EncoderDecoderStage) and decoder is not None
-    own = heads_of(shape.heads, shape.kv_heads, stage.tensor.size, stage.tensor.rank).query
-    stage.own_heads, stage.most_heads = len(own), len(heads_of(shape.heads, shape.kv_heads, stage.tensor.size, 0).query)
-    names = f"{ENCODER}.{TABLE}", f"{DECODER}.{TABLE}", "encoder.final_layer_norm.weight"
-    of_first = {path: whole.get_submodule(path) for path in (name.removesuffix(".weight") for name in names)}
-    for block in stage.blocks:
-        for inner in (family.attention, decoder.cross):
-            if (path := f"{block}.{inner}") not in dict(stage.named_modules()):
-                continue
-            attention: Any = stage.get_submodule(path)
-            attention.attention_site = HashDropout(attention.dropout, path, clock, torch.arange(own.start, own.stop,
-                                                                                              device=stage.positions.device))
-            if attention.has_relative_attention_bias:
-                del attention.relative_attention_bias  # the first stage has it
-            attention.register_forward_pre_hook(partial(_entered, stage), with_kwargs=True)
-    first: Any = whole.get_submodule(f"{family.path(0)}.{family.attention}")
-    stage.buckets = {}
-    for stack, tokens in {ENCODER: shape.prompt, DECODER: len(stage.positions) - shape.prompt}.items():
-        stage.graft(f"{stack}.dropout", whole.get_submodule(f"{stack}.dropout"))
-        places = torch.arange(tokens, device=stage.positions.device)  # not while computing: fp64 also has the buckets of fp32
-        stage.buckets[stack] = first._relative_position_bucket(
-            places - places[:, None], stack == ENCODER, first.relative_attention_num_buckets,
-            first.relative_attention_max_distance)
-    norm = of_first["encoder.final_layer_norm"]
-    stage.norm = lambda hidden, weight: functional_call(norm, {"weight": weight}, (hidden,))
-    for path, module in of_first.items() if stage.span.first else ():
-        stage.graft(path, module)
+    assert isinstance(stage, EncoderDecoderStage)
+    shape, clock, config, device = stage.shape, stage.around.clock, model.config, stage.positions.device
+    own, most = (heads_of(shape.heads, shape.kv_heads, stage.tensor.size, rank).query for rank in (stage.tensor.rank, 0))
+    rows, lengths = torch.arange(own.start, own.stop, device=device), (shape.prompt, len(stage.positions) - shape.prompt)
+    stage.own_heads, stage.most_heads, stage.buckets = len(own), len(most), {}
+    names = *(f"{stack}.{TABLE}".removesuffix(".weight") for stack in POSITIONS), BETWEEN
+    ends = {path: whole.get_submodule(path) for path in names}
+    attention: Any = whole.get_submodule(f"{stage.family.path(0)}.{stage.family.attention}")
+    for stack, length in zip(POSITIONS, lengths, strict=True):
+        places = torch.arange(length, device=device)  # not while computing: fp64 has the buckets of fp32 too
+        stage.buckets[stack] = attention._relative_position_bucket(
+            places - places[:, None], stack == ENCODER, config.relative_attention_num_buckets,
+            config.relative_attention_max_distance)
+        for name in DROPOUTS:
+            stage.graft(f"{stack}.{name}", nn.Dropout(config.dropout_rate))
     for path, module in list(stage.named_modules()):
         if isinstance(module, nn.Dropout):
-            sizes = shape.tokens_of(0 if path.startswith(ENCODER) else shape.encoder, len(stage.positions)), (
-                shape.intermediate if "DenseReluDense" in path else shape.hidden)
-            stage.set_submodule(path, WideDropout(module.p, path, clock, [sizes], stage.tensor))
+            size = lengths[not path.startswith(ENCODER)], shape.intermediate if "DenseReluDense" in path else shape.hidden
+            stage.set_submodule(path, WideDropout(module.p, path, clock, [size], stage.tensor))
+        elif isinstance(module, type(attention)):
+            module.attention_site = HashDropout(config.dropout_rate, path, clock, rows)
+            module._modules.pop("relative_attention_bias", None)  # the first stage has it
+    stage.norm = lambda hidden, weight: functional_call(ends[BETWEEN], {"weight": weight}, (hidden,))
+    for path, module in ends.items() if stage.span.first else ():
+        stage.graft(path, module)

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
-from itertools import pairwise
+from itertools import cycle, pairwise
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from hpc_mp.job.layout import read_config
 from hpc_mp.layout.models import ModelShape, family_of
 from hpc_mp.train.data.rows import IGNORE
 from hpc_mp.train.device.precision import StaysDouble
+from hpc_mp.train.model.encoder_decoder import DROPOUTS, POSITIONS
 from hpc_mp.train.parallel.dropout import DropoutClock, Moment, keep
 from hpc_mp.train.verify.adapters import attach
 from hpc_mp.train.verify.observed import INPUT, Observed, Output, drawn, hidden_of, watched, whole
@@ -87,17 +88,19 @@ class Plain(StaysDouble):
 
     def _watch(self) -> None:
         """Note the outputs of modules, and which module drops."""
-        attentions = {f"{self.family.blocks}.{layer}.{self.family.attention}": f"attention.{layer}"
-                      for layer in range(self.model.config.num_hidden_layers)}
+        attentions: dict[str, tuple[str, ...]] = {
+            f"{self.family.blocks}.{layer}.{self.family.attention}": (f"attention.{layer}",)
+            for layer in range(self.model.config.num_hidden_layers)}
         inner = self.family.attention_dropout
         attentions |= {f"{path}.{inner}": site for path, site in attentions.items()} if inner is not None else {}
         if self.family.decoder is not None:
-            attentions = {name: name for name, _ in self.model.named_modules() if self.family.has_heads(name)}
+            attentions = {name: (name,) for name, _ in self.model.named_modules() if self.family.has_heads(name)}
+            attentions |= {f"{stack}.{DROPOUTS[0]}": tuple(f"{stack}.{name}" for name in DROPOUTS) for stack in POSITIONS}
         for name, module in self.model.named_modules():
             module.register_forward_hook(partial(self._ended, name))
             if name in attentions or isinstance(module, nn.Dropout):
-                site = attentions.get(name, name)
-                module.register_forward_pre_hook(lambda _, args, site=site: self.sites.append(site))
+                sites = cycle(attentions.get(name, (name,)))
+                module.register_forward_pre_hook(lambda _, args, sites=sites: self.sites.append(next(sites)))
                 module.register_forward_hook(lambda *_: self.sites.pop() and None)
         for name, module in watched(self.family, self.model):
             module.register_forward_hook(lambda _, args, output, name=name: self._note(name, output))
