@@ -14,8 +14,8 @@ from typing import Any
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import shown
 from hpc_mp.layout.models.family import Decoder, Family, Weight, column, norm, row
-from hpc_mp.layout.models.fields import ACTIVATIONS, COMMON, DROPOUT, EPSILON, OLDER, POSITIVE, READ, ConfigField, Fields, only
-from hpc_mp.layout.models.shape import MOST, ModelShape, checked, count, read_sizes
+from hpc_mp.layout.models.fields import ACTIVATIONS, COMMON, DROPOUT, EPSILON, OLDER, READ, ConfigField, Fields, only
+from hpc_mp.layout.models.shape import MOST, ModelShape, count, read_sizes
 from hpc_mp.layout.models.sheet import ReadShape
 
 OWN = {"d_model": "hidden", "num_heads": "heads", "num_layers": "layers", "d_kv": "head_dim", "d_ff": "intermediate"}
@@ -26,10 +26,10 @@ FIELDS: Fields = {
     **dict.fromkeys((*OWN, "hidden_size", "num_attention_heads", "num_hidden_layers", "head_dim", "num_decoder_layers",
                      "vocab_size", "relative_attention_num_buckets", "relative_attention_max_distance", "pad_token_id",
                      "decoder_start_token_id", "classifier_dropout", "scale_decoder_outputs"), READ),
-    **dict.fromkeys(("dense_act_fn", "is_gated_act", "n_positions"), OLDER),  # the first two follow from another field
+    # The first two follow from another field; of the last one only first values depend.
+    **dict.fromkeys(("dense_act_fn", "is_gated_act", "n_positions", "initializer_factor"), OLDER),
     "dropout_rate": DROPOUT,
     "layer_norm_epsilon": EPSILON,
-    "initializer_factor": POSITIVE,
     "feed_forward_proj": ConfigField(lambda value: str(value).removeprefix(GATED) in ACTIVATIONS, "is not a supported activation",
                                      'use for example "relu" or "gated-gelu"'),
     "is_encoder_decoder": only(True),
@@ -42,19 +42,15 @@ REASON = "the tokens of a sample are those of a prompt, or those of a response"
 
 
 def read(config: Mapping[str, Any]) -> ReadShape:
-    """Return the shape, with a family whose tables have this model's number of layers, buckets and deviations."""
+    """Return the shape, with a family that has this model's number of layers and buckets."""
     shape = read_sizes(config, DEFAULT, OWN)
     tied = config.get("scale_decoder_outputs", config.get("tie_word_embeddings")) is not False  # transformers writes the former
     if type(start := start_token(config)) is not int or not 0 <= start < shape.vocabulary:
         raise HpcMpError(f"the model's decoder_start_token_id = {shown(start)}",
                          f"must be a whole number from 0 to {shape.vocabulary - 1}", "set it to that of padding")
-    factor = float(checked("initializer_factor", config.get("initializer_factor", 1.0), 1.0))
-    buckets = count(config, "relative_attention_num_buckets", BUCKETS)
     family = replace(
-        FAMILY, decoder=replace(DECODER, first=shape.layers), block_weights=partial(block_weights, factor),
-        embedding_weights=partial(embedding_weights, factor, buckets),
-        norm_weights=lambda s: norm("decoder.final_layer_norm", s.hidden, init=_ones(factor)),
-        head_scale=shape.hidden**-0.5 if tied else 1.0)
+        FAMILY, decoder=replace(DECODER, first=shape.layers), head_scale=shape.hidden**-0.5 if tied else 1.0,
+        embedding_weights=partial(embedding_weights, count(config, "relative_attention_num_buckets", BUCKETS)))
     values = {field.name: getattr(shape, field.name) for field in fields(shape)} | {
         "encoder": shape.layers, "layers": shape.layers + count(config, "num_decoder_layers", shape.layers),
         "tied": tied, "gated_mlp": str(config.get("feed_forward_proj")).startswith(GATED)}
@@ -66,36 +62,27 @@ def start_token(config: Mapping[str, Any]) -> int:
     return next((config[name] for name in ("decoder_start_token_id", "pad_token_id") if config.get(name) is not None), 0)
 
 
-def _ones(factor: float) -> Any:
-    return "ones" if factor == 1.0 else factor
-
-
 def _matrix(make: Callable[..., tuple[Weight, ...]], name: str, out: int, inner: int, deviation: float) -> Weight:
     return replace(make(name, out, inner)[0], deviation=deviation)
 
 
-def block_weights(factor: float, s: ModelShape, layer: int) -> tuple[Weight, ...]:
+def block_weights(s: ModelShape, layer: int) -> tuple[Weight, ...]:
     h, f, inner = s.hidden, s.intermediate, s.heads * s.head_dim
     attentions = ["layer.0.SelfAttention", *(["layer.1.EncDecAttention"] if layer >= s.encoder else [])]
     mlp = f"layer.{len(attentions)}.DenseReluDense"
-    width = factor * h**-0.5
     return (
-        *(norm(f"layer.{place}.layer_norm", h, init=_ones(factor))[0] for place in range(len(attentions) + 1)),
-        *(_matrix(column, f"{attention}.{name}", inner, h, width * (s.head_dim**-0.5 if name == "q" else 1.0))
+        *(norm(f"layer.{place}.layer_norm", h)[0] for place in range(len(attentions) + 1)),
+        *(_matrix(column, f"{attention}.{name}", inner, h, h**-0.5 * (s.head_dim**-0.5 if name == "q" else 1.0))
           for attention in attentions for name in "qkv"),
-        *(_matrix(row, f"{attention}.o", h, inner, factor * inner**-0.5) for attention in attentions),
-        *(_matrix(column, f"{mlp}.{name}", f, h, width) for name in (("wi_0", "wi_1") if s.gated_mlp else ("wi",))),
-        _matrix(row, f"{mlp}.wo", h, f, factor * f**-0.5),
+        *(_matrix(row, f"{attention}.o", h, inner, inner**-0.5) for attention in attentions),
+        *(_matrix(column, f"{mlp}.{name}", f, h, h**-0.5) for name in (("wi_0", "wi_1") if s.gated_mlp else ("wi",))),
+        _matrix(row, f"{mlp}.wo", h, f, f**-0.5),
     )
 
 
-def embedding_weights(factor: float, buckets: int, s: ModelShape) -> tuple[Weight, ...]:
-    return (
-        _matrix(column, "shared", s.vocabulary, s.hidden, factor),
-        *(Weight(f"{stack}.{TABLE}", (buckets, s.heads), cut=1, deviation=factor * s.hidden**-0.5)
-          for stack in ("encoder", "decoder")),
-        *norm("encoder.final_layer_norm", s.hidden, init=_ones(factor)),
-    )
+def embedding_weights(buckets: int, s: ModelShape) -> tuple[Weight, ...]:
+    tables = (Weight(f"{stack}.{TABLE}", (buckets, s.heads), cut=1, deviation=s.hidden**-0.5) for stack in ("encoder", "decoder"))
+    return _matrix(column, "shared", s.vocabulary, s.hidden, 1.0), *tables, *norm("encoder.final_layer_norm", s.hidden)
 
 
 DECODER = Decoder("decoder.block", 0, "layer.1.EncDecAttention", "layer.2.DenseReluDense")
@@ -104,8 +91,7 @@ FAMILY = Family(
     fields=FIELDS, read=read,
     embedding="shared", blocks="encoder.block", norm="decoder.final_layer_norm", head="lm_head", decoder=DECODER, depth=3,
     attention="layer.0.SelfAttention", mlp="layer.1.DenseReluDense", alike=False, needs_samples=REASON, needs_tokens=REASON,
-    block_weights=partial(block_weights, 1.0),
-    embedding_weights=partial(embedding_weights, 1.0, BUCKETS),
+    block_weights=block_weights, embedding_weights=partial(embedding_weights, BUCKETS),
     norm_weights=lambda s: norm("decoder.final_layer_norm", s.hidden),
     head_weights=lambda s: (_matrix(column, "lm_head", s.vocabulary, s.hidden, 1.0),),
     older_names={r"^shared\.": "encoder.embed_tokens."},
