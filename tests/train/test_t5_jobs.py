@@ -5,11 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 from exact import EXACT
 from layouts import STACKS, trained_run
 from ranks import run_ranks
 from stacks import Training, plain_model
+from tokenizers import decoders
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Metaspace
 from torch import Tensor
 from transformers import AutoTokenizer, T5ForConditionalGeneration
 
@@ -20,7 +24,7 @@ from hpc_mp.train.checkpoint.export import export
 from hpc_mp.train.data import IGNORE, Samples, load_tokens, pairs_of
 from hpc_mp.train.device.precision import StaysDouble
 
-PROMPT, LENGTH, STEPS, BATCH = 40, 72, 3, 8
+PROMPT, LENGTH, STEPS, BATCH = 5, 9, 3, 8
 JOB = f"""
 [job]
 name = "t5"
@@ -30,6 +34,7 @@ device = "cpu"
 pretrained = "checkpoint"
 [data]
 files = ["rows.jsonl"]
+tokenizer = "tokenizer"
 format = "prompt"
 prompt_length = {PROMPT}
 sequence_length = {LENGTH}
@@ -55,13 +60,19 @@ Rows = list[dict[str, str]]
 
 def rows(count: int, first: int) -> Rows:
     words = Path(json.__file__).read_text().split()
-    return [{"prompt": " ".join(words[at:at + at % 4]), "completion": " " + " ".join(words[at + 4:at + 5 + at % 3])}
+    return [{"prompt": " ".join(words[at:at + at % 4]), "completion": " ".join(words[at + 4:at + 5 + at % 3])}
             for at in range(first, first + count)]
 
 
 def written(directory: Path, model: str) -> JobSpec:
     """Write a checkpoint of plain transformers, rows, and a job file."""
     run_ranks(1, lambda: plain_model(Training(model)).save_pretrained(directory / "checkpoint"))
+    words = sorted({f"▁{word}" for row in rows(40, 100) + rows(5, 300) for text in row.values() for word in text.split()})
+    encoder = tokenizers.Tokenizer(WordLevel({word: number for number, word in enumerate(["</s>", "?", *words])}, unk_token="?"))
+    encoder.pre_tokenizer, encoder.decoder = Metaspace(prepend_scheme="always"), decoders.Metaspace(prepend_scheme="always")
+    (directory / "tokenizer").mkdir()
+    encoder.save(str(directory / "tokenizer" / "tokenizer.json"))
+    (directory / "tokenizer" / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
     for name, given in {"rows.jsonl": rows(40, 100), "held-out.jsonl": rows(5, 300)}.items():
         (directory / name).write_text("".join(json.dumps(row) + "\n" for row in given))
     (directory / "job.toml").write_text(JOB)

@@ -149,7 +149,7 @@ def job_tokenizer(spec: JobSpec, vocabulary: int, cache: Path) -> Tokenizer:
 def reading_of(spec: JobSpec, *, held_out: bool = False) -> DocumentReading:
     """Return how the files of a job become documents: of its training, or of the share that is held out."""
     template = Path(spec.data.template) if spec.data.template else None
-    return DocumentReading(spec.data.format, None, template, spec.evaluate.share, held_out)
+    return DocumentReading(spec.data.format, None, template, spec.evaluate.share, held_out, spec.data.prompt_length is not None)
 
 
 def find_prepared(spec: JobSpec, vocabulary: int, cache: Path) -> TokenSet | None:
@@ -217,7 +217,8 @@ def _tokenize(target: Path, sources: Sequence[TokenizedFile], tokenizer: Tokeniz
     count = counted = done = shown = first = documents = 0  # first: the document's first token
     replaced: Counter[Path] = Counter()
     with (target / TOKENS).open("wb") as tokens, (target / LOSS).open("wb") as loss, (target / DOCUMENTS).open("wb") as firsts:
-        for piece, ids in encode(pieces((source.path for source in sources), files_key, reading), tokenizer.encoder):
+        texts = pieces((source.path for source in sources), files_key, reading)
+        for piece, ids in encode(texts, tokenizer.encoder, apart=reading.apart):
             some = count + len(ids) > first
             if piece.last and some and tokenizer.end is not None and piece.spans is None:  # a document without tokens has no end
                 ids.append(tokenizer.end)
