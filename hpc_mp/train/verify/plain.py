@@ -117,7 +117,8 @@ class Plain(StaysDouble):
         if name.startswith(INPUT):
             self._ended(name)
         if hidden is not None and self.clock.moment.step == 0:
-            places = torch.arange(self.length)[self.places].numpy()
+            whole = self.family.decoder is not None
+            places = torch.arange(hidden.shape[1] if whole else self.length)[slice(None) if whole else self.places].numpy()
             self.observed.outputs.setdefault(name, []).append(Output((self.sample,), places, hidden.detach().numpy().copy()))
 
     def loss(self, samples: DrawnSamples, position: int) -> Tensor:
