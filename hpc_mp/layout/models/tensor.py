@@ -117,7 +117,8 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 
 def tensor_modules(family: Family, shape: ModelShape) -> tuple[str, ...]:
     """Return the modules that can be cut, by their Hugging Face names; a tied head is the embedding."""
-    inner = [f"{family.path(layer)}.{module}" for layer in range(shape.layers) for module in family.block_modules]
+    inner = [f"{family.path(layer)}.{module}" for layer in range(shape.layers)
+             for module in (family.entered(shape, layer) if family.decoder else family.block_modules)]
     return family.embedding, *inner, *(() if shape.tied else (family.head,))
 
 
