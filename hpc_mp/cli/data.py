@@ -11,7 +11,7 @@ from hpc_mp.base.extras import need_train
 from hpc_mp.base.text import counted
 from hpc_mp.cli.output import bytes_bar
 from hpc_mp.job import load_job
-from hpc_mp.job.epochs import steps_of, with_steps
+from hpc_mp.job.epochs import samples_in, steps_of, with_steps
 from hpc_mp.job.inputs import find_files
 from hpc_mp.job.layout import read_shape
 from hpc_mp.launch.training_text import check_text
@@ -40,7 +40,7 @@ def prepare(job: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     with bytes_bar("tokenizing") as progress:
         tokens = prepare_job(spec, vocabulary, cache, progress)
         held_out = prepare_held_out(spec, vocabulary, cache, progress, tokens)
-    samples = tokens.samples(spec.data.sequence_length)
+    samples = samples_in(spec, tokens.count, len(tokens.documents()))
     steps = steps_of(1, samples, spec.train.global_batch)
     files = len(find_files(spec.data.files))
     if as_json:

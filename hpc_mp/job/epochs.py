@@ -13,6 +13,12 @@ def samples_of(tokens: int, sequence_length: int) -> int:
     return max(0, tokens - 1) // sequence_length
 
 
+def samples_in(spec: JobSpec, tokens: int, rows: int) -> int:
+    """Return the samples of a job in files of so many tokens and rows."""
+    a_row_each = spec.data.prompt_length is not None or bool(spec.data.labels)
+    return rows if a_row_each else samples_of(tokens, spec.data.sequence_length)
+
+
 def steps_of(epochs: float, samples: int, global_batch: int) -> int:
     """Return the number of steps, rounded up, that train on each of ``samples`` ``epochs`` times."""
     return max(1, math.ceil(round(epochs * samples / global_batch, DIGITS)))

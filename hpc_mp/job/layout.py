@@ -46,7 +46,7 @@ def read_shape(spec: JobSpec) -> ModelShape:
     """Return the shape of a job's model, with its adapters. Raises HpcMpError for a missing checkpoint, an unknown family,
     impossible sizes, an unknown field of its configuration, or adapters of another model."""
     shape = model_shape(read_config(spec), spec.model.pretrained).of_classes(len(spec.data.labels))
-    return replace(shape, adapters=adapters_of(spec.lora, family_of(shape), shape))
+    return replace(shape, adapters=adapters_of(spec.lora, family_of(shape), shape), prompt=spec.data.prompt_length or 0)
 
 
 def adapters_of(lora: Lora, family: Family, shape: ModelShape) -> Adapters | None:
@@ -109,8 +109,35 @@ def check_job(spec: JobSpec, shape: ModelShape) -> None:
         raise HpcMpError(f"model_type = {shape.model_type!r}", f"{shape.model_type} models are trained on masked tokens, but "
                          "a job file prepares text for the next token", "train it in a loop of your own, with hpc_mp.parallel, "
                          'or set train.objective = "classification"')
+    if shape.encoder or spec.data.prompt_length is not None:
+        _check_encoder(spec, shape)
     check_division(spec, shape)
     check_factors(spec.train.lr_factors, (weight.name for weight in trained_weights(family_of(shape), shape)))
+
+
+def _check_encoder(spec: JobSpec, shape: ModelShape) -> None:
+    """Raise HpcMpError if a model with an encoder gets other data than prompts, or a setting that it does not support."""
+    data, p, kind, length = spec.data, spec.parallel, shape.model_type, spec.data.sequence_length
+    value = f"data.prompt_length = {shown(data.prompt_length)}"
+    if not shape.encoder:
+        raise HpcMpError(value, f"has no effect: {kind} has no encoder", "leave it out")
+    if data.prompt_length is None or data.prompt_length >= length:
+        raise HpcMpError(value, f"must be less than data.sequence_length({length}): the encoder of {kind} has so many places, "
+                         "the decoder the rest", "set it to the tokens of the longest prompt")
+    objective = spec.train.objective
+    rules: tuple[tuple[str, object, bool, str], ...] = (
+        ("train.objective", objective, objective == "next_token", "it has a head of words alone"),
+        ("data.format", data.format, data.format == "prompt", "the encoder sees a prompt, and the decoder its completion"),
+        ("data.documents", data.documents, data.documents == "joined", "each row is a sample of its own already"),
+        ("parallel.recompute", p.recompute, p.recompute != "selective", "biases are added to its scores"),
+        ("parallel.partition", p.partition, p.partition != "profile", "what is measured has no prompts"),
+        ("parallel.tensor_modules", p.tensor_modules, p.tensor_modules == ("*",), "all layers share a table, cut by heads"),
+        ("train.compile", spec.train.compile, not spec.train.compile, "its loop over both stacks is not compiled"),
+        ("lora.rank", shape.adapters and shape.adapters.rank, not shape.adapters, "adapters are for models of one stack"))
+    for key, setting, taken, reason in rules:
+        if not taken:
+            raise HpcMpError(f"{key} = {shown(setting)}", f"is not supported for {kind}: {reason}",
+                             'set data.format = "prompt"' if key == "data.format" else "leave it out")
 
 
 def check_division(spec: JobSpec, shape: ModelShape) -> None:

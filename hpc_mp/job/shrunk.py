@@ -22,7 +22,7 @@ from hpc_mp.layout.models.tensor import matches, tensor_modules
 from hpc_mp.layout.placement.grid import ALIASES
 from hpc_mp.layout.schedule.names import is_table
 
-STEPS, TOKENS, RANK = 2, 24, 3
+STEPS, TOKENS, PROMPT, RANK = 2, 24, 13, 3
 ALWAYS = {"steps": STEPS, "epochs": None, "gradient_accumulation_steps": None, "learning_rate": 1e-2, "eps": 1e-2,
           "warmup_steps": 0, "lr_schedule": "constant", "lr_schedule_options": ScheduleOptions(), "precision": "fp64",
           "compile": False, "seed": 0, "loss_scale": LossScale(), "router_balance": 0.0, "router_z": 0.0, "expert_capacity": None,
@@ -50,7 +50,8 @@ def shrunk(spec: JobSpec, shape: ModelShape) -> JobSpec:
     return _changed(
         spec, parallel=parallel, train=train, lora=_lora(spec, shape), evaluate=Evaluate(), checkpoint=Checkpoint(),
         job=_changed(spec.job, nodes=1, ranks_per_node=tensor * context * pipeline * data, device="cpu"), sweep=Sweep(),
-        data=_changed(spec.data, sequence_length=TOKENS + bool(uneven), weights=()))
+        data=_changed(spec.data, sequence_length=TOKENS + bool(uneven), weights=(),
+                      prompt_length=spec.data.prompt_length and PROMPT))
 
 
 def with_model(small: JobSpec, config: Mapping[str, Any], shape: ModelShape, held: Sequence[int]) -> JobSpec:

@@ -132,6 +132,10 @@ class Data(values.Section):
     on the files and kept in `DIRECTORY/.cache`."""
     sequence_length: values.Count
     """Required. Tokens of a sample; at most the model's positions."""
+    prompt_length: values.Count | None = None
+    """Required for models with an encoder (T5), and for these only: the places of a sample that the encoder has for a prompt and
+    its end. The decoder has the rest of `data.sequence_length` for the completion and its end. Each row of `data.files`, of
+    `format = "prompt"`, is a sample; one that is too long is refused. See [T5](../user/models.md#t5). Example: `512`."""
     documents: Literal["joined", "separate"] = "joined"
     """A sample can contain several documents (a text file, or a row). `"joined"`: tokens attend to earlier documents of their
     sample, and positions continue. `"separate"`: tokens attend only to their own document, and positions restart with each

@@ -14,7 +14,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.extras import REMEDY
 from hpc_mp.base.text import counted, data_size, number, percent
 from hpc_mp.job import JobSpec
-from hpc_mp.job.epochs import samples_of, steps_of, with_steps
+from hpc_mp.job.epochs import samples_in, steps_of, with_steps
 from hpc_mp.job.first_rows import FirstRow, first_rows
 from hpc_mp.job.inputs import find_files, find_groups, kind
 from hpc_mp.job.layout import read_shape
@@ -91,7 +91,8 @@ def check_text(spec: JobSpec, vocabulary: int) -> tuple[tuple[FirstRow, ...], tu
         raise missing_template(tokenizer)
     find_groups(spec.data.files, spec.data.weights)
     limit, length = sum(row.size for row in rows) + len(rows), spec.data.sequence_length  # a byte each, and the ends of texts
-    if limit <= length and not spec.data.labels and all(row.plain and not row.chat for row in rows):
+    a_row_each = spec.data.prompt_length is not None or bool(spec.data.labels)
+    if limit <= length and not a_row_each and all(row.plain and not row.chat for row in rows):
         raise HpcMpError(f"data.sequence_length = {length}",
                          f"is more than the text has: {counted(len(rows), 'file')} with {counted(limit - len(rows), 'byte')} "
                          "give fewer tokens, and one sample takes sequence_length + 1",
@@ -110,7 +111,7 @@ def report_text(spec: JobSpec, vocabulary: int) -> TrainingText:
     rows, held_out, tokenizer = check_text(spec, vocabulary)
     size = sum(row.size for row in rows)
     if find_spec("tokenizers") is None:
-        return TrainingText(rows, held_out, tokenizer, None, False, _amount(spec, size // TOKEN_BYTES, exact=False))
+        return TrainingText(rows, held_out, tokenizer, None, False, _amount(spec, size // TOKEN_BYTES))
     from hpc_mp.train.data.shown import sample
     from hpc_mp.train.data.tokens import find_prepared, reading_of
 
@@ -119,18 +120,31 @@ def report_text(spec: JobSpec, vocabulary: int) -> TrainingText:
     start = next((place for place, row in enumerate(rows) if row.parts), 0)
     measured = sample([row.path for row in (*rows[start:], *rows[:start])], source, reading_of(spec)) if source else None
     if prepared is not None:
-        amount = _amount(spec, prepared.count, exact=True, rows=prepared.rows)
+        amount = _amount(spec, prepared.count, len(prepared.documents()), exact=True)
     elif measured is not None and measured.bytes:
-        rows_there = round(size * measured.documents / measured.bytes) if spec.data.labels else 0
-        amount = _amount(spec, round(size * measured.tokens / measured.bytes), exact=False, rows=rows_there)
+        tokens, rows_there = (round(size * part / measured.bytes) for part in (measured.tokens, measured.documents))
+        amount = _amount(spec, tokens, rows_there)
     else:
-        amount = _amount(spec, size // TOKEN_BYTES, exact=False)
+        amount = _amount(spec, size // TOKEN_BYTES)
     first = (measured.first, measured.counted) if measured else None
     return TrainingText(rows, held_out, tokenizer, first, bool(measured and measured.whole), amount)
 
 
-def _amount(spec: JobSpec, tokens: int, *, exact: bool, rows: int = 0) -> TextAmount:
-    samples = rows or samples_of(tokens, spec.data.sequence_length)
+def _samples(spec: JobSpec) -> str:
+    data = spec.data
+    if data.prompt_length is not None:
+        return (f"one for each row: up to {counted(data.prompt_length, 'token')} of its prompt for the encoder, and "
+                f"{data.sequence_length - data.prompt_length} of its completion for the decoder, each with its end")
+    size = f"of {counted(data.sequence_length, 'token')}: "
+    if data.labels:
+        return size + "one for each row, cut off there or filled up"
+    seen = "earlier documents of their sample" if data.documents == "joined" else "their own document alone"
+    return (f"{size}all documents end to end, cut there, so that a long one goes on in the next sample and short ones share one; "
+            f"tokens see {seen}")
+
+
+def _amount(spec: JobSpec, tokens: int, rows: int = 0, *, exact: bool = False) -> TextAmount:
+    samples = samples_in(spec, tokens, rows)
     return TextAmount(tokens, exact, samples, steps_of(1, samples, spec.train.global_batch))
 
 
@@ -158,7 +172,7 @@ def counted_steps(spec: JobSpec, listener: Listener) -> JobSpec:
         with listener.following(0):
             tokens = prepare_job(spec, vocabulary, cache, lambda done, total: listener.update(
                 RankStatus(0, "preparing data", done=done, total=total), ()))
-    return with_steps(spec, tokens.samples(spec.data.sequence_length))
+    return with_steps(spec, samples_in(spec, tokens.count, len(tokens.documents())))
 
 
 def text_rows(text: TrainingText, spec: JobSpec) -> dict[str, str]:
@@ -169,10 +183,7 @@ def text_rows(text: TrainingText, spec: JobSpec) -> dict[str, str]:
         **_mixture(spec),
         "tokenizer": _tokenizer(text, spec),
         "first row": _first(text),
-        "samples": f"of {counted(spec.data.sequence_length, 'token')}: " + (
-            "one for each row, cut off there or filled up" if spec.data.labels else
-            "all documents end to end, cut there, so that a long one goes on in the next sample and short ones share one; tokens "
-            "see " + ("earlier documents of their sample" if spec.data.documents == "joined" else "their own document alone")),
+        "samples": _samples(spec),
         "epoch": _epoch(text.amount, spec),
         **_trained_on(text),
         **_never_best(spec),

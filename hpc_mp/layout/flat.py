@@ -173,7 +173,7 @@ def unit_weights(family: Family, shape: ModelShape, span: StageSpan, expert: Exp
     if span.first:
         units[EMBEDDING] = [weight for weight in family.embedding_weights(shape) if weight not in tied]
     for layer in span.layers:
-        block, weights = f"{family.blocks}.{layer}", family.layer_weights(shape, layer)
+        block, weights = family.path(layer), family.layer_weights(shape, layer)
         units[block] = [weight for weight in weights if expert.size == 1 or not weight.experts]
         units[f"{block}{EXPERTS}"] = [weight for weight in weights if expert.size > 1 and weight.experts]
     if span.last:

@@ -63,11 +63,18 @@ def layer_costs(shape: ModelShape, sequence_length: int) -> LayerCosts:
         mlp = matrix * shape.intermediate
         if experts := shape.experts_of(layer):
             mlp = shape.experts_per_token * matrix * shape.expert_intermediate + shape.hidden * experts
-        window = min(sequence_length, shape.window_of(layer) or sequence_length)
-        visible = min(2 * window - 1, sequence_length) if shape.bidirectional else window * (1 - window / (2 * sequence_length))
-        return 2.0 * (attention + mlp) + 2 * 2 * q * visible
+        tokens = shape.tokens_of(layer, sequence_length)
+        window = min(tokens, shape.window_of(layer) or tokens)
+        both_ways = shape.bidirectional or layer < shape.encoder
+        visible = min(2 * window - 1, tokens) if both_ways else window * (1 - window / (2 * tokens))
+        cost = 2.0 * (attention + mlp) + 2 * 2 * q * visible
+        if shape.encoder and layer >= shape.encoder:
+            cost += 2.0 * attention + 2 * 2 * q * shape.prompt
+        return cost * tokens / sequence_length
 
-    return LayerCosts(0.0, tuple(map(block, range(shape.layers))), 2.0 * shape.hidden * (shape.classes or shape.vocabulary))
+    tokens = shape.tokens_of(shape.layers - 1, sequence_length) / sequence_length
+    head = 2.0 * shape.hidden * (shape.classes or shape.vocabulary) * tokens
+    return LayerCosts(0.0, tuple(map(block, range(shape.layers))), head)
 
 
 def _parameters(shape: ModelShape) -> LayerCosts:
@@ -134,7 +141,7 @@ def _balance(costs: LayerCosts, layers: Sequence[int]) -> str:
 def cut_at(requested: str, shape: ModelShape, stages: int) -> StageCut:
     """Return the stages that begin where a pattern matches. Raises HpcMpError if it names too few or too many of them."""
     family = family_of(shape)
-    names = [*(f"{family.blocks}.{layer}" for layer in range(shape.layers)), family.norm]
+    names = [*map(family.path, range(shape.layers)), family.norm]
     pattern = re.compile(requested.removeprefix(AT))
     begins = [place for place, name in enumerate(names) if pattern.fullmatch(name)]
     if len(begins) != stages - 1:

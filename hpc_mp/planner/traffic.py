@@ -120,22 +120,23 @@ def rank_traffic(layout: Layout, shape: ModelShape, pipeline: int) -> Traffic:
 def _tensor_axis(layout: Layout, shape: ModelShape, spans: list[StageSpan], activation: int) -> float:
     """Return a tensor rank's bytes for these stages' activations, their gradients and the loss. ``activation``: bytes of one."""
     family, cut = family_of(shape), layout.tensor_cut()
-    ends = heads = 0  # of cut layers: each has an all-reduce, or an all-gather and a reduce-scatter
+    ends, heads = 0.0, 0  # of cut layers: each has an all-reduce, or an all-gather and a reduce-scatter
     again = 0.0
     for span in spans:
         for place, layer in enumerate(span.layers):
-            path = f"{family.blocks}.{layer}"
+            path = family.path(layer)
             entered = sum(cut.cuts(family.module_of(shape, f"{path}.{inner}.weight"))
                           or (layout.sequence_parallel and inner == family.attention) for inner in family.entered(shape, layer))
             left = sum(weight.row and cut.cuts(family.module_of(shape, f"{path}.{weight.name}"))
                        for weight in family.projections(shape, layer).values())
             mixed = shape.experts_of(layer) > 0 and cut.cuts(family.module_of(shape, f"{path}.{family.experts}.weight"))
             left += mixed
-            ends += entered + left
+            share = shape.tokens_of(layer, layout.sequence) / layout.sequence  # of what an activation has
+            ends += share * (entered + left)
             if (together := blocks_together(layout.recompute)) is not None:  # the forward's half of everything
                 ends_group = (place + 1) % together == 0 or place + 1 == len(span.layers)
                 left -= mixed and ends_group  # a sum that no later computation needs is not recomputed
-                again += (entered + left) / 2 if layout.sequence_parallel else left
+                again += (entered + left) / 2 if layout.sequence_parallel else share * left
         ends += span.first and cut.cuts(family.embedding)
         heads += span.last and cut.cuts(family.head_module(shape))
     loss = LOSS_NUMBERS * layout.samples * layout.sequence // layout.degrees.context * max(
@@ -195,7 +196,7 @@ def _choices(layout: Layout, shape: ModelShape, spans: list[StageSpan]) -> tuple
 def _sharing_tensor_ranks(layout: Layout, shape: ModelShape, layer: int) -> int:
     """Return the number of tensor ranks that share the tokens of samples at a layer's experts."""
     family = family_of(shape)
-    whole = not layout.tensor_cut().cuts(family.module_of(shape, f"{family.blocks}.{layer}.{family.experts}.weight"))
+    whole = not layout.tensor_cut().cuts(family.module_of(shape, f"{family.path(layer)}.{family.experts}.weight"))
     return layout.degrees.tensor if layout.sequence_parallel and whole else 1
 
 

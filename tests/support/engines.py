@@ -22,7 +22,18 @@ from hpc_mp.layout.flat import Box
 from hpc_mp.layout.models import kv_copies
 from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.rundir.rank_env import identity
-from hpc_mp.train.data import HeldOut, Samples, TokenSet, load_tokens, positions, prepare_held_out, prepare_job
+from hpc_mp.train.data import (
+    HeldOut,
+    PairRows,
+    Samples,
+    TokenSet,
+    held_out_of,
+    load_tokens,
+    pairs_of,
+    positions,
+    prepare_held_out,
+    prepare_job,
+)
 from hpc_mp.train.parallel import gloo
 from hpc_mp.train.parallel.communicators import build, everyone
 from hpc_mp.train.parallel.groups import Tree
@@ -111,8 +122,9 @@ def rank_of(spec: JobSpec, number: int) -> Report:
     engine = assemble(spec, shape, layout, groups, schedule, device)
     engine.start(first_values(spec, shape))
     training, *held_out = _tokens(spec, shape.vocabulary, who.rank, store)
-    samples = Samples(training, spec.data.sequence_length, spec.train.seed, spec.data.documents, spec.data.weights)
-    rows = [HeldOut(tokens, spec.data.sequence_length, spec.data.documents) for tokens in held_out]
+    samples = Samples(training, spec.data.sequence_length, spec.train.seed, spec.data.documents, spec.data.weights,
+                      pairs_of(spec, training))
+    rows = [held_out_of(spec, tokens) for tokens in held_out]
     steps: list[StepNumbers] = []
     evaluations: list[tuple[int, float, int]] = []
     for step in range(spec.train.steps):
@@ -168,7 +180,7 @@ def _step(spec: JobSpec, engine: Engine, samples: Samples, step: int, traced: bo
     return engine.step(step, share(spec, samples, own, step, sum(map(samples.label_count, own)), engine), trace=traced)
 
 
-def _evaluate(spec: JobSpec, engine: Engine, rows: HeldOut, step: int) -> tuple[float, int]:
+def _evaluate(spec: JobSpec, engine: Engine, rows: HeldOut | PairRows, step: int) -> tuple[float, int]:
     passes = evaluation.passes(len(rows), microbatch=spec.microbatch_size, microbatches=spec.microbatches,
                                data_degree=spec.data_degree, data_rank=engine.groups.data_rank)
     parts = [engine.evaluate(share(spec, rows, own, step, 0, engine)) for own in passes]

@@ -36,6 +36,7 @@ VARIANTS = {name: varied(*row) for name, row in table(__file__, "layouts.toml", 
 
 FAMILIES: dict[str, str] = table(__file__, "layouts.toml", "families")
 MASKED: dict[str, str] = table(__file__, "layouts.toml", "masked")
+STACKS: dict[str, str] = table(__file__, "layouts.toml", "stacks")
 
 DEVICE = os.environ.get("TEST_DEVICE", "cpu")  # the device of the engine; plain transformers always uses the CPU
 JOB = table(__file__, "layouts.toml", "job").replace("{device}", DEVICE)

@@ -20,6 +20,7 @@ from hpc_mp.job import JobSpec, load_job
 from hpc_mp.layout.models import FAMILIES, Family
 from hpc_mp.train.checkpoint import adapters
 from hpc_mp.train.model import build_stage, transformers_stage
+from hpc_mp.train.model.encoder_decoder import EncoderDecoderStage
 from hpc_mp.train.model.vocabulary import SampleClass
 from hpc_mp.train.parallel import dropout, gradients, projection
 from hpc_mp.train.verify.verify import verify
@@ -31,6 +32,8 @@ MORE = {"tp2 pp2": layout(2, 2, microbatches=4), "documents": ['data.documents="
         "dropout": ["train.dropout=0.1", *layout(2)], "lora": ["lora.rank=2", "lora.alpha=8.0", "lora.dropout=0.1", *layout(2)],
         "one": [], "no dropout": ["train.dropout=0.0"],
         "tp4 pp4 dp2": [*layout(4, 4, 2, zero=1, schedule='"interleaved_1f1b"', virtual_stages=2, microbatches=4)]}
+PAIRS = ['data.format="prompt"', "data.prompt_length=9"]
+MORE |= {f"pairs {name}": [*PAIRS, *(MORE | LAYOUTS)[name]] for name in ("tp2 pp2", "dp2 zero3", "tp4 pp4 dp2")}
 HEALTHY: list[tuple[str, str]] = [tuple(pair) for pair in table(__file__, "verify.toml", "healthy")]
 QUICK = {("gpt2", "tp2 pp2"), ("gemma2", "documents")}
 
@@ -181,6 +184,8 @@ FAULTS: dict[str, tuple[str, str, Callable[[], None], str]] = {
     "factor of the embedding": ("gemma", "one", unscaled_embedding, "model.embed_tokens: its output"),
     "dropout of attention weights": ("gpt_bigcode", "one", wrapped(
         Family, "attention_probability", lambda right: lambda family, config: 0.0), "transformer.h.0.attn: its output"),
+    "table of positions": ("t5", "pairs tp2 pp2", wrapped(EncoderDecoderStage, "_biases", lambda right: lambda stage, *given: {
+        name: bias * 1.01 for name, bias in right(stage, *given).items()}), "encoder.block.0.layer.0.SelfAttention: its output"),
     "sum of gradients": ("llama", "tp2 pp2", unsummed, "model.norm.weight: its gradient"),
 }
 

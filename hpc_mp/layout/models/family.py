@@ -31,6 +31,7 @@ class Weight:
         row: True if it belongs to a projection whose inputs are cut. Its bias is whole, and is added once, to the sum.
         stored: its place in a checkpoint, if not under its own name: (first indices, name) of every part, in row-major order.
         trained: False if it keeps its values, so that it has neither a gradient nor optimizer state.
+        deviation: that of its normal values; None: ``initializer_range``.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Weight:
     row: bool = False
     stored: tuple[StoredPart, ...] = ()
     trained: bool = True
+    deviation: float | None = None
 
     @property
     def fused_shape(self) -> tuple[int, ...]:
@@ -70,6 +72,23 @@ def row(name: str, out: int, inner: int, bias: bool = False, init: Init = "norma
     """Return the weights of a projection (out, inner) whose inputs are cut."""
     matrix = Weight(f"{name}.weight", (out, inner), cut=1, row=True, init=init)
     return (matrix, Weight(f"{name}.bias", (out,), init="zeros", row=True)) if bias else (matrix,)
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """The second stack of blocks in a model with an encoder, whose layers are the first ones.
+
+    Attributes:
+        blocks: its module.
+        first: number of its first layer; the encoder has so many.
+        cross: the attention of its blocks to the encoder's output.
+        mlp: that of its blocks.
+    """
+
+    blocks: str
+    first: int
+    cross: str
+    mlp: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +137,8 @@ class Family:
         behind_norm: modules behind ``norm``, outside of the base, in this order.
         classifier: the attributes of its model for classification that are others than those of ``classifying``.
         fresh: name patterns of weights that begin with initial values if a checkpoint lacks them.
+        depth: parts of the name of a module of a block that is cut as a whole.
+        decoder: the blocks behind those of ``blocks``, which then are an encoder.
     """
 
     model_type: str
@@ -162,6 +183,8 @@ class Family:
     behind_norm: tuple[str, ...] = ()
     classifier: Mapping[str, Any] = field(default_factory=dict)
     fresh: tuple[str, ...] = ()
+    depth: int = 1
+    decoder: Decoder | None = None
 
     @property
     def base(self) -> str:
@@ -185,11 +208,28 @@ class Family:
     @property
     def enters(self) -> tuple[str, ...]:
         """The modules of a block whose input the projections cut in them share."""
-        return self.attention, self.mlp
+        return self.attention, self.mlp, *((self.decoder.cross, self.decoder.mlp) if self.decoder else ())
 
     def entered(self, shape: ModelShape, layer: int) -> tuple[str, ...]:
         """Return the modules of a layer into which hidden states are copied for the projections cut in them."""
+        if self.decoder:
+            return tuple(inner for inner in self.enters if any(
+                weight.name.startswith(f"{inner}.") for weight in self.block_weights(shape, layer)))
         return (self.attention, *self.apart) if self.apart and shape.experts_of(layer) else self.enters
+
+    def path(self, layer: int) -> str:
+        """Return the module of a layer."""
+        if self.decoder and layer >= self.decoder.first:
+            return f"{self.decoder.blocks}.{layer - self.decoder.first}"
+        return f"{self.blocks}.{layer}"
+
+    def in_block(self, name: str) -> tuple[str, int, str] | None:
+        """Return the blocks that a name is inside of, the number in its own stack, and the rest of the name; None: outside."""
+        for blocks in (self.blocks, *((self.decoder.blocks,) if self.decoder else ())):
+            if name.startswith(f"{blocks}."):
+                number, _, inner = name.removeprefix(f"{blocks}.").partition(".")
+                return blocks, int(number), inner
+        return None
 
     def projections(self, shape: ModelShape, layer: int) -> dict[str, Weight]:
         """Return the matrices of the projections of a block by the projections' names inside it."""
@@ -198,7 +238,7 @@ class Family:
 
     def layer_weights(self, shape: ModelShape, layer: int) -> tuple[Weight, ...]:
         """Return the parameters of a block under their Hugging Face names."""
-        path = f"{self.blocks}.{layer}"
+        path = self.path(layer)
         return tuple(replace(weight, name=f"{path}.{weight.name}",
                              stored=tuple((at, name.replace("{}", f"{layer}", 1)) for at, name in weight.stored))
                      for weight in self.block_weights(shape, layer))
@@ -219,13 +259,18 @@ class Family:
 
     def block_module(self, inner: str) -> str:
         """Return the module of a block that something inside it is cut with."""
-        top = inner.partition(".")[0]
+        top = ".".join(inner.split(".")[:self.depth])
         return self.cut_with.get(top, top)
+
+    def has_heads(self, module: str) -> bool:
+        """Return True for a module of a block that is cut by heads."""
+        attentions = self.attention, *((self.decoder.cross,) if self.decoder else ())
+        return any(module.endswith(f".{self.block_module(inner)}") for inner in attentions)
 
     def attention_of(self, layer: int) -> str | None:
         """Return the module that the attention of a layer is cut with; None if it is never cut."""
         module = self.block_module(self.attention)
-        return f"{self.blocks}.{layer}.{module}" if module in self.block_modules else None
+        return f"{self.path(layer)}.{module}" if module in self.block_modules else None
 
     def head_module(self, shape: ModelShape) -> str:
         """Return the module that the head is cut with: the embedding if it is tied to it."""
@@ -233,10 +278,10 @@ class Family:
 
     def module_of(self, shape: ModelShape, name: str) -> str | None:
         """Return the module that a weight is cut with; None for norms and other weights that are never cut."""
-        if name.startswith(f"{self.blocks}."):
-            layer, _, inner = name.removeprefix(f"{self.blocks}.").partition(".")
+        if (place := self.in_block(name)) is not None:
+            blocks, number, inner = place
             module = self.block_module(inner)
-            return f"{self.blocks}.{layer}.{module}" if module in self.block_modules else None
+            return f"{blocks}.{number}.{module}" if module in self.block_modules else None
         if name.startswith(f"{self.embedding}."):
             return self.embedding
         head = {weight.name for weight in self.head_weights(shape) if weight.cut is not None}
@@ -248,10 +293,10 @@ class Family:
 
     def without_layer(self, name: str) -> tuple[str, int | None]:
         """Return a name with ``{}`` in place of its layer's number, and that number; None for a name outside the blocks."""
-        if not name.startswith(f"{self.blocks}."):
+        if (place := self.in_block(name)) is None:
             return name, None
-        layer, _, inner = name.removeprefix(f"{self.blocks}.").partition(".")
-        return f"{self.blocks}.{{}}.{inner}", int(layer)
+        blocks, number, inner = place
+        return f"{blocks}.{{}}.{inner}", number
 
 
 def classifying(family: Family) -> Family:

@@ -41,6 +41,8 @@ class ModelShape:
             whose number it is too: such tokens are not counted. 0: positions are rows, and count all tokens.
         classes: of samples, which the model tells apart in place of words; 0: it is a language model.
         adapters: what is trained in place of the model's own weights; None: these are.
+        encoder: the number of its first layers that are an encoder; 0: it has none.
+        prompt: the first tokens of a sample, which the encoder has; the layers behind it have the others.
     """
 
     model_type: str
@@ -68,6 +70,14 @@ class ModelShape:
     first_position: int = 0
     classes: int = 0
     adapters: Adapters | None = None
+    encoder: int = 0
+    prompt: int = 0
+
+    def tokens_of(self, layer: int, sequence: int) -> int:
+        """Return the number of tokens of a sample that a layer computes."""
+        if not self.encoder:
+            return sequence
+        return self.prompt if layer < self.encoder else sequence - self.prompt
 
     def experts_of(self, layer: int) -> int:
         """Return the number of experts of a layer; 0: one MLP for all tokens."""
@@ -83,9 +93,9 @@ class ModelShape:
 
     @property
     def kinds(self) -> tuple[int, ...]:
-        """Kind of every layer, counted from 0: layers of a kind have the same window and number of experts."""
-        kinds: dict[tuple[int | None, int], int] = {}
-        facts = ((self.window_of(layer), self.experts_of(layer)) for layer in range(self.layers))
+        """Kind of every layer, counted from 0: layers of a kind have the same window, number of experts, and stack."""
+        kinds: dict[tuple[int | None, int, bool], int] = {}
+        facts = ((self.window_of(layer), self.experts_of(layer), layer < self.encoder) for layer in range(self.layers))
         return tuple(kinds.setdefault(fact, len(kinds)) for fact in facts)
 
     def narrowest(self, sequence: int) -> int | None:

@@ -102,7 +102,7 @@ def part_of(family: Family, shape: ModelShape, weight: Weight, tensor: TensorCut
     """Return a tensor rank's part of a weight of a family: in attention that of its heads."""
     module = family.module_of(shape, weight.name)
     part = cut_part(weight, tensor, tensor.cuts(module))
-    if not part.cut or weight.cut is None or str(module).rpartition(".")[2] != family.block_module(family.attention):
+    if not part.cut or weight.cut is None or not family.has_heads(str(module)):
         return part
     own, box = heads_of(shape.heads, shape.kv_heads, tensor.size, tensor.rank), list(part.box)
     numbers, copies, replica = (own.kv, own.copies, own.replica) if weight.most_parts else (own.query, 1, 0)
@@ -132,7 +132,8 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 
 def tensor_modules(family: Family, shape: ModelShape) -> tuple[str, ...]:
     """Return the modules that can be cut, by their Hugging Face names; a tied head is the embedding."""
-    inner = [f"{family.blocks}.{layer}.{module}" for layer in range(shape.layers) for module in family.block_modules]
+    inner = [f"{family.path(layer)}.{module}" for layer in range(shape.layers)
+             for module in (family.entered(shape, layer) if family.decoder else family.block_modules)]
     return family.embedding, *inner, *(() if shape.tied or shape.classes else (family.head,))
 
 

@@ -53,6 +53,7 @@ class DocumentReading:
         template: ``data.template``, if it takes the place of the tokenizer's own.
         share: ``evaluate.share``, the share of the documents that is held out.
         held_out: True to read that share, False to read the others.
+        apart: True if a completion does not continue its prompt, because a decoder gets it.
     """
 
     form: RowForm = "auto"
@@ -60,11 +61,13 @@ class DocumentReading:
     template: Path | None = None
     share: float = 0.0
     held_out: bool = False
+    apart: bool = False
 
     @property
     def choices(self) -> tuple[object, ...]:
         """The values that change the documents of the same files, for names in a cache; without those that have their default."""
-        return (*((self.form,) if self.form != "auto" else ()), *(((self.share, self.held_out),) if self.share else ()))
+        return (*((self.form,) if self.form != "auto" else ()), *(((self.share, self.held_out),) if self.share else ()),
+                *(("apart",) if self.apart else ()))
 
     def takes(self, content: bytes) -> bool:
         """Return True if the document with this content is read. Equal documents are on the same side."""

@@ -12,6 +12,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import several
 from hpc_mp.job import JobSpec
 from hpc_mp.job.inputs import find_files
+from hpc_mp.train.data.pairs import PairRows, pairs_of
 from hpc_mp.train.data.rows import IGNORE, TokenRows
 from hpc_mp.train.data.sampler import positions
 from hpc_mp.train.data.tokens import TokenSet, prepare, reading_of
@@ -36,8 +37,13 @@ def prepare_held_out(spec: JobSpec, vocabulary: int, cache: Path, progress: Call
     tokens = prepare(files, vocabulary=vocabulary, cache=cache, progress=progress, files_key="data.files" if share else KEY,
                     tokenizer_directory=training.tokenizer_directory, pretrained=None, reading=reading)
     if not tokens.rows:
-        HeldOut(tokens, spec.data.sequence_length, spec.data.documents)
+        held_out_of(spec, tokens)
     return tokens
+
+
+def held_out_of(spec: JobSpec, tokens: TokenSet) -> "HeldOut | PairRows":
+    """Return the held-out samples of a job. Raises HpcMpError if they have no label, or a row is too long."""
+    return pairs_of(spec, tokens, KEY) or HeldOut(tokens, spec.data.sequence_length, spec.data.documents)
 
 
 class HeldOut:

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from hpc_mp.job import JobSpec
 from hpc_mp.layout.models import ModelShape
-from hpc_mp.train.data.held_out import HeldOut
+from hpc_mp.train.data.held_out import HeldOut, held_out_of
+from hpc_mp.train.data.pairs import PairRows, pairs_of
 from hpc_mp.train.data.rows import IGNORE
 from hpc_mp.train.data.sampler import Samples, permuted
 from hpc_mp.train.data.tokens import TokenSet
@@ -22,14 +23,15 @@ def training_samples(spec: JobSpec, shape: ModelShape, tokens: TokenSet) -> "Sam
     """Return the samples of a job. Raises HpcMpError as ``Samples``."""
     if tokens.rows:
         return LabelledRows(tokens, spec.data.sequence_length, shape.bidirectional, spec.train.seed)
-    return Samples(tokens, spec.data.sequence_length, spec.train.seed, spec.data.documents, spec.data.weights)
+    return Samples(tokens, spec.data.sequence_length, spec.train.seed, spec.data.documents, spec.data.weights,
+                   pairs_of(spec, tokens))
 
 
-def held_out_samples(spec: JobSpec, shape: ModelShape, tokens: TokenSet) -> "HeldOut | LabelledRows":
-    """Return the held-out samples of a job. Raises HpcMpError as ``HeldOut``."""
+def held_out_samples(spec: JobSpec, shape: ModelShape, tokens: TokenSet) -> "HeldOut | LabelledRows | PairRows":
+    """Return the held-out samples of a job. Raises HpcMpError as ``held_out_of``."""
     if tokens.rows:
         return LabelledRows(tokens, spec.data.sequence_length, shape.bidirectional)
-    return HeldOut(tokens, spec.data.sequence_length, spec.data.documents)
+    return held_out_of(spec, tokens)
 
 
 class LabelledRows:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job.epochs import samples_of
+from hpc_mp.train.data.pairs import PairRows
 from hpc_mp.train.data.rows import TokenRows
 from hpc_mp.train.data.tokens import TokenSet
 
@@ -39,13 +40,14 @@ class Samples:
     Sequence i is the tokens [i × S, i × S + S]: S inputs, and the same shifted by one as labels. Sequences run over the ends of
     documents, see ``rows``. Tokens after the last whole sequence are not used. In a mixture each part has sequences of its own.
     ``sequence_length``: S, tokens. ``seed``, ``documents``, ``weights``: ``train.seed``, ``data.documents`` and ``data.weights``.
+    ``pairs``: rows that are the samples instead.
     Raises HpcMpError if the text, or a part of a mixture, is shorter than one sequence.
     """
 
     def __init__(self, token_set: TokenSet, sequence_length: int, seed: int, documents: str = "joined",
-                 weights: Sequence[float] = ()) -> None:
+                 weights: Sequence[float] = (), pairs: PairRows | None = None) -> None:
         parts = token_set.parts if weights else (token_set.count,)
-        if (least := min(parts)) <= sequence_length:
+        if (least := min(parts)) <= sequence_length and pairs is None:
             text = f"the files of data.weights[{parts.index(least)}] have" if weights else "the text has"
             raise HpcMpError(f"data.sequence_length = {sequence_length}",
                              f"{text} {least} tokens, and one sequence with its labels takes "
@@ -54,9 +56,10 @@ class Samples:
         self.sequence_length = sequence_length
         self.seed = seed
         self._slots = slots(weights) if weights else ()
-        self._firsts = [*accumulate(parts, initial=0)]
-        self._sizes = [samples_of(count, sequence_length) for count in parts]
-        self._rows = TokenRows(token_set, documents)
+        self._sizes = [samples_of(count, sequence_length) for count in parts] if pairs is None else pairs.parts
+        self._firsts = [*accumulate(parts if pairs is None else pairs.parts, initial=0)]
+        self._rows: TokenRows | PairRows = TokenRows(token_set, documents) if pairs is None else pairs
+        self._step = sequence_length if pairs is None else 1
 
     def __len__(self) -> int:
         """Return the number of samples per epoch; of a mixture those of all its parts."""
@@ -77,7 +80,7 @@ class Samples:
         part, number = self._source(position)
         epoch, place = divmod(number, self._sizes[part])
         sample = permuted(place, self._sizes[part], seed=self.seed + (part << 64), epoch=epoch)
-        return self._firsts[part] + sample * self.sequence_length
+        return self._firsts[part] + sample * self._step
 
     def _source(self, position: int) -> tuple[int, int]:
         """Return the part of a mixture at a global position, and the number of samples that it gives before; without weights all

@@ -48,7 +48,7 @@ def shown_documents(spec: JobSpec, vocabulary: int, cache: Path, number: int) ->
     tokenizer = job_tokenizer(spec, vocabulary, cache)
     reading = replace(reading_of(spec), tokenizer=tokenizer.directory, template=None)
     for path in dict.fromkeys(find_files([pattern])[0] for pattern in spec.data.files):
-        documents = _documents(encode(pieces([path], reading=reading), tokenizer.encoder, batch=1), tokenizer.end)
+        documents = _documents(encode(pieces([path], reading=reading), tokenizer.encoder, 1, reading.apart), tokenizer.end)
         for place, (ids, counts, whole) in enumerate(islice(documents, number), start=1):
             if spec.data.documents == "separate":
                 counts[:1] = [False]  # nothing precedes it

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec
-from hpc_mp.job.epochs import samples_of
 from hpc_mp.job.inputs import Kind, find_groups, kind
 from hpc_mp.job.layout import read_config
 from hpc_mp.job.rows import Labelled
@@ -59,10 +58,6 @@ class TokenSet:
     def loss(self) -> NDArray[np.uint8] | None:
         """Return 1 for each token that counts as a label, else 0, shape (count,), mapped from the file; None if all count."""
         return np.memmap(self.directory / LOSS, np.uint8, "r", shape=(self.count,)) if self.has_loss_mask else None
-
-    def samples(self, length: int) -> int:
-        """Return the number of samples of so many tokens, for classification of rows."""
-        return self.rows or samples_of(self.count, length)
 
     def classes(self) -> NDArray[np.int64]:
         """Return what ``classes.bin`` holds, (rows, 2), mapped from the file."""
@@ -162,7 +157,8 @@ def job_tokenizer(spec: JobSpec, vocabulary: int, cache: Path) -> Tokenizer:
 def reading_of(spec: JobSpec, *, held_out: bool = False) -> DocumentReading:
     """Return how the files of a job become documents: of its training, or of the share that is held out."""
     template = Path(spec.data.template) if spec.data.template else None
-    return DocumentReading(spec.data.form, None, template, spec.evaluate.share, held_out)
+    apart = spec.data.prompt_length is not None
+    return DocumentReading(spec.data.form, None, template, spec.evaluate.share, held_out, apart)
 
 
 def find_prepared(spec: JobSpec, vocabulary: int, cache: Path) -> TokenSet | None:
@@ -234,7 +230,8 @@ def _tokenize(target: Path, sources: Sequence[TokenizedFile], tokenizer: Tokeniz
     replaced: Counter[Path] = Counter()
     with ((target / TOKENS).open("wb") as tokens, (target / LOSS).open("wb") as loss, (target / DOCUMENTS).open("wb") as firsts,
           (target / CLASSES).open("wb") as classes):
-        for piece, ids in encode(pieces((source.path for source in sources), files_key, reading), tokenizer.encoder):
+        texts = pieces((source.path for source in sources), files_key, reading)
+        for piece, ids in encode(texts, tokenizer.encoder, apart=reading.apart):
             some = count + len(ids) > first
             if piece.last and some and tokenizer.end is not None and piece.spans is None:  # a document without tokens has no end
                 ids.append(tokenizer.end)

@@ -71,13 +71,14 @@ class EncodedWindow:
         return len(self.ids) - len(self.tail)
 
 
-def encode(stream: Iterable[TextPiece], encoder: tokenizers.Tokenizer,
-           batch: int = BATCH) -> Iterator[tuple[TextPiece, list[int]]]:
+def encode(stream: Iterable[TextPiece], encoder: tokenizers.Tokenizer, batch: int = BATCH,
+           apart: bool = False) -> Iterator[tuple[TextPiece, list[int]]]:
     """Yield each piece with its part of the text's ids, without the special tokens that the tokenizer's template would add.
+    ``apart``: as in ``DocumentReading``.
 
     A chat is yielded in parts whose tokens all count, or all do not."""
     splice = _Splice(encoder)
-    for windows in _batches(_windows(stream), batch):
+    for windows in _batches(_windows(stream, apart), batch):
         if (example := windows[0].piece.example) is not None:
             yield from _examples([window.piece for window in windows], encoder, example.limit)
             continue
@@ -211,7 +212,7 @@ def _edges(encoding: tokenizers.Encoding, window: TextWindow) -> tuple[list[Toke
     return list(head), list(tail)[::-1]
 
 
-def _windows(stream: Iterable[TextPiece]) -> Iterator[TextWindow]:
+def _windows(stream: Iterable[TextPiece], apart: bool) -> Iterator[TextWindow]:
     pieces = iter(stream)
     piece = next(pieces, None)
     before, own, goes_on, some = "", 0, False, False
@@ -219,7 +220,7 @@ def _windows(stream: Iterable[TextPiece]) -> Iterator[TextWindow]:
         following = next(pieces, None)
         after = following.text[:CONTEXT] if piece.joined and following is not None else ""
         yield TextWindow(piece, before + piece.text + after, own - len(before), own, goes_on)
-        some = (some or bool(piece.text)) and not piece.last
+        some = (some or bool(piece.text)) and not piece.last and not apart
         before, own = (piece.text[-CONTEXT:], own + len(piece.text)) if piece.joined else ("", 0)
         goes_on = goes_on if piece.joined else some
         piece = following

@@ -5,6 +5,7 @@ sequences of several lengths on a GPU (see ``flash``). Where there is none for t
 made for a block of queries at a time, and again in the backward.
 """
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -16,10 +17,11 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from hpc_mp.train.model.recompute import computed_again
 from hpc_mp.train.parallel import flash
 from hpc_mp.train.parallel.context import CONTEXT, AttentionFunction, AttentionResult, context_attention
-from hpc_mp.train.parallel.dropout import ATTENTION, attention
+from hpc_mp.train.parallel.dropout import ATTENTION, HashDropout, attention
 from hpc_mp.train.parallel.masks import Visible
 
 FUSED = "hpc_mp_fused"  # a name for which transformers makes no masks
+BIASED = "hpc_mp_biased"  # of models whose scores have a bias
 RECOMPUTED = "hpc_mp_recomputed_"  # prefix of the variant of a function that the backward recomputes
 
 
@@ -86,6 +88,14 @@ def _with_sinks(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, vi
     return torch.cat([computed_again(compute, *part) for part in parts], 1), None
 
 
+def _biased(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, scaling: float,
+            position_bias: Tensor, **_: Any) -> AttentionResult:
+    """Attend with scores to which a bias is added, which also hides tokens. It has the shape of scores, or 1 for any number."""
+    if cast(HashDropout, module.attention_site).p:
+        return attention(module, query, key, value, cast(Visible, SimpleNamespace(mask=lambda _: position_bias)), scaling)
+    return SDPA(module, query, key, value, position_bias, scaling=scaling)
+
+
 def _recomputed(function: AttentionFunction) -> AttentionFunction:
     def recomputed(module: nn.Module, *tensors: Tensor | Visible | None, **settings: Any) -> tuple[Tensor, None]:
         """Attend. ``tensors``: query, key, value and what tokens see."""
@@ -96,6 +106,7 @@ def _recomputed(function: AttentionFunction) -> AttentionFunction:
 
 SDPA = attention_function("sdpa")
 FUNCTIONS: dict[str, AttentionFunction] = {FUSED: _fused, ATTENTION: attention}
-FUNCTIONS |= {f"{RECOMPUTED}{name}": _recomputed(function) for name, function in FUNCTIONS.items()} | {CONTEXT: context_attention}
+FUNCTIONS |= {f"{RECOMPUTED}{name}": _recomputed(function) for name, function in FUNCTIONS.items()}
+FUNCTIONS |= {CONTEXT: context_attention, BIASED: _biased}
 for name, function in FUNCTIONS.items():
     AttentionInterface.register(name, function)

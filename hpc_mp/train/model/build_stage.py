@@ -15,6 +15,7 @@ from hpc_mp.layout.models.adapter_weights import DOWN, adapted_weights
 from hpc_mp.layout.models.tensor import heads_of, part_of, selected_heads
 from hpc_mp.train.model.attention_table import attention_function
 from hpc_mp.train.model.compilation import compile_block
+from hpc_mp.train.model.encoder_decoder import EncoderDecoderStage, join_stacks
 from hpc_mp.train.model.rotary_tables import RotaryTables
 from hpc_mp.train.model.transformers_modules import TransformersModules
 from hpc_mp.train.model.transformers_stage import Absent, TransformersStage
@@ -33,10 +34,12 @@ UNSET = -987654321.0  # in buffers without values
 
 def build_stage(model: TransformersModules, span: StageSpan, around: Surroundings) -> TransformersStage:
     """Build a stage without parameters, which ``adopt`` gives it."""
-    whole, stage = model.skeleton(), TransformersStage(model.family, model.shape, span, around)
+    whole, stacks = model.skeleton(), model.family.decoder is not None
+    stage = (EncoderDecoderStage if stacks else TransformersStage)(model.family, model.shape, span, around)
     for path, layer in zip(stage.blocks, span.layers, strict=True):
         stage.graft(path, model.block(whole, layer))
-    for change in (_embedding, _tensor, _experts, _head, _dropout, _adapters, _attention, _buffers, _compilation, _driver):
+    one = _experts, _head, _dropout, _adapters, _attention, _buffers, _compilation, _driver
+    for change in (_embedding, _tensor, *((_head, join_stacks) if stacks else one)):
         change(stage, model, whole)
     return stage
 

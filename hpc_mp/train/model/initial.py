@@ -27,9 +27,9 @@ BUFFERS = 1000  # of one read; the kernel takes 1024
 def drawn(seed: int, layers: int, initializer_range: float, padding: dict[str, int]) -> Source:
     """Return a source of random values in fp32, which depend only on seed, weight name and global index of an element.
 
-    They are normal with the deviation ``initializer_range``. Projections that write into the residual stream are divided by
-    sqrt(2 x layers) if the family's weights say so (GPT-2, as in transformers' ``_init_weights``). A of adapters is uniform up to
-    1 / sqrt(inputs), as in PEFT.
+    They are normal with the deviation ``initializer_range``, or one of the weight's own. Projections that write into the residual
+    stream are divided by sqrt(2 x layers) if the family's weights say so (GPT-2, as in transformers' ``_init_weights``). A of
+    adapters is uniform up to 1 / sqrt(inputs), as in PEFT.
 
     Args:
         padding: embedding name -> its row of zeros.
@@ -43,6 +43,7 @@ def drawn(seed: int, layers: int, initializer_range: float, padding: dict[str, i
         if weight.init == "uniform":
             return torch.from_numpy(uniform(key_of(seed, weight.name), weight.shape, box)).mul_(weight.shape[-1]**-0.5)
         scale = initializer_range / math.sqrt(2 * layers) if weight.init == "residual" else initializer_range
+        scale = scale if weight.deviation is None else weight.deviation
         values = torch.from_numpy(normal(key_of(seed, weight.name), weight.shape, box)).mul_(scale)
         row = padding.get(weight.name, -1)
         if box[0].start <= row < box[0].stop:

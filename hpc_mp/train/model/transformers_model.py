@@ -9,6 +9,7 @@ from hpc_mp.layout.flat import FlatLayout, StageSpan, rank_units
 from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.models import expert_capacity
 from hpc_mp.train.model.build_stage import build_stage
+from hpc_mp.train.model.encoder_decoder import carried
 from hpc_mp.train.model.transformers_modules import TransformersModules
 from hpc_mp.train.model.transformers_stage import HIDDEN, TransformersStage
 from hpc_mp.train.parallel.surroundings import Surroundings
@@ -17,7 +18,7 @@ from hpc_mp.train.pipeline.stage import Carried
 
 @dataclass(frozen=True, slots=True)
 class TransformersModel(TransformersModules):
-    """A ``StagedModel``: one tensor crosses between its stages, the hidden states."""
+    """A ``StagedModel``: one tensor crosses between its stages, the hidden states; several if it has an encoder."""
 
     @property
     def experts(self) -> int:
@@ -31,11 +32,13 @@ class TransformersModel(TransformersModules):
 
     def module_shapes(self, spans: Iterable[StageSpan]) -> Mapping[str, tuple[int, ...]]:
         whole = self.skeleton()
-        layers = {f"{self.family.blocks}.{layer}": self.block(whole, layer) for span in spans for layer in span.layers}
+        layers = {self.family.path(layer): self.block(whole, layer) for span in spans for layer in span.layers}
         return {f"{path}.{name}" if path else name: tuple(parameter.shape) for path, module in {"": whole, **layers}.items()
                 for name, parameter in module.named_parameters()}
 
     def received(self, layout: Layout, stage: int, tokens: int, dtype: torch.dtype) -> Mapping[str, Carried]:
+        if self.family.decoder is not None:
+            return carried(self, layout, stage, dtype)
         return {HIDDEN: Carried((layout.samples, tokens, self.shape.hidden), dtype)} if stage else {}
 
     def build(self, span: StageSpan, around: Surroundings) -> TransformersStage:

@@ -14,7 +14,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.models import Family, ModelShape, Weight
-from hpc_mp.train.model.attention_table import attention_name
+from hpc_mp.train.model.attention_table import BIASED, attention_name
 from hpc_mp.train.model.vocabulary import LossFunction
 
 
@@ -52,7 +52,7 @@ class TransformersModules:
     def block(self, skeleton: nn.Module, layer: int) -> nn.Module:
         """Return a layer's module, without values. A rank makes only those of its own stages."""
         if not self.family.alike:
-            return skeleton.get_submodule(f"{self.family.blocks}.{layer}")
+            return skeleton.get_submodule(self.family.path(layer))
         kind = type(skeleton.get_submodule(f"{self.family.blocks}.0"))
         with torch.device("meta"):
             block: nn.Module = kind(self.config, layer)
@@ -84,13 +84,18 @@ def hugging_face_config(config: Mapping[str, Any], family: Family, dropout: floa
     built._experts_implementation = "eager"  # of a model that was read; ours replace those of a table
     own = family.own_attention
     built._attn_implementation = "eager" if own else attention_name(drops_attention or caps_scores, recompute)
+    if family.decoder is not None:
+        built._attn_implementation = BIASED
     return built
 
 
 def without_values(family: Family, config: PreTrainedConfig) -> nn.Module:
     """Return a model of the family on the meta device."""
     with torch.device("meta"):
-        return cast(nn.Module, getattr(transformers, family.architecture)(config))
+        model = getattr(transformers, family.architecture)(config)
+    if not getattr(config, "scale_decoder_outputs", True):  # transformers makes every head of T5 with a tie, also that of 1.1
+        model.lm_head.weight = nn.Parameter(torch.empty_like(model.lm_head.weight))
+    return cast(nn.Module, model)
 
 
 def _check_table(family: Family, weights: Iterable[Weight], module: nn.Module) -> None:

@@ -71,7 +71,7 @@ class TransformersStage(UnitStage):
     objective: NextToken | LogitsObjective
 
     def __init__(self, family: Family, shape: ModelShape, span: StageSpan, around: Surroundings) -> None:
-        super().__init__(span, around, [f"{family.blocks}.{layer}" for layer in span.layers])
+        super().__init__(span, around, [*map(family.path, span.layers)])
         self.family, self.shape = family, shape
         self.tensor, self.context = around.tensor, around.context
         self.positions = self.context.positions

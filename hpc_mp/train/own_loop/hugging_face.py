@@ -55,6 +55,9 @@ class HuggingFace:
             raise HpcMpError(f"model = {written(dict(config))}", "does not name the model's family",
                              'add for example "model_type": "llama"')
         shape = model_shape(dict(config), origin)
+        if shape.encoder:
+            raise HpcMpError(f"model_type = {shape.model_type!r}", "has an encoder: a loop of your own has tokens of one kind",
+                             "train it with a job file and `hpc-mp launch`")
         return cls(config, family_of(shape), shape, directory, state, loss)
 
     @classmethod

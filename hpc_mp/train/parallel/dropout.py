@@ -122,7 +122,7 @@ def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, atte
         scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
     if s_aux is not None:
         scores = torch.cat((scores, s_aux.to(scores).view(1, -1, 1, 1).expand(len(scores), -1, length, 1)), 3)
-    weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(query.dtype)[..., :length]
+    weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(query.dtype)[..., :key.shape[2]]
     weights = cast(HashDropout, module.attention_site)(weights)
     return (weights @ value).transpose(1, 2).contiguous(), weights
 

@@ -46,10 +46,11 @@ class Observed:
 
 def watched(family: Family, root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield the modules whose outputs are compared: the embedding, layers with the modules in them, and the last norm."""
-    depth = family.blocks.count(".") + 1
+    ends = (family.norm,) if family.decoder is not None else (family.embedding, family.norm)
     for name, module in root.named_modules():
-        inner = name.count(".") - depth if name.startswith(f"{family.blocks}.") else -1
-        if name in (family.embedding, family.norm) or (0 <= inner <= 1 and not isinstance(module, nn.ModuleList)):
+        *_, inner = family.in_block(name) or (None,)
+        depth = family.depth + 1 if inner is None else inner.count(".") + bool(inner)
+        if name in ends or (depth <= family.depth and not isinstance(module, nn.ModuleList)):
             yield name, module
 
 

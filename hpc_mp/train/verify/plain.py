@@ -8,12 +8,18 @@ import zlib
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
-from itertools import pairwise
+from itertools import cycle, pairwise
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+)
 
 from hpc_mp.job import JobSpec
 from hpc_mp.job.layout import read_config
@@ -21,6 +27,7 @@ from hpc_mp.layout.models import ModelShape, family_of
 from hpc_mp.layout.optimizers import has_no_decay
 from hpc_mp.train.data.rows import IGNORE
 from hpc_mp.train.device.precision import StaysDouble
+from hpc_mp.train.model.encoder_decoder import DROPOUTS, POSITIONS
 from hpc_mp.train.parallel.dropout import DropoutClock, Moment, keep
 from hpc_mp.train.verify.adapters import attach
 from hpc_mp.train.verify.observed import INPUT, Observed, Output, drawn, hidden_of, watched, whole
@@ -44,6 +51,8 @@ class Plain(StaysDouble):
         self.observed = Observed()
         source = drawn(spec.train.seed)
         self.model = self._built()
+        if self.family.decoder is not None and not shape.tied:
+            self.model.lm_head.weight = nn.Parameter(self.model.lm_head.weight.detach().clone())
         weights = {weight.name: weight for weight in self.family.all_weights(shape)}
         with torch.no_grad():
             self.stored = {name: values for name, values in (*self.model.named_parameters(), *self.model.named_buffers())
@@ -64,7 +73,8 @@ class Plain(StaysDouble):
             hugging_face = AutoConfig.for_model(config["model_type"], **values)
             hugging_face._experts_implementation = "eager"  # the other implementations of transformers do not support fp64
             attention = "sdpa" if getattr(hugging_face, "alibi", False) else "eager"  # Falcon's own code adds the biases twice
-            kind = AutoModelForSequenceClassification if self.classes else AutoModelForCausalLM
+            language_model = AutoModelForCausalLM if self.family.decoder is None else AutoModelForSeq2SeqLM
+            kind = AutoModelForSequenceClassification if self.classes else language_model
             model = kind.from_config(hugging_face, attn_implementation=attention).double().train()
         model.config.pad_token_id = None if self.classes else model.config.pad_token_id  # drawn tokens are no padding
         return cast(PreTrainedModel, model)
@@ -82,6 +92,8 @@ class Plain(StaysDouble):
             return x
         if x.dim() == 2:
             index = torch.arange(x.shape[1])
+        elif self.family.decoder is not None:  # of its samples no place is left out
+            index = torch.arange(x[0].numel()).view(x.shape[1:])
         elif x.dim() == 4:  # (1, heads, tokens, tokens)
             index = torch.arange(x.shape[1] * self.length**2).view(-1, self.length, self.length)[:, self.places, self.places]
         else:
@@ -91,15 +103,19 @@ class Plain(StaysDouble):
 
     def _watch(self) -> None:
         """Note the outputs of modules, and which module drops."""
-        attentions = {f"{self.family.blocks}.{layer}.{self.family.attention}": f"attention.{layer}"
-                      for layer in range(self.model.config.num_hidden_layers)}
+        attentions: dict[str, tuple[str, ...]] = {
+            f"{self.family.blocks}.{layer}.{self.family.attention}": (f"attention.{layer}",)
+            for layer in range(self.model.config.num_hidden_layers)}
         inner = self.family.attention_dropout
         attentions |= {f"{path}.{inner}": site for path, site in attentions.items()} if inner is not None else {}
+        if self.family.decoder is not None:
+            attentions = {name: (name,) for name, _ in self.model.named_modules() if self.family.has_heads(name)}
+            attentions |= {f"{stack}.{DROPOUTS[0]}": tuple(f"{stack}.{name}" for name in DROPOUTS) for stack in POSITIONS}
         for name, module in self.model.named_modules():
             module.register_forward_hook(partial(self._ended, name))
             if name in attentions or isinstance(module, nn.Dropout):
-                site = attentions.get(name, name)
-                module.register_forward_pre_hook(lambda _, args, site=site: self.sites.append(site))
+                sites = cycle(attentions.get(name, (name,)))
+                module.register_forward_pre_hook(lambda _, args, sites=sites: self.sites.append(next(sites)))
                 module.register_forward_hook(lambda *_: self.sites.pop() and None)
         for name, module in watched(self.family, self.model):
             module.register_forward_hook(lambda _, args, output, name=name: self._note(name, output))
@@ -116,13 +132,14 @@ class Plain(StaysDouble):
         if name.startswith(INPUT):
             self._ended(name)
         if hidden is not None and self.clock.moment.step == 0:
-            places = torch.arange(self.length)[self.places].numpy()
+            whole = self.family.decoder is not None
+            places = torch.arange(hidden.shape[1] if whole else self.length)[slice(None) if whole else self.places].numpy()
             self.observed.outputs.setdefault(name, []).append(Output((self.sample,), places, hidden.detach().numpy().copy()))
 
     def loss(self, samples: DrawnSamples, position: int) -> Tensor:
         """Return the loss of a sample, summed over its labels."""
         ids, labels = map(torch.from_numpy, samples.at(position))
-        cuts, total = (0, *samples.cuts(position), self.length), torch.zeros((), dtype=torch.float64)
+        cuts, total = (samples.prompt, *samples.cuts(position), self.length), torch.zeros((), dtype=torch.float64)
         train = self.spec.train
         self.sample = position
         for begin, end in pairwise(cuts):
@@ -131,11 +148,18 @@ class Plain(StaysDouble):
             if self.classes and not len(own := own[own != IGNORE]):
                 continue
             with self:
-                logits = self.model(input_ids=ids[None, self.places], use_cache=False).logits.flatten(0, -2)
+                logits = self.model(**self._inputs(samples, position, ids[None]), use_cache=False).logits.flatten(0, -2)
                 total = total + nn.functional.cross_entropy(logits, own, ignore_index=IGNORE, reduction="sum",
                                                             label_smoothing=train.label_smoothing)
                 total = total + train.z_loss * torch.logsumexp(logits, -1)[own != IGNORE].square().sum()
         return total
+
+    def _inputs(self, samples: DrawnSamples, position: int, ids: Tensor) -> dict[str, Tensor]:
+        """Return the arguments of the model's forward."""
+        if not (prompt := samples.prompt):
+            return {"input_ids": ids[:, self.places]}
+        ends = torch.from_numpy(samples.documents([position]))[:, 1:]
+        return {"input_ids": ids[:, :prompt], "attention_mask": torch.arange(prompt) < ends, "decoder_input_ids": ids[:, prompt:]}
 
     def train(self, samples: DrawnSamples) -> Observed:
         """Train the steps of the job."""

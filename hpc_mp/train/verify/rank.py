@@ -103,5 +103,7 @@ def _note(stage: TransformersStage, observed: Observed, name: str, output: Any) 
         return
     between = stage.tensor.share(stage.positions, 0)  # of tokens between cut layers
     places = stage.positions if hidden.shape[1] == len(stage.positions) else between
+    if stage.family.decoder is not None:
+        places = torch.arange(hidden.shape[1])
     if hidden.shape[1] == len(places):
         observed.outputs.setdefault(name, []).append(Output(moment.samples, places.numpy(), hidden.detach().numpy().copy()))

@@ -14,14 +14,16 @@ CUTS = ((), (9,), (4, 17), (15,))  # places at which documents begin, of samples
 
 
 class DrawnSamples:
-    """Samples by position, as ``trainer.share`` takes them: of text, or rows with a class, which ``LabelledRows`` describes.
+    """Samples by position, as ``trainer.share`` takes them, of a shrunk job and its model: of text, prompts with completions, or
+    rows with a class, which ``LabelledRows`` describes.
 
     Attributes:
         separate: True if documents do not see each other; of a row, what fills it up is one.
     """
 
     def __init__(self, spec: JobSpec, shape: ModelShape) -> None:
-        self.vocabulary, self.length, self.classes = shape.vocabulary, spec.data.sequence_length, shape.classes
+        self.vocabulary, self.length = shape.vocabulary, spec.data.sequence_length
+        self.prompt, self.classes = shape.prompt, shape.classes
         self.separate = shape.bidirectional if shape.classes else spec.data.documents == "separate"
 
     def at(self, position: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -30,6 +32,7 @@ class DrawnSamples:
         tokens = generator.integers(0, self.vocabulary, self.length + 1)
         labels = np.where(generator.random(self.length) < COUNTED, tokens[1:], IGNORE)
         labels[[cut - 1 for cut in self.cuts(position)]] = IGNORE  # nothing precedes the first token of a document
+        labels[:self.prompt] = IGNORE
         if self.classes:
             labels[:] = IGNORE
             labels[0 if self.separate else self.cuts(position)[0] - 1] = position % self.classes
@@ -46,7 +49,9 @@ class DrawnSamples:
         return np.stack(inputs), np.stack(labels)
 
     def documents(self, positions: Iterable[int]) -> NDArray[np.int64] | None:
-        """Return the places at which documents begin, as ``TokenRows.documents`` does."""
+        """Return the places at which documents begin, as ``TokenRows.documents`` does, or those of prompts of several lengths."""
+        if self.prompt:
+            return np.array([[0, self.prompt - position % 4] for position in positions], np.int64)
         limit = max(map(len, CUTS))
         rows = [[0, *cuts, *[self.length] * (limit - len(cuts))] for cuts in map(self.cuts, positions)]
         return np.array(rows, np.int64) if self.separate else None

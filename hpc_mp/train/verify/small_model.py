@@ -25,12 +25,12 @@ WINDOW, UNSEEN = 7, 2 * TOKENS  # of tokens: one that hides some of a sample, an
 HIDDEN, INTERMEDIATE, EXPERT_INTERMEDIATE, VOCABULARY, POSITIONS, LATENT = 64, 48, 16, 96, 64, 8
 MOST = 4_000_000  # parameters of a shrunk model: more of them are a sign of a number that no name here shrinks
 NAMES: Mapping[str, tuple[str, ...]] = {  # a number of the shrunk model -> its names in configurations
-    "layers": ("num_hidden_layers", "n_layer", "num_layers"),
+    "layers": ("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers"),
     "hidden": ("hidden_size", "n_embd", "d_model"),
     "heads": ("num_attention_heads", "n_head", "num_heads"),
     "kv_heads": ("num_key_value_heads", "num_kv_heads"),
-    "head_dim": ("head_dim",),
-    "intermediate": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"),
+    "head_dim": ("head_dim", "d_kv"),
+    "intermediate": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "d_ff"),
     "expert_intermediate": ("moe_intermediate_size", "shared_expert_intermediate_size", "shared_intermediate_size"),
     "vocabulary": ("vocab_size",),
     "experts": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
@@ -92,6 +92,8 @@ def _layers(spec: JobSpec, shape: ModelShape, small: JobSpec) -> int:
         firsts.setdefault(kind, layer)
     full = max(1, small.stages - (held[0] == 0) - (held[-1] == 0 and len(held) > 1))
     least = full * (2 if spec.parallel.recompute.startswith(GROUPED) else 1) + (full > 1)
+    if shape.encoder:  # of each stack
+        return max(2, (least + 1) // 2)
     return min(shape.layers, max(*firsts.values(), least - 1, 1) + 1)
 
 

@@ -76,7 +76,7 @@ def comparison(spec: JobSpec, shape: ModelShape) -> tuple[Comparison, JobSpec]:
     small = shrunk(spec, shape)
     config, model = small_model(spec, shape, small)
     small = with_model(small, config, model, stage_cut(spec, shape).layers)
-    small_shape = replace(model, adapters=adapters_of(small.lora, family_of(model), model))
+    small_shape = replace(model, adapters=adapters_of(small.lora, family_of(model), model), prompt=small.data.prompt_length or 0)
     with TemporaryDirectory(prefix="hpc-mp-verify-") as name, socket.create_server((LOCAL, 0), backlog=small.ranks) as listener:
         folder = Path(name)
         ranks = [partial(run_rank, rank, small, small_shape, listener, folder / CHECKPOINT) for rank in range(small.ranks)]
