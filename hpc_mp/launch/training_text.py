@@ -138,9 +138,9 @@ def _samples(spec: JobSpec) -> str:
     size = f"of {counted(data.sequence_length, 'token')}: "
     if data.labels:
         return size + "one for each row, cut off there or filled up"
-    seen = "earlier documents of their sample" if data.documents == "joined" else "their own document alone"
+    context = "earlier documents of their sample" if data.documents == "joined" else "their own document alone"
     return (f"{size}all documents end to end, cut there, so that a long one goes on in the next sample and short ones share one; "
-            f"tokens see {seen}")
+            f"tokens see {context}")
 
 
 def _amount(spec: JobSpec, tokens: int, rows: int = 0, *, exact: bool = False) -> TextAmount:

@@ -24,15 +24,16 @@ from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.rundir.rank_env import identity
 from hpc_mp.train.data import (
     HeldOut,
+    LabelledRows,
     PairRows,
     Samples,
     TokenSet,
-    held_out_of,
+    held_out_samples,
     load_tokens,
-    pairs_of,
     positions,
     prepare_held_out,
     prepare_job,
+    training_samples,
 )
 from hpc_mp.train.parallel import gloo
 from hpc_mp.train.parallel.communicators import build, everyone
@@ -122,9 +123,8 @@ def rank_of(spec: JobSpec, number: int) -> Report:
     engine = assemble(spec, shape, layout, groups, schedule, device)
     engine.start(first_values(spec, shape))
     training, *held_out = _tokens(spec, shape.vocabulary, who.rank, store)
-    samples = Samples(training, spec.data.sequence_length, spec.train.seed, spec.data.documents, spec.data.weights,
-                      pairs_of(spec, training))
-    rows = [held_out_of(spec, tokens) for tokens in held_out]
+    samples = training_samples(spec, shape, training)
+    rows = [held_out_samples(spec, shape, tokens) for tokens in held_out]
     steps: list[StepNumbers] = []
     evaluations: list[tuple[int, float, int]] = []
     for step in range(spec.train.steps):
@@ -180,7 +180,7 @@ def _step(spec: JobSpec, engine: Engine, samples: Samples, step: int, traced: bo
     return engine.step(step, share(spec, samples, own, step, sum(map(samples.label_count, own)), engine), trace=traced)
 
 
-def _evaluate(spec: JobSpec, engine: Engine, rows: HeldOut | PairRows, step: int) -> tuple[float, int]:
+def _evaluate(spec: JobSpec, engine: Engine, rows: HeldOut | LabelledRows | PairRows, step: int) -> tuple[float, int]:
     passes = evaluation.passes(len(rows), microbatch=spec.microbatch_size, microbatches=spec.microbatches,
                                data_degree=spec.data_degree, data_rank=engine.groups.data_rank)
     parts = [engine.evaluate(share(spec, rows, own, step, 0, engine)) for own in passes]

@@ -26,7 +26,8 @@ from hpc_mp.job import JobSpec, load_job
 from hpc_mp.job.layout import check_job, read_shape
 from hpc_mp.rundir import RunDirectory, read_lines
 from hpc_mp.train.checkpoint.export import export
-from hpc_mp.train.data import IGNORE, PairRows, Samples, TokenSet, load_tokens, pairs_of, prepare_job
+from hpc_mp.train.data import IGNORE, PairRows, Samples, TokenSet, load_tokens, prepare_job
+from hpc_mp.train.data.pairs import pairs_of
 from hpc_mp.train.device.precision import StaysDouble
 from hpc_mp.train.own_loop.hugging_face import HuggingFace
 

@@ -137,9 +137,9 @@ def join_stacks(stage: TransformersStage, model: TransformersModules, whole: nn.
     """Attach this rank's heads, dropout, and what a stage has besides its blocks."""
     assert isinstance(stage, EncoderDecoderStage)
     shape, clock, config, device = stage.shape, stage.around.clock, model.config, stage.positions.device
-    own, most = (heads_of(shape.heads, shape.kv_heads, stage.tensor.size, rank).query for rank in (stage.tensor.rank, 0))
+    own, padded = (heads_of(shape.heads, shape.kv_heads, stage.tensor.size, rank).query for rank in (stage.tensor.rank, 0))
     rows, lengths = torch.arange(own.start, own.stop, device=device), (shape.prompt, len(stage.positions) - shape.prompt)
-    stage.own_heads, stage.most_heads, stage.buckets = len(own), len(most), {}
+    stage.own_heads, stage.most_heads, stage.buckets = len(own), len(padded), {}
     names = *(f"{stack}.{TABLE}".removesuffix(".weight") for stack in POSITIONS), BETWEEN
     ends = {path: whole.get_submodule(path) for path in names}
     attention: Any = whole.get_submodule(f"{stage.family.path(0)}.{stage.family.attention}")
