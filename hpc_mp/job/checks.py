@@ -104,14 +104,14 @@ def check_arithmetic(spec: JobSpec) -> None:
 
 
 def _check_profiler(spec: JobSpec) -> None:
-    window = spec.train.profile
+    window, ranks = spec.train.profile, spec.train.profile.on_ranks
     if not window.steps and window != Profile():
         raise HpcMpError("train.profile", "has no effect without steps", "set its steps to a number, or leave it out")
-    if window.steps and not 0 < len(window.ranks) == len({*window.ranks} & {*range(spec.ranks)}):
-        raise HpcMpError(f"train.profile.ranks = {shown(window.ranks)}", f"must name ranks from 0 to {spec.ranks - 1}, each once",
-                         "use ranks = [0]")
-    if spec.train.steps != UNCOUNTED and window.steps and window.begin + window.steps - 1 > spec.train.steps:
-        raise HpcMpError(f"train.profile = {{ begin = {window.begin}, steps = {window.steps} }}",
+    if window.steps and not 0 < len(ranks) == len({*ranks} & {*range(spec.ranks)}):
+        raise HpcMpError(f"train.profile.on_ranks = {shown(ranks)}", f"must name ranks from 0 to {spec.ranks - 1}, each once",
+                         "use on_ranks = [0]")
+    if spec.train.steps != UNCOUNTED and window.steps and window.from_step + window.steps - 1 > spec.train.steps:
+        raise HpcMpError(f"train.profile = {{ from_step = {window.from_step}, steps = {window.steps} }}",
                          f"goes beyond train.steps = {spec.train.steps}", "begin earlier, or trace fewer steps")
 
 

@@ -165,8 +165,8 @@ class Profile(values.Section):
     """The window of torch's profiler: its number of steps, the first of them, and the ranks that write a trace."""
 
     steps: values.NonNegative = 0
-    begin: values.Count = 3
-    ranks: tuple[values.NonNegative, ...] = (0,)
+    from_step: values.Count = 3
+    on_ranks: tuple[values.NonNegative, ...] = (0,)
 
 
 class Train(values.Section):
@@ -262,9 +262,9 @@ class Train(values.Section):
     seed: values.NonNegative = 0
     """For initial values, sample order and dropout."""
     profile: Profile = Profile()
-    """Traces of torch's profiler, with phases, actions, layers and collectives by name: of so many consecutive `steps`, from step
-    `begin` on, which may take some hundred MB for each, on these `ranks`. See [a profile](../user/training.md#a-profile).
-    Example: `{ steps = 2, begin = 10, ranks = [0, 8] }`."""
+    """Traces of torch's profiler, with phases, actions, layers and collectives by name: of so many consecutive `steps`, from
+    `from_step` on, of some ranks. A step may take some hundred MB. See [a profile](../user/training.md#a-profile). Example:
+    `{ steps = 2, from_step = 10, on_ranks = [0, 8] }`."""
 
     @model_validator(mode="after")
     def _one_length(self) -> "Train":

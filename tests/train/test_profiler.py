@@ -24,21 +24,21 @@ def spans(trace: Path) -> Counter[str]:
 
 @pytest.mark.parametrize(("rank", "first", "traced"), [(1, 1, "23"), (1, 3, "3"), (1, 4, ""), (0, 1, "")])
 def test_a_window_has_its_steps_alone(tmp_path: Path, rank: int, first: int, traced: str) -> None:
-    window = ProfilerWindow(Profile(steps=2, begin=2, ranks=(1, 2)), rank, torch.device("cpu"), tmp_path / "trace" / "x.json.gz",
-                            (said := list[str]()).append)
+    settings, file = Profile(steps=2, from_step=2, on_ranks=(1, 2)), tmp_path / "trace" / "x.json.gz"
+    window = ProfilerWindow(settings, rank, torch.device("cpu"), file, (said := list[str]()).append)
     for step in range(first, 5):
         window.before(step)
         with profiled(f"step {step}"):
             torch.ones(2).sum()
     window.close()
-    found = spans(tmp_path / "trace" / "x.json.gz") if traced else Counter[str]()
+    found = spans(file) if traced else Counter[str]()
     assert found == Counter(f"step {step}" for step in traced)
     assert [line.partition(":")[0] for line in said] == [f"torch's profiler traces steps {step} to 3" for step in traced[:1]]
 
 
 def test_a_trace_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    window = ProfilerWindow(Profile(steps=1, begin=1), 0, torch.device("cpu"), tmp_path / "file" / "x.json.gz",
+    window = ProfilerWindow(Profile(steps=1, from_step=1), 0, torch.device("cpu"), tmp_path / "file" / "x.json.gz",
                             (said := list[str]()).append)
     window.before(1)
     window.before(2)
@@ -46,7 +46,8 @@ def test_a_trace_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
 
 
 def test_a_run_has_the_traces_of_its_ranks(place: Path) -> None:
-    keys = ("job.ranks_per_node=2", "parallel.tensor=2", "train.steps=3", "train.profile={steps = 1, begin = 2, ranks = [1]}")
+    keys = ("job.ranks_per_node=2", "parallel.tensor=2", "train.steps=3",
+            "train.profile={steps = 1, from_step = 2, on_ranks = [1]}")
     run = trained_run(job(place, GPT2, keys))
     assert run.profile.found() == [run.profile(1)]
     found = spans(run.profile(1))

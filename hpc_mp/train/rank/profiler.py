@@ -14,13 +14,13 @@ class ProfilerWindow:
     training."""
 
     def __init__(self, settings: Profile, rank: int, device: torch.device, file: Path, say: Callable[[str], None]) -> None:
-        self._settings, self._chosen, self._file, self._say = settings, rank in settings.ranks, file, say
+        self._settings, self._chosen, self._file, self._say = settings, rank in settings.on_ranks, file, say
         self._activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
         self._profiler: profile | None = None
 
     def before(self, step: int) -> None:
         """Open or close the window before a step, from 1."""
-        window = range(self._settings.begin, self._settings.begin + self._settings.steps)
+        window = range(self._settings.from_step, self._settings.from_step + self._settings.steps)
         if step not in window:
             self.close()
         elif self._profiler is None and self._chosen:
