@@ -80,7 +80,8 @@ def show(job: Path, number: int, overrides: tuple[str, ...], as_json: bool) -> N
         return
     for document in documents:
         size = counted(len(document.ids), "token") + ("" if document.whole else " of a longer one")
-        click.echo(f"{document.file}, document {document.number}: {size}, of which {sum(document.counts)} count in the loss\n"
+        size += "" if spec.data.labels else f", of which {sum(document.counts)} count in the loss"
+        click.echo(f"{document.file}, document {document.number}: {size}\n"
                    f"{marked(document.texts, document.counts)}\n")
 
 

@@ -59,7 +59,8 @@ def describe(plan: TrainingPlan, title: str, text: TrainingText | None = None) -
         "layout": f"tensor({p.tensor}){' with sequence' if p.sequence else ''} × pipeline({p.pipeline}) × "
                    f"{context}data({spec.data_degree}){experts}, ZeRO-{p.zero}",
         "schedule": f"{p.schedule}, per replica and step microbatches({spec.microbatches}) × {spec.microbatch_size} "
-                    f"sequences of {spec.data.sequence_length} tokens, documents {spec.data.documents}",
+                    f"sequences of {spec.data.sequence_length} tokens, "
+                    f"{'a row each' if spec.data.labels else f'documents {spec.data.documents}'}",
         "order": f"{plan.placement.order} ({plan.resolution.order.why})",
         "state": f"{_state(plan)} (parameters, gradients, optimizer)",
         "in flight": _backwards(plan),

@@ -14,6 +14,7 @@ import pytest
 import torch
 from exact import EXACT, cases
 from layouts import MASKED, layout, run_whole, start
+from safetensors.torch import load_file
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -26,11 +27,13 @@ from transformers import (
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, load_job
 from hpc_mp.job.layout import check_pretrained, read_shape
+from hpc_mp.layout.models import family_of
 from hpc_mp.rundir import RunDirectory, read_lines
 from hpc_mp.train.checkpoint.export import export
 from hpc_mp.train.checkpoint.export_adapters import export_adapters
 from hpc_mp.train.data import IGNORE, LabelledRows, held_out_samples, prepare_held_out, prepare_job, training_samples
 from hpc_mp.train.device.precision import StaysDouble
+from hpc_mp.train.rank.first_values import own_values
 
 Row = Mapping[str, Any]
 LENGTH, NAMES = 12, ("bad", "fair", "good")
@@ -207,7 +210,12 @@ def begun(folder: Path, name: str, labels: Sequence[str] = NAMES, *overrides: st
 
 def test_a_checkpoint_without_a_head_gets_one_and_a_head_is_read(folder: Path) -> None:
     assert check_pretrained(begun(folder, "plain")) == ["score.weight"]
-    assert check_pretrained(begun(folder, "told", NAMES[::-1])) == []
+    told, shape = begun(folder, "told", NAMES[::-1]), read_shape(begun(folder, "told", NAMES[::-1]))
+    weight, box = family_of(shape).head_weights(shape)[0], (slice(0, 3), slice(0, 32))
+    stored = load_file(folder / "told" / "model.safetensors")["score.weight"]
+    assert check_pretrained(told) == [] and own_values(told, shape)(weight, box).equal(stored)
+    new = own_values(begun(folder, "plain"), shape)(weight, box)
+    assert 0.01 < float(new.std()) < 0.03, "as transformers initializes it"
     with pytest.raises(HpcMpError, match="is not the order of the head"):
         check_pretrained(begun(folder, "told"))
     with pytest.raises(HpcMpError, match=r"has the shape \(3, 32\), but .* requires \(2, 32\)\. Name as many classes"):
