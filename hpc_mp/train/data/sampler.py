@@ -47,7 +47,7 @@ class Samples:
     def __init__(self, token_set: TokenSet, sequence_length: int, seed: int, documents: str = "joined",
                  weights: Sequence[float] = (), pairs: PairRows | None = None) -> None:
         parts = token_set.parts if weights else (token_set.count,)
-        if (least := min(parts)) <= sequence_length and pairs is None:
+        if (least := min(parts)) <= (sequence_length if pairs is None else 0):
             text = f"the files of data.weights[{parts.index(least)}] have" if weights else "the text has"
             raise HpcMpError(f"data.sequence_length = {sequence_length}",
                              f"{text} {least} tokens, and one sequence with its labels takes "

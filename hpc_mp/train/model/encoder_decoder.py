@@ -110,10 +110,9 @@ class EncoderDecoderStage(TransformersStage):
             padding = padding.masked_fill((places >= documents[:, 1:2])[:, None, None], least)
         later = hidden.new_full((hidden.shape[1],) * 2, least).triu_(1)
         masks, biases = {ENCODER: padding, DECODER: later}, {BIAS["cross"]: padding}
-        for stack, name in POSITIONS.items():
-            if name in tensors:
-                table = tensors[name][:, :self.own_heads]
-                biases[BIAS[stack]] = F.embedding(self.buckets[stack], table).permute(2, 0, 1).unsqueeze(0) + masks[stack]
+        for stack in {ENCODER if layer < self.shape.encoder else DECODER for layer in self.span.layers}:
+            table = tensors[POSITIONS[stack]][:, :self.own_heads]
+            biases[BIAS[stack]] = F.embedding(self.buckets[stack], table).permute(2, 0, 1).unsqueeze(0) + masks[stack]
         return biases
 
     def _layers(self, paths: Sequence[str], names: Sequence[str], *values: Tensor) -> tuple[Tensor, Tensor]:
@@ -137,9 +136,9 @@ def join_stacks(stage: TransformersStage, model: TransformersModules, whole: nn.
     """Attach this rank's heads, dropout, and what a stage has besides its blocks."""
     assert isinstance(stage, EncoderDecoderStage)
     shape, clock, config, device = stage.shape, stage.around.clock, model.config, stage.positions.device
-    own, padded = (heads_of(shape.heads, shape.kv_heads, stage.tensor.size, rank).query for rank in (stage.tensor.rank, 0))
+    own, widest = (heads_of(shape.heads, shape.kv_heads, stage.tensor.size, rank).query for rank in (stage.tensor.rank, 0))
     rows, lengths = torch.arange(own.start, own.stop, device=device), (shape.prompt, len(stage.positions) - shape.prompt)
-    stage.own_heads, stage.most_heads, stage.buckets = len(own), len(padded), {}
+    stage.own_heads, stage.most_heads, stage.buckets = len(own), len(widest), {}
     names = *(f"{stack}.{TABLE}".removesuffix(".weight") for stack in POSITIONS), BETWEEN
     ends = {path: whole.get_submodule(path) for path in names}
     attention: Any = whole.get_submodule(f"{stage.family.path(0)}.{stage.family.attention}")
