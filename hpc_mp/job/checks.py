@@ -7,7 +7,7 @@ from hpc_mp.base.text import counted, shown
 from hpc_mp.job.learning_rate import check_schedule
 from hpc_mp.job.lora import check_lora
 from hpc_mp.job.program import ProgramSpec
-from hpc_mp.job.spec import UNCOUNTED, Data, JobSpec, LossScale, Profile, Train
+from hpc_mp.job.spec import UNCOUNTED, Data, JobSpec, LossScale, ProfiledSteps, Train
 from hpc_mp.job.sweep import runs_of
 from hpc_mp.layout.optimizers import WHOLE_WEIGHTS
 from hpc_mp.layout.schedule.names import check_sizes, stages_per_rank
@@ -105,7 +105,7 @@ def check_arithmetic(spec: JobSpec) -> None:
 
 def _check_profiler(spec: JobSpec) -> None:
     window, ranks = spec.train.profile, spec.train.profile.on_ranks
-    if not window.steps and window != Profile():
+    if not window.steps and window != ProfiledSteps():
         raise HpcMpError("train.profile", "has no effect without steps", "set its steps to a number, or leave it out")
     if window.steps and not 0 < len(ranks) == len({*ranks} & {*range(spec.ranks)}):
         raise HpcMpError(f"train.profile.on_ranks = {shown(ranks)}", f"must name ranks from 0 to {spec.ranks - 1}, each once",

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from hpc_mp.job.learning_rate import ScheduleOptions
 from hpc_mp.job.lora import Lora
-from hpc_mp.job.spec import Checkpoint, Evaluate, JobSpec, LossScale, Profile, Train
+from hpc_mp.job.spec import Checkpoint, Evaluate, JobSpec, LossScale, ProfiledSteps, Train
 from hpc_mp.job.sweep import Sweep
 from hpc_mp.layout.flat import GROUPED
 from hpc_mp.layout.models import ModelShape, family_of
@@ -26,7 +26,7 @@ STEPS, TOKENS, PROMPT, RANK = 2, 24, 13, 3
 ALWAYS = {"steps": STEPS, "epochs": None, "gradient_accumulation_steps": None, "learning_rate": 1e-2, "eps": 1e-2,
           "warmup_steps": 0, "lr_schedule": "constant", "lr_schedule_options": ScheduleOptions(), "precision": "fp64",
           "compile": False, "seed": 0, "loss_scale": LossScale(), "router_balance": 0.0, "router_z": 0.0, "expert_capacity": None,
-          "exp_avg_dtype": None, "profile": Profile(), "muon_momentum": Train.model_fields["muon_momentum"].default}
+          "exp_avg_dtype": None, "profile": ProfiledSteps(), "muon_momentum": Train.model_fields["muon_momentum"].default}
 Table = TypeVar("Table", bound=BaseModel)
 
 

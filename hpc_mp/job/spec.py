@@ -161,7 +161,7 @@ class LossScale(values.Section):
     minimum: Annotated[float, Field(gt=0, strict=True)] = 1.0
 
 
-class Profile(values.Section):
+class ProfiledSteps(values.Section):
     """The window of torch's profiler: its number of steps, the first of them, and the ranks that write a trace."""
 
     steps: values.NonNegative = 0
@@ -261,7 +261,7 @@ class Train(values.Section):
     """Overrides every dropout probability of the model's config."""
     seed: values.NonNegative = 0
     """For initial values, sample order and dropout."""
-    profile: Profile = Profile()
+    profile: ProfiledSteps = ProfiledSteps()
     """Traces of torch's profiler, with phases, actions, layers and collectives by name: of so many consecutive `steps`, from
     `from_step` on, of some ranks. A step may take some hundred MB. See [a profile](../user/training.md#a-profile). Example:
     `{ steps = 2, from_step = 10, on_ranks = [0, 8] }`."""

@@ -65,8 +65,8 @@ def layer_costs(shape: ModelShape, sequence_length: int) -> LayerCosts:
             mlp = shape.experts_per_token * matrix * shape.expert_intermediate + shape.hidden * experts
         tokens = shape.tokens_of(layer, sequence_length)
         window = min(tokens, shape.window_of(layer) or tokens)
-        both_ways = shape.bidirectional or layer < shape.encoder
-        visible = min(2 * window - 1, tokens) if both_ways else window * (1 - window / (2 * tokens))
+        to_later_ones = shape.bidirectional or layer < shape.encoder
+        visible = min(2 * window - 1, tokens) if to_later_ones else window * (1 - window / (2 * tokens))
         cost = 2.0 * (attention + mlp) + 2 * 2 * q * visible
         if shape.encoder and layer >= shape.encoder:
             cost += 2.0 * attention + 2 * 2 * q * shape.prompt

@@ -6,14 +6,14 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from hpc_mp.job.spec import Profile
+from hpc_mp.job.spec import ProfiledSteps
 
 
 class ProfilerWindow:
     """The window of one rank. ``file``: of its trace. ``say``: logs a line; a trace that cannot be written does not end a
     training."""
 
-    def __init__(self, settings: Profile, rank: int, device: torch.device, file: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, settings: ProfiledSteps, rank: int, device: torch.device, file: Path, say: Callable[[str], None]) -> None:
         self._settings, self._chosen, self._file, self._say = settings, rank in settings.on_ranks, file, say
         self._activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
         self._profiler: profile | None = None
