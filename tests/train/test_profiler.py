@@ -10,7 +10,7 @@ import torch
 from exact import GPT2
 from layouts import job, trained_run
 
-from hpc_mp.job.spec import Profile
+from hpc_mp.job.spec import ProfiledSteps
 from hpc_mp.report.page import write_report
 from hpc_mp.rundir import read_lines
 from hpc_mp.train.device.spans import profiled
@@ -24,7 +24,7 @@ def spans(trace: Path) -> Counter[str]:
 
 @pytest.mark.parametrize(("rank", "first", "traced"), [(1, 1, "23"), (1, 3, "3"), (1, 4, ""), (0, 1, "")])
 def test_a_window_has_its_steps_alone(tmp_path: Path, rank: int, first: int, traced: str) -> None:
-    settings, file = Profile(steps=2, from_step=2, on_ranks=(1, 2)), tmp_path / "trace" / "x.json.gz"
+    settings, file = ProfiledSteps(steps=2, from_step=2, on_ranks=(1, 2)), tmp_path / "trace" / "x.json.gz"
     window = ProfilerWindow(settings, rank, torch.device("cpu"), file, (said := list[str]()).append)
     for step in range(first, 5):
         window.before(step)
@@ -38,7 +38,7 @@ def test_a_window_has_its_steps_alone(tmp_path: Path, rank: int, first: int, tra
 
 def test_a_trace_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    window = ProfilerWindow(Profile(steps=1, from_step=1), 0, torch.device("cpu"), tmp_path / "file" / "x.json.gz",
+    window = ProfilerWindow(ProfiledSteps(steps=1, from_step=1), 0, torch.device("cpu"), tmp_path / "file" / "x.json.gz",
                             (said := list[str]()).append)
     window.before(1)
     window.before(2)
