@@ -1,7 +1,7 @@
 """The construction of a stage: changes of Hugging Face's modules, one after another."""
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import cast
@@ -87,8 +87,8 @@ def _tensor(stage: TransformersStage, model: TransformersModules, whole: nn.Modu
                 if _tensor_of(stage, path).size > 1:
                     change_flat(stage.get_submodule(path), stage.tensor.enter, stage.around.capacity.samples)
             elif _tensor_of(stage, path).size > 1 and isinstance(stage.get_submodule(path), Projection):  # of no MLP's module
-                others = (name for name, other in family.cut_with.items() if other == inner)
-                for name, change in ((inner, stage.tensor.enter), *((name, nn.Identity()) for name in others)):
+                for name in (inner, *(name for name, other in family.cut_with.items() if other == inner)):
+                    change: Callable[[Tensor], Tensor] = stage.tensor.enter if name == inner else nn.Identity()
                     change_flat(stage.get_submodule(f"{block}.{name}"), change, stage.around.capacity.samples)
             elif _tensor_of(stage, path).size > 1:
                 change_input(stage.get_submodule(path), stage.tensor.enter)
