@@ -111,8 +111,7 @@ def _read(values: Mapping[str, Any]) -> Sheet:
         unattended=tuple(layer for layer in range(len(layers)) if layer not in trace.attentions and not own), tuples=trace.tuples,
         needs_samples="its attention has sinks" if sinks else "attention is computed by its own code" if own else counted,
         needs_tokens=f"its layers get {', '.join(trace.placed)} for them" if trace.placed else "",
-        own_attention=own, selected={} if attention.partition(".")[0] in division.whole else dict(division.selected),
-        drops_by=_drops_by(config, values),
+        own_attention=own, selected=dict(division.selected), drops_by=_drops_by(config, values),
         dropout=max((getattr(config, name) for name in _dropouts(config)), default=0.0),
         head_scale=scale, kinds=tuple(kinds[table] for table in tables), blocks=tuple(kinds), embeddings=embeddings, norm=norm,
         head=heads)

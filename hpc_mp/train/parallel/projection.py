@@ -107,10 +107,10 @@ class TensorAxis:
         return x if self.size == 1 else with_backward(self.sum, self.spread, x, in_place=True)
 
     def sum(self, x: Tensor) -> Tensor:
-        """Return the result of ``summed``."""
+        """Return the result of ``summed``. It is no view, so that a model may change it in place."""
         total, running = self.summed(x)
         running.wait()
-        return total
+        return total.clone() if total._is_view() else total
 
     def _input_gradient(self, gradient: Tensor) -> Tensor:
         total, running = self.summed(gradient.contiguous())

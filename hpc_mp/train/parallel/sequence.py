@@ -45,7 +45,7 @@ class SequenceAxis(TensorAxis):
         parts = padded.unflatten(1, (self.size, self.longest)).transpose(0, 1).contiguous()
         own = torch.zeros_like(parts[0])
         running = reduce_scatter(own.view(-1), parts.view(-1), self.axis)
-        return own[:, :self.tokens], running
+        return own if self.tokens == self.longest else own[:, :self.tokens], running
 
     def all_tokens(self, x: Tensor) -> Tensor:
         return self.enter(x)
