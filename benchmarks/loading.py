@@ -2,11 +2,12 @@
 
     python benchmarks/loading.py [--hidden 2048] [--layers 7] [--rounds 3] [--json FILE]
 
-The model is a Llama in fp32, 2 GB by default, in shards as ``save_pretrained`` writes them; it is trained in fp32 too. Each
-process imports everything, waits for all others, and then loads. Memory is anonymous memory (RssAnon of /proc): RSS also counts
-pages of mapped files, which belong to the kernel's cache. It is the largest growth while a process loads, seen once in a
-millisecond, beside the bytes of the parameters that the process then holds. Files are in the kernel's cache. ``touched`` is the
-time until each parameter has been read once: ``from_pretrained`` may leave parameters mapped and unread.
+The model is a Llama in fp32, 2 GB by default, in shards as ``save_pretrained`` writes them; it is trained in fp32 too, by SGD,
+whose state is nothing. Each process imports everything, waits for all others, and then makes and loads its part. Memory is
+anonymous memory (RssAnon of /proc): RSS also counts pages of mapped files, which belong to the kernel's cache. It is the largest
+growth while values are read, seen once in a millisecond, beside the bytes of the parameters that the process then holds. Files
+are in the kernel's cache. ``ready`` is the time until each parameter has been written once, as the first step does:
+``from_pretrained`` leaves parameters in mapped files until then.
 """
 
 import json
@@ -22,8 +23,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import click
+
+from hpc_mp.train.parallel.fill import Source
 
 RANKS, TENSOR, PIPELINE, PERIOD_S, MB = 4, 2, 2, 0.001, 1e6
 VOCABULARY, HEAD = 32_000, 128
@@ -39,7 +43,8 @@ def anonymous() -> int:
 
 @contextmanager
 def watched(figures: Figures) -> Iterator[None]:
-    """Note the largest growth of anonymous memory, and the growth at the end."""
+    """Note the largest growth of anonymous memory, the growth at the end, and the seconds."""
+    began = time.perf_counter()
     before, ended, peak = anonymous(), threading.Event(), [0]
 
     def watch() -> None:
@@ -52,7 +57,7 @@ def watched(figures: Figures) -> Iterator[None]:
     after = anonymous()
     ended.set()
     thread.join()
-    figures |= {"peak": max(peak[0], after) - before, "growth": after - before}
+    figures |= {"peak": max(peak[0], after) - before, "growth": after - before, "read": time.perf_counter() - began}
 
 
 def load(directory: str, plain: bool) -> None:
@@ -62,25 +67,31 @@ def load(directory: str, plain: bool) -> None:
     from transformers.models.llama import modeling_llama  # noqa: F401
 
     import hpc_mp
+    from hpc_mp.train.step.engine import Engine
 
-    divide = hpc_mp.parallel  # which imports the engine
+    divide, start = hpc_mp.parallel, Engine.start  # the first imports the engine
     torch.set_num_threads(1)
+    figures: Figures = {}
+
+    def watched_start(engine: Engine, source: Source) -> None:
+        with watched(figures):
+            start(engine, source)
+
     print("ready", flush=True)
     sys.stdin.readline()
-    figures: Figures = {}
     began = time.perf_counter()
-    with watched(figures):
-        if plain:
+    if plain:
+        with watched(figures):
             model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-            tensors: Sequence[torch.Tensor] = list(model.parameters())
-        else:
-            run = divide(directory, tp_size=TENSOR, pp_size=PIPELINE)
-            tensors = [unit.master for unit in run.engine.data.units.values()]
-        figures["seconds"] = time.perf_counter() - began
-    figures["share"] = sum(tensor.nbytes for tensor in tensors)
+            tensors: Sequence[torch.Tensor] = [parameter.data for parameter in model.parameters()]
+    else:
+        with patch.object(Engine, "start", watched_start):
+            run = divide(directory, tp_size=TENSOR, pp_size=PIPELINE, optimizer={"name": "sgd", "lr": 1e-3})
+        tensors = [unit.whole for unit in run.engine.data.units.values()]
+    figures |= {"seconds": time.perf_counter() - began, "share": sum(tensor.nbytes for tensor in tensors)}
     for tensor in tensors:
-        tensor.detach().sum()
-    figures["touched"] = time.perf_counter() - began
+        tensor += 1
+    figures["ready"] = time.perf_counter() - began
     print(json.dumps(figures), flush=True)
     sys.stdin.readline()
 
@@ -150,7 +161,7 @@ def main(hidden: int, layers: int, rounds: int, file: Path | None, directory: st
     for rank, figures in enumerate(zip(*rows["ranks"], strict=True)):
         show(f"rank {rank}", figures)
     show("from_pretrained", [result[0] for result in rows["plain"]])
-    for key in ("seconds", "touched"):
+    for key in ("read", "seconds", "ready"):
         ours, theirs = ([max(figures[key] for figures in result) for result in rows[name]] for name in ("ranks", "plain"))
         print(f"{key}: ranks {', '.join(f'{s:.1f}' for s in ours)}, from_pretrained {', '.join(f'{s:.1f}' for s in theirs)}; "
               f"ratio of medians {median(ours) / median(theirs):.2f}")

@@ -73,7 +73,7 @@ def with_adapters(model: nn.Module, spec: JobSpec) -> nn.Module:
     shape = read_shape(spec)
     family, source = family_of(shape), first_values(spec, shape)
     names = stored_names(family, shape)
-    values = {names[factor.name]: source(factor, tuple(map(slice, factor.shape))).reshape(stored_shape(factor)).contiguous()
+    values = {names[factor.name]: source(factor, tuple(slice(0, size) for size in factor.shape)).reshape(stored_shape(factor))
               for factor in trained_weights(family, shape)}
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, CONFIG).write_text(json.dumps(config_document(family, shape, None)), encoding="utf-8")

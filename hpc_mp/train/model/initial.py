@@ -17,11 +17,12 @@ from hpc_mp.layout.models import Family, ModelShape, Weight
 from hpc_mp.layout.models.peft_files import WEIGHTS, experts_last, stored_names
 from hpc_mp.layout.models.weight_files import StoredWeight, stored_in, stored_parts, weight_files
 from hpc_mp.train.model.counter_random import key_of, normal, uniform
-from hpc_mp.train.parallel.fill import Source
+from hpc_mp.train.parallel.fill import CHUNK, Source
 
 TYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  # names in safetensors files
 SHORT = 1 << 15  # bytes: a shorter gap between two parts of rows is read along, which is faster than many small reads
 BUFFERS = 1000  # of one read; the kernel takes 1024
+WIDEST = 8  # bytes of an element
 
 
 def drawn(seed: int, layers: int, initializer_range: float, padding: dict[str, int]) -> Source:
@@ -56,14 +57,18 @@ def drawn(seed: int, layers: int, initializer_range: float, padding: dict[str, i
 def read(directory: Path, family: Family) -> Source:
     """Return a source of values from a Hugging Face checkpoint, which rank 0 has checked. A rank reads only its own slices.
 
-    The order of a weight's elements is the same in its shape and in its ``fused_shape``, in which it may be stored.
+    The order of a weight's elements is the same in its shape and in its ``fused_shape``, in which it may be stored. Values are
+    read into the same memory by each call of the source, and hold until the next one: none of it is lost between parameters.
     """
-    files, weights_in = weight_files(directory), cache(stored_in)
+    files, weights_in, memory = weight_files(directory), cache(stored_in), torch.empty(CHUNK * WIDEST, dtype=torch.uint8)
 
     def source(weight: Weight, box: Box) -> Tensor:
-        parts = [part_of(replace(weights_in(files[name])[name], shape=weight.shape[len(at):]), box[len(at):])
-                 for at, name in stored_parts(weight, files, family)
-                 if all(part.start <= index < part.stop for index, part in zip(at, box, strict=False))]
+        left, parts = memory, list[Tensor]()
+        for at, name in stored_parts(weight, files, family):
+            if all(part.start <= index < part.stop for index, part in zip(at, box, strict=False)):
+                stored = replace(weights_in(files[name])[name], shape=weight.shape[len(at):])
+                parts.append(part_of(stored, box[len(at):], left))
+                left = left[-(-parts[-1].nbytes // WIDEST) * WIDEST:]
         whole = parts[0] if len(parts) == 1 else torch.cat([part.flatten() for part in parts])
         return whole.view([part.stop - part.start for part in box])
 
@@ -83,15 +88,19 @@ def read_adapters(directory: Path, family: Family, shape: ModelShape) -> Source:
     return source
 
 
-def part_of(stored: StoredWeight, box: Box) -> Tensor:
+def part_of(stored: StoredWeight, box: Box, memory: Tensor | None = None) -> Tensor:
     """Return a part of a stored weight, read without the kernel's readahead, which would fetch parts of other ranks. Short gaps
     are read along, all into one buffer: memory is that of the part, however long its rows are in the file.
+
+    Args:
+        memory: bytes into which the part is read, if it fits.
 
     Raises:
         OSError: it cannot be read, or its file has become shorter.
     """
     kind, sizes = TYPES[stored.dtype], [part.stop - part.start for part in box]
-    values, gap, end = torch.empty(math.prod(sizes) * kind.itemsize, dtype=torch.uint8), memoryview(bytearray(SHORT)), -SHORT
+    size, gap, end = math.prod(sizes) * kind.itemsize, memoryview(bytearray(SHORT)), -SHORT
+    values = torch.empty(size, dtype=torch.uint8) if memory is None or memory.nbytes < size else memory[:size]
     left, reads = values.numpy().data, list[tuple[int, list[memoryview]]]()  # first byte, and where it and the next go
     for first, elements in stretches(stored.shape, box):
         begin, run = first * kind.itemsize, left[:elements * kind.itemsize]

@@ -11,7 +11,7 @@ from hpc_mp.train.parallel.data_axis import Unit
 
 CHUNK = 1 << 21  # elements of a piece: 8 MB of fp32, and as much while its parts are joined, however large parameters are
 
-Source = Callable[[Weight, Box], Tensor]  # returns the values of a part of a weight
+Source = Callable[[Weight, Box], Tensor]  # returns the values of a part of a weight, which may hold only until the next call
 
 
 @torch.no_grad()
