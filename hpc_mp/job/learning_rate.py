@@ -2,16 +2,12 @@
 
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
-from typing import Annotated
-
-from pydantic import Field
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import shown
 from hpc_mp.job import values
 from hpc_mp.layout.learning_rate import SCHEDULES, RateSettings, Shape, options_of
 
-Positive = Annotated[float, Field(gt=0, strict=True)]
 NEEDED = {  # schedule -> the options of which it needs one, and an example
     "cosine_with_min_lr": (("min_lr_rate", "min_lr"), "0.1"), "cosine_warmup_with_min_lr": (("min_lr_rate", "min_lr"), "0.1"),
     "warmup_stable_decay": (("num_decay_steps",), "100")}
@@ -21,12 +17,12 @@ LEAST = ("min_lr", "lr_end")  # the rates at which schedules end
 class ScheduleOptions(values.Section):
     """The options of all schedules; a schedule takes some of them. None: the schedule's default."""
 
-    num_cycles: Positive | None = None
+    num_cycles: values.Positive | None = None
     min_lr: values.Rate | None = None
     min_lr_rate: values.Weighting | None = None
     warmup_lr_rate: values.Weighting | None = None
     lr_end: values.Rate | None = None
-    power: Positive | None = None
+    power: values.Positive | None = None
     timescale: values.Count | None = None
     num_stable_steps: values.NonNegative | None = None
     num_decay_steps: values.Count | None = None

@@ -66,22 +66,11 @@ def _cables(cluster: LabCluster) -> dict[str, Cable]:
     return {name: Cable("UP" in links[f"p-{name}"]["flags"], limits.get(f"p-{name}")) for name in cluster.nodes}
 
 
-PACKAGES = {
-    "slurmctld": "slurm-wlm",
-    "slurmd": "slurm-wlm",
-    "sbatch": "slurm-client",
-    "munged": "munge",
-    "ip": "iproute2",
-    "tc": "iproute2",
-    "nsenter": "util-linux",
-    "setpriv": "util-linux",
-}
-"""Command → Debian package that has it."""
-
+# Command → Debian package that has it; and the same for a cluster with accounting.
+PACKAGES = {"slurmctld": "slurm-wlm", "slurmd": "slurm-wlm", "sbatch": "slurm-client", "munged": "munge", "ip": "iproute2",
+            "tc": "iproute2", "nsenter": "util-linux", "setpriv": "util-linux"}
 ACCOUNTING = {"slurmdbd": "slurmdbd", "mariadbd": "mariadb-server-core", "mariadb-install-db": "mariadb-server-core",
-              "mariadb": "mariadb-client-core"}  # fmt: skip
-"""The same for a cluster with accounting."""
-
+              "mariadb": "mariadb-client-core"}
 PROBE = """
 ip link add bridge0 type bridge &&
 ip link add cable0 type veth peer name cable1 &&

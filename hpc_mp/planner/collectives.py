@@ -20,7 +20,7 @@ busbw (``nic_share``).
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -46,28 +46,18 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One operation.
-
-    Attributes:
-        program: its program in nccl-tests.
-        reduces: True if it sums the ranks' data.
-        rooted: True if rank 0 of the group is its root.
-        send_part, receive_part: True if each rank sends or receives a part of the array instead of all of it.
-        factor: busbw / algbw for n ranks: the share of the array that the busiest link has to carry.
-        checked: placements whose data are compared; the others are only timed, as in nccl-tests.
-        native: the placement that libraries offer. torch reduces and broadcasts in place: out of place it has to copy first.
-    """
+    """One operation."""
 
     name: str
-    program: str
-    reduces: bool
-    rooted: bool
+    program: str  # in nccl-tests
+    reduces: bool  # True if it sums the ranks' data
+    rooted: bool  # True if rank 0 of the group is its root
+    # send_part, receive_part: True if each rank sends or receives a part of the array instead of all of it
     send_part: bool
     receive_part: bool
-    split: bool
-    factor: Callable[[int], float]
-    checked: tuple[Placed, ...] = PLACED
-    native: Placed = "out_of_place"
+    split: bool  # True if the array consists of a part for each rank
+    checked: tuple[Placed, ...] = PLACED  # placements whose data are compared; the others are only timed, as in nccl-tests
+    native: Placed = "out_of_place"  # that libraries offer; torch reduces and broadcasts in place, else it has to copy first
 
     def counts(self, size: int, ranks: int, element: int) -> Counts:
         """Return the counts for at most ``size`` bytes of elements of ``element`` bytes."""
@@ -78,31 +68,25 @@ class Collective:
         total = part * ranks
         return Counts(part, total, part if self.send_part else total, part if self.receive_part else total)
 
+    def factor(self, ranks: int) -> float:
+        """Return busbw / algbw: the share of the array that the busiest link has to carry."""
+        if not self.split and not self.reduces:
+            return 1.0
+        return (1 if self.split else 2) * (ranks - 1) / ranks
+
     def bandwidths(self, size: int, seconds: float, ranks: int) -> tuple[float, float]:
         """Return algbw and busbw in GB/s (10⁹) of an operation on ``size`` bytes; 0 for an operation that took no time."""
         algorithm = size / seconds / 1e9 if seconds > 0 else 0.0
         return algorithm, algorithm * self.factor(ranks)
 
 
-def _reduced(n: int) -> float:
-    return 2 * (n - 1) / n
-
-
-def _shared(n: int) -> float:
-    return (n - 1) / n
-
-
-def _whole(n: int) -> float:
-    return 1.0
-
-
 COLLECTIVES: dict[str, Collective] = {entry.name: entry for entry in (
-    Collective("all_reduce", "all_reduce_perf", True, False, False, False, False, _reduced, native="in_place"),
-    Collective("all_gather", "all_gather_perf", False, False, True, False, True, _shared),
-    Collective("reduce_scatter", "reduce_scatter_perf", True, False, False, True, True, _shared),
-    Collective("all_to_all", "alltoall_perf", False, False, False, False, True, _shared, ("out_of_place",)),
-    Collective("broadcast", "broadcast_perf", False, True, False, False, False, _whole, native="in_place"),
-    Collective("sendrecv", "sendrecv_perf", False, False, False, False, False, _whole, ("out_of_place",)),
+    Collective("all_reduce", "all_reduce_perf", True, False, False, False, False, native="in_place"),
+    Collective("all_gather", "all_gather_perf", False, False, True, False, True),
+    Collective("reduce_scatter", "reduce_scatter_perf", True, False, False, True, True),
+    Collective("all_to_all", "alltoall_perf", False, False, False, False, True, ("out_of_place",)),
+    Collective("broadcast", "broadcast_perf", False, True, False, False, False, native="in_place"),
+    Collective("sendrecv", "sendrecv_perf", False, False, False, False, False, ("out_of_place",)),
 )}
 
 

@@ -18,10 +18,6 @@ def _ring(group: Group) -> Edges:
     return zip(group, group[1:] + group[:1], strict=True)
 
 
-def _pairs(group: Group) -> Edges:
-    return permutations(group, 2)
-
-
 def _chain(group: Group) -> Edges:
     """Yield a chain: every stage sends activations to the next one and gradients to the one before."""
     for a, b in pairwise(group):
@@ -53,9 +49,9 @@ def _replicas(group: Group, shards: int | None) -> Edges:
 AXES: dict[str, tuple[str, Callable[[Group, Traffic], Edges]]] = {
     "tp": ("tp", lambda group, _: _ring(group)),
     "cp": ("cp", lambda group, _: _ring(group)),
-    "cp_pairs": ("cp", lambda group, _: _pairs(group)),
+    "cp_pairs": ("cp", lambda group, _: permutations(group, 2)),
     "pp": ("pp", lambda group, _: _chain(group)),
-    "ep": ("ep", lambda group, _: _pairs(group)),
+    "ep": ("ep", lambda group, _: permutations(group, 2)),
     "dp": ("dp", lambda group, traffic: _shards(group, traffic.shards)),
     "replicas": ("dp", lambda group, traffic: _replicas(group, traffic.shards)),
     "expert_dp": ("edp", lambda group, traffic: _shards(group, traffic.expert_shards)),

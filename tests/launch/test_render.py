@@ -18,7 +18,8 @@ from hpc_mp.base.assets import asset
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.main import cli
 from hpc_mp.cluster.slurm.releases import Version, differences, releases
-from hpc_mp.job import resolve, under
+from hpc_mp.job import resolve
+from hpc_mp.job.load import under
 from hpc_mp.job.values import seconds_of
 from hpc_mp.launch.facts import ClusterFacts
 from hpc_mp.launch.render import ScriptTemplate, check_sweep, find_template, render, site_defaults

@@ -89,15 +89,9 @@ class Placement:
         """Ranks that communicate along an axis: name → groups, ascending inside and by first rank. ``tp``, ``pp``, ``dp`` (only
         the replica axis D, SageMaker's ``rdp``), ``mp`` (T × P), ``tp_dp`` (T × D, SageMaker's ``dp``); ``cp`` if context > 1;
         ``ep`` if expert > 1, and ``edp``, the ranks with the same experts (Megatron-LM's name)."""
-        groups = {
-            "tp": self._along("tp"),
-            "pp": self._along("pp"),
-            "dp": self._along("dp"),
-            "mp": self._along("tp", "pp"),
-            "tp_dp": self._along("tp", "dp"),
-        }
-        if self.degrees.context > 1:
-            groups["cp"] = self._along("cp")
+        along = {"tp": ("tp",), "pp": ("pp",), "dp": ("dp",), "mp": ("tp", "pp"), "tp_dp": ("tp", "dp")}
+        along |= {"cp": ("cp",)} if self.degrees.context > 1 else {}
+        groups = {name: self._along(*axes) for name, axes in along.items()}
         if (size := self.degrees.expert) > 1:
             everyone = self.state_groups
             groups["ep"] = tuple(sorted(group[i : i + size] for group in everyone for i in range(0, len(group), size)))

@@ -24,13 +24,6 @@ def draw(schedule: Schedule, width: int = 80) -> Text:
     names = [f"rank {rank} " for rank in range(len(rows))]
     margin, column = len(names[-1]), 1 + max(len(text) for row in labels for text, _ in row)
     per_block = max(1, (width - margin) // column)
-    blocks = [
-        Text("\n").join(
-            Text(name.ljust(margin)).append_text(
-                Text.assemble(*((text.rjust(column), style) for text, style in row[begin : begin + per_block]))
-            )
-            for name, row in zip(names, labels, strict=True)
-        )
-        for begin in range(0, len(rows[0]), per_block)
-    ]
-    return Text("\n\n").join(blocks)
+    blocks = ([Text.assemble(name.ljust(margin), *((text.rjust(column), style) for text, style in row[begin:begin + per_block]))
+               for name, row in zip(names, labels, strict=True)] for begin in range(0, len(rows[0]), per_block))
+    return Text("\n\n").join(map(Text("\n").join, blocks))

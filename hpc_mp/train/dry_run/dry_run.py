@@ -9,7 +9,7 @@ estimated beside it.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -32,9 +32,8 @@ from hpc_mp.train.dry_run.host import Loading, OpenSockets, Saving, loading, ope
 from hpc_mp.train.dry_run.recorder import Peak, Recorder, SentMessages
 from hpc_mp.train.parallel.communicators import build, everyone
 from hpc_mp.train.parallel.data_axis import DataAxis
-from hpc_mp.train.parallel.dropout import Moment
 from hpc_mp.train.parallel.groups import Groups
-from hpc_mp.train.pipeline.stage import Batch, Microbatches
+from hpc_mp.train.pipeline.stage import Microbatches
 from hpc_mp.train.rank.assemble import assemble
 from hpc_mp.train.rank.rendezvous import process_group
 from hpc_mp.train.step.engine import Engine
@@ -119,7 +118,10 @@ def stepped(spec: JobSpec, shape: ModelShape, layout: Layout, groups: Groups, sc
         performers |= {kind: partial(_noted, recorder, perform) for kind, perform in performers.items()}
         recorder.at("begin", "the beginning of the step")
         recorder.peaks.clear()
-        result = engine.step(0, _share(layout, spec.data.documents, engine.data.stages), partial(_over, recorder))
+        tokens = partial(torch.zeros, (layout.samples, layout.sequence), dtype=torch.int64)  # only token 0
+        separate = spec.data.documents == "separate"
+        share = Microbatches.artificial(layout, engine.data.stages, tokens, separate, CPU)
+        result = engine.step(0, share, partial(_over, recorder))
     return engine, DryStep(
         tuple(UnitElements(name, unit.layout.padded, unit.layout.part) for name, unit in units.items()), state, rest,
         recorder.peaks, tuple(recorder.sent()), result.passed.most_held)
@@ -133,22 +135,6 @@ def _stepped_without_disk(spec: JobSpec, shape: ModelShape, layout: Layout, grou
         return engine, step
     disk_bytes = engine.optimizer.home.nbytes.host
     return engine, replace(step, state=replace(step.state, host=step.state.host - disk_bytes, disk=disk_bytes))
-
-
-def _share(layout: Layout, documents: str, stages: Iterable[int]) -> Microbatches:
-    """Return a replica's share of a step: only token 0, and samples of one document."""
-    size, last = (layout.samples, layout.sequence), layout.stages - 1
-    separate = documents == "separate"
-
-    def tensors(stage: int) -> Batch:
-        needed = {"ids": stage == 0, "labels": stage == last}
-        tokens = {name: torch.zeros(size, dtype=torch.int64) for name, needs in needed.items() if needs}
-        return tokens | ({"documents": torch.zeros((size[0], 1), dtype=torch.int64)} if separate else {})
-
-    count, samples = layout.microbatches, layout.samples
-    return Microbatches({(stage, number): tensors(stage) for stage in stages for number in range(count)},
-                        [Moment(0, tuple(range(begin, begin + samples))) for begin in range(0, count * samples, samples)],
-                        count * samples * layout.sequence)
 
 
 def _noted(recorder: Recorder, perform: Any, step: Any, action: Action) -> None:

@@ -5,7 +5,7 @@ part of a batch. It returns named tensors for the next stage; the last stage ret
 data axis owns the parameters of a stage, in units.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -43,6 +43,19 @@ class Microbatches:
     moments: Sequence[Moment]  # the step and the global positions of the samples, of each microbatch
     labels: int | None  # number of labels in this share that count in the loss; None: the forward counts them
     begun: int = -1  # the microbatch whose forward was the last to begin; -1: none has begun
+
+    @classmethod
+    def artificial(cls, layout: Layout, stages: Iterable[int], tokens: Callable[[], Tensor], separate: bool,
+                   device: torch.device) -> "Microbatches":
+        """Return a share of samples of one document. ``tokens``: returns ids or labels of a microbatch. ``separate``: True if
+        stages need to know documents."""
+        ends, samples = {"ids": 0, "labels": layout.stages - 1}, layout.samples
+        batches = {(stage, number): {name: tokens() for name, end in ends.items() if end == stage}
+                   | ({"documents": torch.zeros((samples, 1), dtype=torch.int64, device=device)} if separate else {})
+                   for stage in stages for number in range(layout.microbatches)}
+        begins = range(0, layout.microbatches * samples, samples)
+        return cls(batches, [Moment(0, tuple(range(begin, begin + samples))) for begin in begins],
+                   layout.microbatches * samples * layout.sequence)
 
 
 class Stage(Protocol):

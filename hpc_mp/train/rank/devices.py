@@ -2,7 +2,6 @@
 
 import json
 import os
-import tomllib
 from collections.abc import MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass
@@ -11,7 +10,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from hpc_mp.base.assets import asset
+from hpc_mp.base.assets import asset_table
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.rundir.rank_env import RankEnv
 from hpc_mp.train.rank.proof import SignedKeys
@@ -125,7 +124,7 @@ OLDER_NAMES = {"PYTORCH_ALLOC_CONF": "PYTORCH_CUDA_ALLOC_CONF"}  # under which t
 
 def prepare(environ: MutableMapping[str, str]) -> list[str]:
     """Set the variables that nobody has set, and return their names. CUDA and torch read them when a GPU is first used."""
-    values = {row["name"]: row["value"] for row in tomllib.loads(asset(PROFILE).read_text(encoding="utf-8"))["variable"]}
+    values = {row["name"]: row["value"] for row in asset_table(PROFILE)["variable"]}
     missing = {name: value for name, value in values.items() if environ.keys().isdisjoint((name, OLDER_NAMES.get(name, name)))}
     environ.update(missing)
     return list(missing)

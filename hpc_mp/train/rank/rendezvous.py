@@ -10,6 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from hpc_mp.base.text import several
 from hpc_mp.rundir import SECRET, AttemptRecord
 from hpc_mp.rundir.rank_env import RankEnv, check_open_files
 from hpc_mp.train.parallel import gloo
@@ -111,9 +112,8 @@ def _gather(who: RankEnv, keys: SignedKeys, timeout: timedelta) -> None:
             keys.wait(everybody, timeout)
         except dist.DistError:
             absent = keys.absent(everybody)
-            some = ", ".join(absent[:NAMED]) + (f" and {len(absent) - NAMED} more" if len(absent) > NAMED else "")
             came = f"{who.world - len(absent)} of {who.world} ranks came"
-            raise dist.DistStoreError(f"{came}, {some} did not in {timeout.total_seconds():g} s") from None
+            raise dist.DistStoreError(f"{came}, {several(absent, NAMED)} did not in {timeout.total_seconds():g} s") from None
         for key in everybody:
             keys.get(key)
         keys.set("all", "are here")

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from hashlib import blake2b
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.extras import need_trackers
@@ -27,70 +27,53 @@ UNSENT = {"step", "attempt"}
 Track = Callable[[str, StepMetrics | Evaluation], None]  # ("train" or "held_out", numbers)
 
 
-class Tracker(Protocol):
-    """A tracker of one run."""
+class Tracker(NamedTuple):
+    """A tracker of one run: ``write`` is called with a step and its numbers, ``close`` at the end."""
 
-    def write(self, step: int, numbers: Mapping[str, float]) -> None: ...
+    write: Callable[[int, Mapping[str, float]], object]
+    close: Callable[[], object]
 
-    def close(self) -> None: ...
 
+def tensorboard(spec: JobSpec, run: RunDirectory, begin: int) -> Tracker:
+    """Open event files in the run directory. Numbers of steps that are trained again are replaced. ``begin``: number of steps
+    done."""
+    writer = import_module("torch.utils.tensorboard").SummaryWriter(log_dir=str(run.tensorboard), purge_step=begin + 1)
 
-class TensorBoard(Tracker):
-    """Event files in the run directory. Numbers of steps that are trained again are replaced. ``begin``: number of steps done."""
-
-    def __init__(self, spec: JobSpec, run: RunDirectory, begin: int) -> None:
-        writer = import_module("torch.utils.tensorboard").SummaryWriter
-        self._writer = writer(log_dir=str(run.tensorboard), purge_step=begin + 1)
-
-    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+    def write(step: int, numbers: Mapping[str, float]) -> None:
         for name, number in numbers.items():
-            self._writer.add_scalar(name, number, step)
+            writer.add_scalar(name, number, step)
 
-    def close(self) -> None:
-        self._writer.close()
-
-
-class WeightsAndBiases(Tracker):
-    """A run of W&B, with which later attempts go on. It keeps the first numbers of a step that is trained again."""
-
-    def __init__(self, spec: JobSpec, run: RunDirectory, begin: int) -> None:
-        wandb = import_module("wandb")
-        place = run.path.stat()
-        identity = blake2b(f"{run.path} {place.st_dev} {place.st_ino}".encode(), digest_size=8).hexdigest()
-        self._run = wandb.init(
-            project=project_of(spec), name=run_name(spec, run), id=identity, resume="allow", dir=str(run.path),
-            config=described(spec), settings=wandb.Settings(console="off", silent=True, disable_git=True, disable_code=True))
-
-    def write(self, step: int, numbers: Mapping[str, float]) -> None:
-        self._run.log(dict(numbers), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
+    return Tracker(write, writer.close)
 
 
-class MLflow(Tracker):
-    """A run of MLflow, with which later attempts go on; in the run directory, unless ``MLFLOW_TRACKING_URI`` names a server."""
+def weights_and_biases(spec: JobSpec, run: RunDirectory, begin: int) -> Tracker:
+    """Open a run of W&B, with which later attempts go on. It keeps the first numbers of a step that is trained again."""
+    wandb = import_module("wandb")
+    place = run.path.stat()
+    identity = blake2b(f"{run.path} {place.st_dev} {place.st_ino}".encode(), digest_size=8).hexdigest()
+    opened = wandb.init(
+        project=project_of(spec), name=run_name(spec, run), id=identity, resume="allow", dir=str(run.path),
+        config=described(spec), settings=wandb.Settings(console="off", silent=True, disable_git=True, disable_code=True))
+    return Tracker(lambda step, numbers: opened.log(dict(numbers), step=step), opened.finish)
 
-    def __init__(self, spec: JobSpec, run: RunDirectory, begin: int) -> None:
-        self._mlflow = mlflow = import_module("mlflow")
-        if "MLFLOW_TRACKING_URI" not in os.environ:
-            mlflow.set_tracking_uri(f"sqlite:///{run.mlflow}")
-        experiment = mlflow.set_experiment(project_of(spec))
-        earlier = mlflow.search_runs([experiment.experiment_id], f"tags.`hpc_mp.run` = '{run.path}'", output_format="list")
-        mlflow.start_run(earlier[0].info.run_id if earlier else None, run_name=run_name(spec, run),
-                         tags={"hpc_mp.run": str(run.path)})
-        if not earlier:
-            mlflow.log_params(described(spec))
 
-    def write(self, step: int, numbers: Mapping[str, float]) -> None:
-        self._mlflow.log_metrics(dict(numbers), step=step)
-
-    def close(self) -> None:
-        self._mlflow.end_run()
+def mlflow(spec: JobSpec, run: RunDirectory, begin: int) -> Tracker:
+    """Open a run of MLflow, with which later attempts go on; in the run directory, unless ``MLFLOW_TRACKING_URI`` names a
+    server."""
+    library = import_module("mlflow")
+    if "MLFLOW_TRACKING_URI" not in os.environ:
+        library.set_tracking_uri(f"sqlite:///{run.mlflow}")
+    experiment = library.set_experiment(project_of(spec))
+    earlier = library.search_runs([experiment.experiment_id], f"tags.`hpc_mp.run` = '{run.path}'", output_format="list")
+    library.start_run(earlier[0].info.run_id if earlier else None, run_name=run_name(spec, run),
+                      tags={"hpc_mp.run": str(run.path)})
+    if not earlier:
+        library.log_params(described(spec))
+    return Tracker(lambda step, numbers: library.log_metrics(dict(numbers), step=step), library.end_run)
 
 
 TRACKERS: Mapping[str, Callable[[JobSpec, RunDirectory, int], Tracker]] = {
-    "tensorboard": TensorBoard, "wandb": WeightsAndBiases, "mlflow": MLflow}
+    "tensorboard": tensorboard, "wandb": weights_and_biases, "mlflow": mlflow}
 
 
 def project_of(spec: JobSpec) -> str:
@@ -113,7 +96,7 @@ def tracked(spec: JobSpec, context: RankContext, begin: int) -> Iterator[Track]:
     need_trackers(spec.track.to)
     trackers = {name: _opened(name, spec, context.run, begin) for name in spec.track.to} if context.who.rank == 0 else {}
 
-    def attempted(action: Callable[[Tracker], None]) -> None:
+    def attempted(action: Callable[[Tracker], object]) -> None:
         for name, tracker in list(trackers.items()):
             try:
                 action(tracker)

@@ -27,7 +27,6 @@ from hpc_mp.rundir.rank_env import RankEnv, node_name
 from hpc_mp.train.model.transformers_model import TransformersModel
 from hpc_mp.train.model.transformers_stage import TransformersStage
 from hpc_mp.train.parallel.communicators import build, everyone
-from hpc_mp.train.parallel.dropout import Moment
 from hpc_mp.train.parallel.groups import Groups
 from hpc_mp.train.parallel.surroundings import Surroundings
 from hpc_mp.train.pipeline.pipeline import Pipeline, Span
@@ -74,7 +73,9 @@ def measure(spec: JobSpec, shape: ModelShape, repetitions: int) -> ModelProfile:
         activation_bytes = [0] * layout.stages
         pipeline = engine.passes.pipeline
         pipeline.perform["F"] = partial(_noted, pipeline, activation_bytes, pipeline.perform["F"])
-        work = _microbatch(spec, shape, layout.stages - 1, device)
+        size = layout.samples, layout.sequence  # tokens are spread over the vocabulary
+        tokens = torch.randint(shape.vocabulary, size, generator=torch.Generator().manual_seed(0)).to(device)
+        work = Microbatches.artificial(layout, stages, lambda: tokens, spec.data.documents == "separate", device)
         steps = [engine.step(number, work, trace=True) for number in range(WARM_UP + repetitions)]
         seconds = [[_seconds(step.passed.spans, stage) for step in steps[WARM_UP:]] for stage in stages]
         sizes = [sum(unit.whole.nbytes for unit in pipeline.stages[stage].units.values()) for stage in stages]
@@ -101,19 +102,6 @@ def _engine(spec: JobSpec, shape: ModelShape, chosen: tuple[int, ...], layout: L
         unit.master.normal_(0.0, VALUES)
     engine.data.filled()
     return engine
-
-
-def _microbatch(spec: JobSpec, shape: ModelShape, last: int, device: torch.device) -> Microbatches:
-    """Return one microbatch of the job's shape, with samples of one document. Its tokens are spread over the vocabulary."""
-    size = spec.microbatch_size, spec.data.sequence_length
-    tokens = torch.randint(shape.vocabulary, size, generator=torch.Generator().manual_seed(0)).to(device)
-
-    separate = spec.data.documents == "separate"
-    documents = {"documents": torch.zeros((size[0], 1), dtype=torch.int64, device=device)} if separate else {}
-    needed = {"ids": 0, "labels": last}
-    batches = {(stage, 0): {name: tokens for name, end in needed.items() if end == stage} | documents
-               for stage in range(last + 1)}
-    return Microbatches(batches, [Moment(0, tuple(range(spec.microbatch_size)))], tokens.numel())
 
 
 def _noted(pipeline: Pipeline, activation_bytes: list[int], perform: Any, step: Any, action: Action) -> None:
