@@ -47,9 +47,22 @@ def test_a_launch_verifies_and_leaves_the_record(tmp_path: Path, cache: Path, mo
     assert record["difference"] < 1e-10 and record["versions"].keys() == {"torch", "transformers"}
 
 
+# Python runs this where it starts: the verification of a job, and nothing else, has embeddings that are too large.
+FAULT = """
+import sys
+if "hpc_mp.train.verify.verify" in sys.orig_argv:
+    from hpc_mp.train.model.transformers_stage import TransformersStage
+    right = TransformersStage._embed
+    TransformersStage._embed = lambda stage, batch: 1.01 * right(stage, batch)
+"""
+
+
 @pytest.mark.prove
 def test_what_differs_is_not_launched(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(OFF)
-    with pytest.raises(HpcMpError, match=r"layers\.0\.mlp"):
-        run_job(write_job(tmp_path), on="local", overrides=['model.config={model_type="phimoe"}'])
+    (tmp_path / "fault").mkdir()
+    (tmp_path / "fault" / "sitecustomize.py").write_text(FAULT)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fault"))
+    with pytest.raises(HpcMpError, match=r"the input of transformer\.h\.0: its output differs"):
+        run_job(write_job(tmp_path), on="local")
     assert not (tmp_path / "runs").exists()
