@@ -29,28 +29,18 @@ MISSED = re.compile(r"\[(?P<by>\d+)\] is setting up NCCL communicator and retr\w
 
 @dataclass(frozen=True, slots=True)
 class Symptom:
-    """One finding about a failure, of a rank, a task, a node or the job.
+    """One finding about a failure, of a rank, a task, a node or the job."""
 
-    Attributes:
-        kind: a key of ``failures.KINDS``.
-        text: the evidence, without its subject.
-        lost: hosts that did not answer.
-        time: unix seconds, if known.
-        own: True if a program reported it, whose output may mention anything.
-        inner: the failed rank that a node's command reports.
-        traceback: that of a Python error; may be empty.
-    """
-
-    kind: str
-    text: str
+    kind: str  # a key of failures.KINDS
+    text: str  # the evidence, without its subject
     host: str | None = None
     rank: int | None = None
     task: int | None = None
-    time: float = math.inf
-    lost: tuple[str, ...] = ()
-    own: bool = False
-    inner: int | None = None
-    traceback: str = ""
+    time: float = math.inf  # unix seconds, if known
+    lost: tuple[str, ...] = ()  # hosts that did not answer
+    own: bool = False  # True if a program reported it, whose output may mention anything
+    inner: int | None = None  # the failed rank that a node's command reports
+    traceback: str = ""  # that of a Python error; may be empty
 
 
 def words_of_end(lines: Sequence[str], code: int, *, program: bool = False, of_node: bool = False) -> Symptom:

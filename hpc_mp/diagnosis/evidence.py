@@ -15,20 +15,13 @@ from hpc_mp.rundir.standings import Standing
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """Silence of all ranks for ``seconds``.
-
-    Attributes:
-        rank: the cause; None if it cannot be determined.
-        first: the rank that fell silent before all others; None if it cannot be determined.
-        stands: the positions of the ranks by their stacks; empty if unknown.
-        time: unix seconds of the detection; later ends of ranks are caused by us.
-    """
+    """Silence of all ranks for ``seconds``."""
 
     seconds: float
-    rank: int | None
-    first: int | None = None
-    stands: str = ""
-    time: float = field(default_factory=time.time)
+    rank: int | None  # the cause; None if it cannot be determined
+    first: int | None = None  # the rank that fell silent before all others; None if it cannot be determined
+    stands: str = ""  # the positions of the ranks by their stacks; empty if unknown
+    time: float = field(default_factory=time.time)  # unix seconds of the detection; later ends of ranks are caused by us
 
     def __str__(self) -> str:
         """Return the description without its subject, which the wording of failures adds."""
@@ -39,56 +32,32 @@ class Hang:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evidence:
-    """All evidence on one attempt.
+    """All evidence on one attempt."""
 
-    Attributes:
-        code: srun's exit code, as from ``subprocess``.
-        failures: failures recorded for ranks.
-        standings: positions of ranks that were stalled when last seen.
-        srun: lines of srun, slurmstepd and the job script, in the order of writing.
-        logs: lines by host: last output of the node's ranks, with the task number before each line.
-        kernel: lines by host, from its kernel and cgroup.
-        states: state by host, as sinfo writes it ("idle", "down*").
-        places: place by rank.
-        hosts: hosts of the job, by node of the placement.
-        supervisor_host: host of the supervisor.
-        pids: rank by (host, process id).
-        largest: the task with the most memory, if Slurm's accounting knows it.
-        resident: bytes of memory by rank, as last reported by each.
-        run: the run of these logs.
-        hang: the hang of a program whose ranks were ended for their silence.
-        unended: hosts of a program that did not report the ends of their tasks when srun ended its step.
-        axes: True if a program's ranks have coordinates, because its job declares their numbering.
-        program: True if the ranks run the user's program, whose output may mention anything.
-        by_mpirun: True if mpirun starts the ranks, each with its own log, in a task of srun on every node.
-        of_node: True if each rank is the one command of a node, which numbers its ranks itself.
-        by_mpi: True if Slurm's PMIx or PMI gives the ranks their numbers; it ends the step when a rank aborts.
-        job: Slurm's job number; ``user``: the number of the job's user.
-    """
-
-    code: int = 1
-    failures: tuple[RankFailure, ...] = ()
-    standings: tuple[Standing, ...] = ()
-    srun: tuple[str, ...] = ()
+    code: int = 1  # srun's exit code, as from subprocess
+    failures: tuple[RankFailure, ...] = ()  # failures recorded for ranks
+    standings: tuple[Standing, ...] = ()  # positions of ranks that were stalled when last seen
+    srun: tuple[str, ...] = ()  # lines of srun, slurmstepd and the job script, in the order of writing
+    # lines by host: last output of the node's ranks, with the task number before each line
     logs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    kernel: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    states: Mapping[str, str] = field(default_factory=dict)
-    places: Mapping[int, RankPlace] = field(default_factory=dict)
-    hosts: tuple[str, ...] = ()
-    supervisor_host: str | None = None
-    pids: Mapping[tuple[str, int], int] = field(default_factory=dict)
-    largest: int | None = None
-    resident: Mapping[int, int] = field(default_factory=dict)
-    run: RunDirectory | None = None
-    hang: Hang | None = None
-    unended: tuple[str, ...] = ()
-    program: bool = False
-    axes: bool = False
-    of_node: bool = False
-    by_mpirun: bool = False
-    by_mpi: bool = False
-    job: str | None = None
-    user: int | None = None
+    kernel: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # lines by host, from its kernel and cgroup
+    states: Mapping[str, str] = field(default_factory=dict)  # state by host, as sinfo writes it ("idle", "down*")
+    places: Mapping[int, RankPlace] = field(default_factory=dict)  # place by rank
+    hosts: tuple[str, ...] = ()  # hosts of the job, by node of the placement
+    supervisor_host: str | None = None  # host of the supervisor
+    pids: Mapping[tuple[str, int], int] = field(default_factory=dict)  # rank by (host, process id)
+    largest: int | None = None  # the task with the most memory, if Slurm's accounting knows it
+    resident: Mapping[int, int] = field(default_factory=dict)  # bytes of memory by rank, as last reported by each
+    run: RunDirectory | None = None  # the run of these logs
+    hang: Hang | None = None  # the hang of a program whose ranks were ended for their silence
+    unended: tuple[str, ...] = ()  # hosts of a program that did not report the ends of their tasks when srun ended its step
+    program: bool = False  # True if the ranks run the user's program, whose output may mention anything
+    axes: bool = False  # True if a program's ranks have coordinates, because its job declares their numbering
+    of_node: bool = False  # True if each rank is the one command of a node, which numbers its ranks itself
+    by_mpirun: bool = False  # True if mpirun starts the ranks, each with its own log, in a task of srun on every node
+    by_mpi: bool = False  # True if Slurm's PMIx or PMI gives the ranks their numbers; it ends the step when a rank aborts
+    job: str | None = None  # Slurm's job number
+    user: int | None = None  # the number of the job's user
 
     def ranks_on(self, host: str | None) -> list[int]:
         """Return the ranks that the placement puts on a host, by local rank."""

@@ -56,27 +56,16 @@ BEHIND, BEHIND_OTHERS = 150, 25
 
 @dataclass(frozen=True, slots=True)
 class PythonError:
-    """An uncaught exception, or one that was logged in the same form.
+    """An uncaught exception, or one that was logged in the same form."""
 
-    Attributes:
-        text: ``ValueError: no such column``.
-        place: position in the program's own files, ``train.py:12``; empty if unknown.
-        traceback: the complete traceback.
-        rank: its rank, if a launcher of ranks on a node reports it.
-        kind: kind of the failure that it reports, a key of ``failures.KINDS``; None if its text has none.
-        behind: number of lines after it.
-        of_child: True if it only reports the failure of a child process.
-        uncaught: True if torch has marked it as the end of a rank.
-    """
-
-    text: str
-    place: str
-    traceback: str
-    rank: int | None = None
-    kind: str | None = None
-    behind: int = 0
-    of_child: bool = False
-    uncaught: bool = False
+    text: str  # ValueError: no such column
+    place: str  # position in the program's own files, train.py:12; empty if unknown
+    traceback: str  # the complete traceback
+    rank: int | None = None  # its rank, if a launcher of ranks on a node reports it
+    kind: str | None = None  # kind of the failure that it reports, a key of failures.KINDS; None if its text has none
+    behind: int = 0  # number of lines after it
+    of_child: bool = False  # True if it only reports the failure of a child process
+    uncaught: bool = False  # True if torch has marked it as the end of a rank
 
     def __str__(self) -> str:
         return f"{self.text} ({self.place})" if self.place else self.text

@@ -16,47 +16,27 @@ from hpc_mp.job.program import meets_through_mpi
 
 @dataclass(frozen=True, slots=True)
 class ClusterFacts:
-    """Facts about a cluster and the partition of one job; None if Slurm did not report them.
+    """Facts about a cluster and the partition of one job; None if Slurm did not report them."""
 
-    Attributes:
-        version: release of Slurm.
-        cluster: its name.
-        partition: the job's partition; also None if it names several.
-        limits: limits of the partitions that the job and its components name, else of the default one.
-        rerouted: True if a site plug-in may redirect a job that names no partition.
-        gpu_partitions: names of the partitions whose nodes list GPUs.
-        unknown_partition: a name in the job that no partition has, including hidden ones.
-        partition_names: valid names, if there is such an unknown name.
-        out_of_service: nodes of the partition that Slurm gives to no job now.
-        cpus: CPUs that a job may use on each node of the partition (the minimum of ``CPUEfctv`` and ``MaxCPUsPerNode``).
-        threads_per_core: threads per core of these nodes.
-        select: Slurm's ``SelectType``, such as ``select/cons_tres``.
-        topology: its ``TopologyPlugin``, such as ``topology/tree``.
-        most_elements: maximum size of a job array (``MaxArraySize``).
-        srun_options: long options of srun, including those of the site's plug-ins.
-        mpi_plugins: srun's MPI plug-ins; queried only for tasks that meet through MPI.
-        allocation: the nodes of the allocation that the job runs in; None outside of one.
-        silence: reason why partitions are unknown, in Slurm's last words.
-    """
-
-    version: Version | None = None
-    cluster: str | None = None
-    partition: SlurmPartition | None = None
+    version: Version | None = None  # release of Slurm
+    cluster: str | None = None  # its name
+    partition: SlurmPartition | None = None  # the job's partition; also None if it names several
+    # limits of the partitions that the job and its components name, else of the default one
     limits: tuple[PartitionLimits, ...] = ()
-    rerouted: bool = False
-    gpu_partitions: tuple[str, ...] = ()
-    unknown_partition: str | None = None
-    partition_names: tuple[str, ...] = ()
-    out_of_service: frozenset[str] = frozenset()
-    cpus: int | None = None
-    threads_per_core: int = 1
-    select: str | None = None
-    topology: str | None = None
-    most_elements: int | None = None
-    srun_options: frozenset[str] | None = None
-    mpi_plugins: tuple[str, ...] | None = None
-    allocation: tuple[str, ...] | None = None
-    silence: str | None = None
+    rerouted: bool = False  # True if a site plug-in may redirect a job that names no partition
+    gpu_partitions: tuple[str, ...] = ()  # names of the partitions whose nodes list GPUs
+    unknown_partition: str | None = None  # a name in the job that no partition has, including hidden ones
+    partition_names: tuple[str, ...] = ()  # valid names, if there is such an unknown name
+    out_of_service: frozenset[str] = frozenset()  # nodes of the partition that Slurm gives to no job now
+    cpus: int | None = None  # CPUs that a job may use on each node of the partition (the minimum of CPUEfctv and MaxCPUsPerNode)
+    threads_per_core: int = 1  # threads per core of these nodes
+    select: str | None = None  # Slurm's SelectType, such as select/cons_tres
+    topology: str | None = None  # its TopologyPlugin, such as topology/tree
+    most_elements: int | None = None  # maximum size of a job array (MaxArraySize)
+    srun_options: frozenset[str] | None = None  # long options of srun, including those of the site's plug-ins
+    mpi_plugins: tuple[str, ...] | None = None  # srun's MPI plug-ins; queried only for tasks that meet through MPI
+    allocation: tuple[str, ...] | None = None  # the nodes of the allocation that the job runs in; None outside of one
+    silence: str | None = None  # reason why partitions are unknown, in Slurm's last words
 
     @property
     def has_pyxis(self) -> bool:

@@ -29,23 +29,14 @@ UNITS = {"K": 2**10, "": 2**20, "M": 2**20, "G": 2**30, "T": 2**40}  # of --mem;
 
 @dataclass(frozen=True, slots=True)
 class NodeNeed:
-    """A requirement on every node of the job.
+    """A requirement on every node of the job."""
 
-    Attributes:
-        value: the key of the job, as the user wrote it.
-        amount: the amount on each node.
-        of: returns the amount that a kind of nodes has; None if Slurm does not report it.
-        words: formats an amount.
-        remedy: returns the remedy, for the largest amount that enough nodes have.
-        sum: the derivation of the amount.
-    """
-
-    value: str
-    amount: int
-    of: Callable[[NodeKind], int | None]
-    words: Callable[[int], str]
-    remedy: Callable[[int], str]
-    sum: str = ""
+    value: str  # the key of the job, as the user wrote it
+    amount: int  # the amount on each node
+    of: Callable[[NodeKind], int | None]  # returns the amount that a kind of nodes has; None if Slurm does not report it
+    words: Callable[[int], str]  # formats an amount
+    remedy: Callable[[int], str]  # returns the remedy, for the largest amount that enough nodes have
+    sum: str = ""  # the derivation of the amount
 
 
 def check_fit(spec: AnySpec, facts: ClusterFacts) -> None:

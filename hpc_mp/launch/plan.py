@@ -40,20 +40,15 @@ from hpc_mp.rundir.runs import SweepMember
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The facts about a back end that a plan needs.
+    """The facts about a back end that a plan needs."""
 
-    Attributes:
-        title: description of where its ranks run, for the summary of a plan.
-        facts: queries the cluster, for a job and the release of Slurm to write for (None: the detected one).
-        gpus: returns the ranks' device, by the job and these facts. Both raise HpcMpError for unavailable resources.
-        in_script: True if the job script starts the ranks, so that environment profiles and bad nodes matter.
-        fits: raises HpcMpError for a job that could never start there.
-    """
-
-    title: str
+    title: str  # description of where its ranks run, for the summary of a plan
+    # queries the cluster, for a job and the release of Slurm to write for (None: the detected one)
     facts: Callable[[AnySpec, Version | None], ClusterFacts]
+    # returns the ranks' device, by the job and these facts. Both raise HpcMpError for unavailable resources.
     gpus: Callable[[AnySpec, ClusterFacts], GpuRequest]
-    in_script: bool
+    in_script: bool  # True if the job script starts the ranks, so that environment profiles and bad nodes matter
+    # raises HpcMpError for a job that could never start there
     fits: Callable[[AnySpec, ClusterFacts], None] = lambda _spec, _facts: None
 
 
@@ -72,39 +67,22 @@ def asked_once(target: Target) -> Target:
 
 @dataclass(frozen=True, slots=True)
 class JobPlan:
-    """A job with every choice made.
+    """A job with every choice made."""
 
-    Attributes:
-        user_spec: the job as the user wrote it.
-        resolution: every choice, with its reason.
-        spec: the job with these choices, as in the run directory.
-        where: the back end, with its reason.
-        placement: the places of all ranks.
-        device: the ranks' device, with its memory if known.
-        record: content of ``plan.json``.
-        facts: facts from Slurm; empty on emulated nodes.
-        template: template of the job script, if not the shipped one.
-        measured: rates between nodes of the cluster, which determine the order of the hosts.
-        avoided: nodes that we, not the user, exclude.
-        member: its place in a sweep; None without a sweep.
-        resumes: the run to resume; None for a new one.
-        depends: its dependencies in Slurm's queue.
-    """
-
-    user_spec: AnySpec
-    resolution: MachineChoices
-    spec: AnySpec
-    where: Where
-    placement: Placement
-    device: Device
-    record: RunPlan
-    facts: ClusterFacts
-    template: ScriptTemplate | None = None
-    measured: LinkRates | None = None
-    avoided: tuple[BadNode, ...] = ()
-    member: SweepMember | None = None
-    resumes: RunDirectory | None = None
-    depends: Dependencies = NONE
+    user_spec: AnySpec  # the job as the user wrote it
+    resolution: MachineChoices  # every choice, with its reason
+    spec: AnySpec  # the job with these choices, as in the run directory
+    where: Where  # the back end, with its reason
+    placement: Placement  # the places of all ranks
+    device: Device  # the ranks' device, with its memory if known
+    record: RunPlan  # content of plan.json
+    facts: ClusterFacts  # facts from Slurm; empty on emulated nodes
+    template: ScriptTemplate | None = None  # template of the job script, if not the shipped one
+    measured: LinkRates | None = None  # rates between nodes of the cluster, which determine the order of the hosts
+    avoided: tuple[BadNode, ...] = ()  # nodes that we, not the user, exclude
+    member: SweepMember | None = None  # its place in a sweep; None without a sweep
+    resumes: RunDirectory | None = None  # the run to resume; None for a new one
+    depends: Dependencies = NONE  # its dependencies in Slurm's queue
 
     @property
     def steps(self) -> int:

@@ -28,19 +28,12 @@ TOKEN_BYTES = 4  # for English with a vocabulary of tens of thousands, without a
 
 @dataclass(frozen=True, slots=True)
 class TextAmount:
-    """The amount of training text.
+    """The amount of training text."""
 
-    Attributes:
-        tokens: number of tokens in all files.
-        exact: True if they were counted, rather than estimated from bytes.
-        samples: whole sequences in an epoch.
-        steps: steps of an epoch, the last one rounded up.
-    """
-
-    tokens: int
-    exact: bool
-    samples: int
-    steps: int
+    tokens: int  # number of tokens in all files
+    exact: bool  # True if they were counted, rather than estimated from bytes
+    samples: int  # whole sequences in an epoch
+    steps: int  # steps of an epoch, the last one rounded up
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,21 +34,13 @@ print(json.dumps([sys.prefix, sys.base_prefix, platform.python_version(), sys.ex
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """An installed Python.
+    """An installed Python."""
 
-    Attributes:
-        prefix: the environment's directory.
-        base: prefix of the Python it was made with; the same if it is not a virtual environment.
-        version: "3.11.7".
-        executable: its path, as it reports it.
-        libraries: directories from which it imports installed packages, without the user's own (``~/.local``).
-    """
-
-    prefix: Path
-    base: Path
-    version: str
-    executable: Path
-    libraries: tuple[Path, ...]
+    prefix: Path  # the environment's directory
+    base: Path  # prefix of the Python it was made with; the same if it is not a virtual environment
+    version: str  # "3.11.7"
+    executable: Path  # its path, as it reports it
+    libraries: tuple[Path, ...]  # directories from which it imports installed packages, without the user's own (~/.local)
 
     @property
     def packs_base(self) -> bool:

@@ -10,21 +10,14 @@ from fnmatch import fnmatchcase
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """The adapters of a model.
+    """The adapters of a model."""
 
-    Attributes:
-        rank: of every adapter.
-        alpha: strength; the scale is alpha / rank.
-        modules: name patterns of the projections, or experts' parameters, that have an adapter: of whole names or their ends.
-        dropout: probability with which elements of an adapter's input are dropped.
-        rslora: True if the scale is alpha / sqrt(rank) (Kalajdzievski, arXiv:2312.03732).
-    """
-
-    rank: int
-    alpha: float
+    rank: int  # of every adapter
+    alpha: float  # strength; the scale is alpha / rank
+    # name patterns of the projections, or experts' parameters, that have an adapter: of whole names or their ends
     modules: tuple[str, ...]
-    dropout: float = 0.0
-    rslora: bool = False
+    dropout: float = 0.0  # probability with which elements of an adapter's input are dropped
+    rslora: bool = False  # True if the scale is alpha / sqrt(rank) (Kalajdzievski, arXiv:2312.03732)
 
     @property
     def scale(self) -> float:

@@ -15,41 +15,24 @@ TABLE, READ = "table", "read from transformers"
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
-    """Layers that have the same weights and the same window.
+    """Layers that have the same weights and the same window."""
 
-    Attributes:
-        layers: their numbers.
-        window: number of tokens that a token attends to; None: all earlier ones.
-        experts: MLPs, of which each token uses some; 0: one for all.
-        attention: False if tokens are mixed by something else.
-    """
-
-    layers: tuple[int, ...]
+    layers: tuple[int, ...]  # their numbers
     parameters: int
-    window: int | None
-    experts: int
-    attention: bool
+    window: int | None  # number of tokens that a token attends to; None: all earlier ones
+    experts: int  # MLPs, of which each token uses some; 0: one for all
+    attention: bool  # False if tokens are mixed by something else
 
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """A model.
-
-    Attributes:
-        source: a table of ours, or transformers' code.
-        parameters: of the whole model, a tied weight once; ``active``: those that a token uses.
-        cut: modules that tensor ranks cut, ``*`` in place of the layer.
-        whole: module of a block -> the reason why it is whole on every tensor rank.
-        shared: what several tensor ranks hold, with the reasons, at the largest degree.
-        tensor: degrees at which ranks have equally many heads; all others up to the number of heads are possible too.
-        pipeline: the largest number of stages; ``expert``: of expert ranks.
-    """
+    """A model."""
 
     model_type: str
     architecture: str
-    source: str
-    parameters: int
-    active: int
+    source: str  # a table of ours, or transformers' code
+    parameters: int  # of the whole model, a tied weight once
+    active: int  # those that a token uses
     embedding: int
     kinds: tuple[LayerKind, ...]
     hidden: int
@@ -59,12 +42,13 @@ class ModelDescription:
     vocabulary: int
     positions: int
     tied: bool
-    cut: tuple[str, ...]
-    whole: dict[str, str]
-    shared: str
+    cut: tuple[str, ...]  # modules that tensor ranks cut, * in place of the layer
+    whole: dict[str, str]  # module of a block -> the reason why it is whole on every tensor rank
+    shared: str  # what several tensor ranks hold, with the reasons, at the largest degree
+    # degrees at which ranks have equally many heads; all others up to the number of heads are possible too
     tensor: tuple[int, ...]
-    pipeline: int
-    expert: int
+    pipeline: int  # the largest number of stages
+    expert: int  # the largest number of expert ranks
 
 
 def describe(shape: ModelShape) -> ModelDescription:

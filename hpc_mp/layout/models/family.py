@@ -76,19 +76,12 @@ def row(name: str, out: int, inner: int, bias: bool = False, init: Init = "norma
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """The second stack of blocks in a model with an encoder, whose layers are the first ones.
+    """The second stack of blocks in a model with an encoder, whose layers are the first ones."""
 
-    Attributes:
-        blocks: its module.
-        first: number of its first layer; the encoder has so many.
-        cross: the attention of its blocks to the encoder's output.
-        mlp: that of its blocks.
-    """
-
-    blocks: str
-    first: int
-    cross: str
-    mlp: str
+    blocks: str  # its module
+    first: int  # number of its first layer; the encoder has so many
+    cross: str  # the attention of its blocks to the encoder's output
+    mlp: str  # that of its blocks
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,21 +35,13 @@ class TensorCut:
 
 @dataclass(frozen=True, slots=True)
 class TensorPart:
-    """The part of a weight on a tensor rank.
+    """The part of a weight on a tensor rank."""
 
-    Attributes:
-        box: the rectangle of the whole weight.
-        cut: True if tensor ranks compute different results with the weight, False if all compute the same.
-        copies: number of tensor ranks that have this part; they are consecutive.
-        replica: number of this copy.
-        partial: True if each of the copies computes only a share of the gradient.
-    """
-
-    box: tuple[slice, ...]
-    cut: bool
-    copies: int
-    replica: int
-    partial: bool
+    box: tuple[slice, ...]  # the rectangle of the whole weight
+    cut: bool  # True if tensor ranks compute different results with the weight, False if all compute the same
+    copies: int  # number of tensor ranks that have this part; they are consecutive
+    replica: int  # number of this copy
+    partial: bool  # True if each of the copies computes only a share of the gradient
 
 
 @dataclass(frozen=True, slots=True)

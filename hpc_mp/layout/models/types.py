@@ -10,18 +10,12 @@ TABLE = "env/model-types.toml"
 
 @dataclass(frozen=True, slots=True)
 class TypeVerdict:
-    """The verdict on a type.
-
-    Attributes:
-        verified: True if it equals plain transformers on all layouts that tests try.
-        table: True if it has a table here; the code of others is read from transformers.
-        reason: why it is refused; empty if it is not.
-    """
+    """The verdict on a type."""
 
     model_type: str
-    verified: bool
-    table: bool
-    reason: str
+    verified: bool  # True if it equals plain transformers on all layouts that tests try
+    table: bool  # True if it has a table here; the code of others is read from transformers
+    reason: str  # why it is refused; empty if it is not
 
 
 def proved_with() -> str:

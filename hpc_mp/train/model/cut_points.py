@@ -34,18 +34,12 @@ class CutPoint(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """The parts of a module.
-
-    Attributes:
-        outputs: names of the tensors that its forward returns.
-        returned: makes what its forward returns of the tensors by name.
-        defaults: arguments of its forward that keep their default values.
-    """
+    """The parts of a module."""
 
     layers: tuple[LayerSpec, ...]
-    outputs: tuple[str, ...]
-    returned: Callable[[Mapping[str, Tensor]], Any]
-    defaults: tuple[str, ...] = ()
+    outputs: tuple[str, ...]  # names of the tensors that its forward returns
+    returned: Callable[[Mapping[str, Tensor]], Any]  # makes what its forward returns of the tensors by name
+    defaults: tuple[str, ...] = ()  # arguments of its forward that keep their default values
 
 
 def layers_of(module: nn.Module, inputs: Collection[str] = (), cut: Mapping[str, Cut] | None = None) -> Layers:

@@ -24,26 +24,18 @@ Cut = Literal["column", "row"]
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """A layer.
+    """A layer."""
 
-    Attributes:
-        name: of its own.
-        make: makes the module.
-        uses: what it is called with, in this order: tensors of the batch, or of an earlier layer. The first dimension counts
-            samples.
-        gives: names of what it returns; several: a tuple.
-        cut: linear module inside -> what tensor ranks cut of it: "column" its outputs, "row" its inputs.
-        tied: parameter inside -> the parameter of another layer that it is, ``layer.parameter``.
-        prefix: of its parameters' names in the model; None: its name and a full stop.
-    """
-
-    name: str
-    make: Callable[[], nn.Module]
+    name: str  # of its own
+    make: Callable[[], nn.Module]  # makes the module
+    # what it is called with, in this order: tensors of the batch, or of an earlier layer. The first dimension counts samples.
     uses: tuple[str, ...] = ("hidden",)
-    gives: tuple[str, ...] = ("hidden",)
+    gives: tuple[str, ...] = ("hidden",)  # names of what it returns; several: a tuple
+    # linear module inside -> what tensor ranks cut of it: "column" its outputs, "row" its inputs
     cut: Mapping[str, Cut] = field(default_factory=dict)
+    # parameter inside -> the parameter of another layer that it is, layer.parameter
     tied: Mapping[str, str] = field(default_factory=dict)
-    prefix: str | None = None
+    prefix: str | None = None  # of its parameters' names in the model; None: its name and a full stop
 
     def own(self, path: str) -> str:
         """Return the name in the model of a module or parameter inside."""
@@ -52,16 +44,11 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True)
 class MetaLayer:
-    """A layer without values.
-
-    Attributes:
-        module: on torch's meta device.
-        weights: its own parameters, without those that are another layer's.
-    """
+    """A layer without values."""
 
     spec: LayerSpec
-    module: nn.Module
-    weights: tuple[Weight, ...]
+    module: nn.Module  # on torch's meta device
+    weights: tuple[Weight, ...]  # its own parameters, without those that are another layer's
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -75,14 +62,10 @@ class MetaLayer:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A computation of a layer without values.
+    """A computation of a layer without values."""
 
-    Attributes:
-        carried: the tensors that it gives for a microbatch.
-        dropouts: path of each dropout inside -> the shapes, without samples, of the inputs of its calls.
-    """
-
-    carried: Mapping[str, Carried]
+    carried: Mapping[str, Carried]  # the tensors that it gives for a microbatch
+    # path of each dropout inside -> the shapes, without samples, of the inputs of its calls
     dropouts: Mapping[str, Sequence[tuple[int, ...]]]
 
 

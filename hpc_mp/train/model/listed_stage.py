@@ -30,21 +30,14 @@ TIE = "tied "  # prefix of the name of a unit with which several layers compute
 
 @dataclass(frozen=True)
 class ListedModel:
-    """A list of layers that ends in an objective.
-
-    Attributes:
-        objective: called with the tensors named in ``outputs``, and the batch.
-        seed: of the first values.
-        outputs: of the layers; empty: those of the last one.
-        batch: the tensors of a microbatch; parameters do not depend on them.
-        defaults: arguments of a module's forward that keep their default values: no tensor of the batch may have such a name.
-    """
+    """A list of layers that ends in an objective."""
 
     layers: tuple[LayerSpec, ...]
-    objective: Objective
-    seed: int
-    outputs: tuple[str, ...] = ()
-    batch: Mapping[str, Carried] = field(default_factory=dict)
+    objective: Objective  # called with the tensors named in outputs, and the batch
+    seed: int  # of the first values
+    outputs: tuple[str, ...] = ()  # of the layers; empty: those of the last one
+    batch: Mapping[str, Carried] = field(default_factory=dict)  # the tensors of a microbatch; parameters do not depend on them
+    # arguments of a module's forward that keep their default values: no tensor of the batch may have such a name
     defaults: tuple[str, ...] = ()
     experts: int = 0
 

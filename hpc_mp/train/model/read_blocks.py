@@ -79,22 +79,14 @@ class ExpertsRead:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """The division of a block.
+    """The division of a block."""
 
-    Attributes:
-        regions: modules of a block that tensor ranks cut as a whole.
-        whole: module of a block -> the reason why it is not cut.
-        plan: pattern of a module or parameter in a block -> word.
-        selected: as in ``Family``.
-        kv_heads: of the model.
-    """
-
-    regions: tuple[str, ...]
-    whole: Mapping[str, str]
-    plan: Mapping[str, str]
+    regions: tuple[str, ...]  # modules of a block that tensor ranks cut as a whole
+    whole: Mapping[str, str]  # module of a block -> the reason why it is not cut
+    plan: Mapping[str, str]  # pattern of a module or parameter in a block -> word
     experts: ExpertsRead
-    selected: Mapping[str, str]
-    kv_heads: int
+    selected: Mapping[str, str]  # as in Family
+    kv_heads: int  # of the model
 
     def word(self, name: str) -> str | None:
         """Return the word of a parameter, or of the module that has it."""

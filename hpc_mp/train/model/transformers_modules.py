@@ -20,17 +20,12 @@ from hpc_mp.train.model.vocabulary import LossFunction
 
 @dataclass(frozen=True, slots=True)
 class TransformersModules:
-    """A model that stages are built from.
+    """A model that stages are built from."""
 
-    Attributes:
-        config: Hugging Face's configuration.
-        loss: function of the logits and the batch; None: the cross entropy of the next token.
-    """
-
-    config: PreTrainedConfig
+    config: PreTrainedConfig  # Hugging Face's configuration
     family: Family
     shape: ModelShape
-    loss: LossFunction | None = None
+    loss: LossFunction | None = None  # function of the logits and the batch; None: the cross entropy of the next token
 
     @property
     def padding(self) -> dict[str, int]:

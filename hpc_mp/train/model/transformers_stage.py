@@ -36,19 +36,12 @@ ARGUMENTS = {"token_types": "token_type_ids"}  # an embedding's index -> its nam
 
 @dataclass(slots=True)
 class Microbatch:
-    """The values that the layers of a stage take beside the arguments of their calls, and those that they leave.
+    """The values that the layers of a stage take beside the arguments of their calls, and those that they leave."""
 
-    Attributes:
-        received: hidden states from the stage before; None on the first stage.
-        places: positions of this context rank's tokens, (samples or 1, tokens).
-        visible: window -> what tokens see; None: all before them, or all.
-        result: hidden states behind the stage's last layer.
-    """
-
-    received: Tensor | None
-    places: Tensor
-    visible: Mapping[int | None, Visible | None]
-    result: Tensor | None = None
+    received: Tensor | None  # hidden states from the stage before; None on the first stage
+    places: Tensor  # positions of this context rank's tokens, (samples or 1, tokens)
+    visible: Mapping[int | None, Visible | None]  # window -> what tokens see; None: all before them, or all
+    result: Tensor | None = None  # hidden states behind the stage's last layer
 
 
 class TransformersStage(UnitStage):

@@ -214,19 +214,12 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 class TokenTarget(NamedTuple):
-    """The distribution over words that a token's logits are compared with, and how.
+    """The distribution over words that a token's logits are compared with, and how."""
 
-    Attributes:
-        own: the share of the token's own word, in addition to ``every``.
-        every: the share of each word.
-        z: factor of the z loss.
-        cap: of logits.
-    """
-
-    own: float
-    every: float
-    z: float
-    cap: float | None
+    own: float  # the share of the token's own word, in addition to every
+    every: float  # the share of each word
+    z: float  # factor of the z loss
+    cap: float | None  # of logits
 
 
 def _scores(logits: Tensor, places: Tensor, target: TokenTarget) -> tuple[Tensor, Tensor]:

@@ -44,23 +44,16 @@ NORM_ROW = 1 << 14  # elements whose squares are summed in the format of the gra
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A rectangle of a parameter, or of its optimizer state, as this rank holds it.
+    """A rectangle of a parameter, or of its optimizer state, as this rank holds it."""
 
-    Attributes:
-        key: the parameter's Hugging Face name; for optimizer state ``optimizer.SLOT.NAME``.
-        shape: shape of the whole parameter.
-        saved: True if this rank or a replica saves the rectangle; another tensor rank or stage may hold a copy of it.
-        replicas: the ranks that hold the same rectangle. ``of_experts``: True if they are those of shared experts' state.
-        release: called with a part of ``values`` after it was read or filled, so that state on a disk need not stay in memory.
-    """
-
-    key: str
-    shape: tuple[int, ...]
+    key: str  # the parameter's Hugging Face name; for optimizer state optimizer.SLOT.NAME
+    shape: tuple[int, ...]  # shape of the whole parameter
     box: Box
     values: Tensor
-    saved: bool
-    replicas: Axis
+    saved: bool  # True if this rank or a replica saves the rectangle; another tensor rank or stage may hold a copy of it
+    replicas: Axis  # the ranks that hold the same rectangle. of_experts: True if they are those of shared experts' state.
     of_experts: bool
+    # called with a part of values after it was read or filled, so that state on a disk need not stay in memory
     release: Callable[[Tensor], None] = lambda values: None
 
 

@@ -26,14 +26,10 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All differences, in the order in which a fault shows: forward, loss, backward, update, export.
-
-    Attributes:
-        counts: number of comparisons by kind: outputs of modules, gradients and parameters.
-    """
+    """All differences, in the order in which a fault shows: forward, loss, backward, update, export."""
 
     differences: tuple[Difference, ...]
-    counts: Mapping[str, int]
+    counts: Mapping[str, int]  # number of comparisons by kind: outputs of modules, gradients and parameters
 
     @property
     def first(self) -> Difference | None:
