@@ -56,7 +56,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_learns_as_the_trainer_does(recipe: Callable[[str], Path], name: str) -> None:
     losses = both(recipe(name), name)
-    assert len(losses["hpc-mp"]) == 60 and losses["hpc-mp"][0] - losses["hpc-mp"][-1] > 0.5
+    assert len(losses["hpc-mp"]) == 60 and losses["hpc-mp"][0] - losses["hpc-mp"][-1] > 0.1
     assert distance(losses) < SAME
 
 
