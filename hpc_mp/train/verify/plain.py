@@ -74,6 +74,8 @@ class Plain(StaysDouble):
         """Return a tensor with the elements dropped that the engine drops: (1, tokens, …), or weights of attention."""
         if probability == 0.0:
             return x
+        if x.dim() == 2:
+            return self.drop(x.unsqueeze(0), probability, site).squeeze(0)
         if x.dim() == 4:  # (1, heads, tokens, tokens)
             index = torch.arange(x.shape[1] * self.length**2).view(-1, self.length, self.length)[:, self.places, self.places]
         else:
