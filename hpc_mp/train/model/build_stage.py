@@ -90,9 +90,9 @@ def _tensor(stage: TransformersStage, model: TransformersModules, whole: nn.Modu
             if inner in family.apart:
                 if _tensor_of(stage, path).size > 1:
                     change_flat(stage.get_submodule(path), stage.tensor.enter, stage.around.capacity.samples)
-            elif _tensor_of(stage, path).size > 1 and isinstance(stage.get_submodule(path), Projection):  # of no MLP's module
+            elif isinstance(stage.get_submodule(path), Projection):  # of an MLP that is no module
                 for name in (inner, *(name for name, other in family.cut_with.items() if other == inner)):
-                    change: Callable[[Tensor], Tensor] = stage.tensor.enter if name == inner else nn.Identity()
+                    change: Callable[[Tensor], Tensor] = _tensor_of(stage, path).enter if name == inner else nn.Identity()
                     change_flat(stage.get_submodule(f"{block}.{name}"), change, stage.around.capacity.samples)
             elif _tensor_of(stage, path).size > 1:
                 change_input(stage.get_submodule(path), stage.tensor.enter)

@@ -90,6 +90,8 @@ class Plain(StaysDouble):
         first token."""
         if probability == 0.0:
             return x
+        if x.dim() == 2 and not self.classes:
+            return self.drop(x.unsqueeze(0), probability, site).squeeze(0)
         if x.dim() == 2:
             index = torch.arange(x.shape[1])
         elif self.family.decoder is not None:  # of its samples no place is left out

@@ -67,7 +67,7 @@ FAMILY = Family(
     fields=FIELDS, read=read,
     embedding="model.embeddings.tok_embeddings", blocks="model.layers", norm="model.final_norm", head="decoder",
     behind_embedding=("model.embeddings.norm", "model.embeddings.drop"), rotary=("model.rotary_emb",),
-    attention="attn", alike=False, behind_norm=("head",),
+    attention="attn", alike=False, behind_norm=("head",), classifier=None,
     block_weights=block_weights,
     embedding_weights=lambda s: (
         *column("model.embeddings.tok_embeddings", s.vocabulary, s.hidden), *norm("model.embeddings.norm", s.hidden)),

@@ -40,6 +40,6 @@ FAMILY = replace(
     embedding_weights=partial(bert.embedding_weights, path=EMBEDDINGS),
     norm_weights=partial(bert.dense_weights, path=HEAD, last="layer_norm"),
     head_weights=partial(bert.head_weights, path=HEAD),
-    older_names={},
+    older_names={}, classifier=None,
     beside=("roberta.pooler.*", f"{HEAD}.decoder.bias", f"{EMBEDDINGS}.position_ids"),
 )
