@@ -238,3 +238,9 @@ def test_adapters_with_a_new_head_are_those_of_peft(folder: Path) -> None:
     again = begun(folder, "plain", NAMES, f'lora.pretrained="{folder / "adapters"}"', "train.learning_rate=0.0")
     second = start(again)
     assert abs(run_whole(again, run=second).evaluations[-1][1] - loss) < EXACT, "they are read again"
+
+
+def test_an_encoder_without_a_head_for_classes_is_refused(folder: Path) -> None:
+    spec = job(folder, 'model_type = "roberta", num_hidden_layers = 2, hidden_size = 32, num_attention_heads = 4, vocab_size = 307')
+    with pytest.raises(HpcMpError, match="is not built for roberta models"):
+        check_job(spec, read_shape(spec))
