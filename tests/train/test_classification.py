@@ -26,7 +26,7 @@ from transformers import (
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, load_job
-from hpc_mp.job.layout import check_pretrained, read_shape
+from hpc_mp.job.layout import check_job, check_pretrained, read_shape
 from hpc_mp.layout.models import family_of
 from hpc_mp.rundir import RunDirectory, read_lines
 from hpc_mp.train.checkpoint.export import export
@@ -241,6 +241,6 @@ def test_adapters_with_a_new_head_are_those_of_peft(folder: Path) -> None:
 
 
 def test_an_encoder_without_a_head_for_classes_is_refused(folder: Path) -> None:
-    spec = job(folder, 'model_type = "roberta", num_hidden_layers = 2, hidden_size = 32, num_attention_heads = 4, vocab_size = 307')
+    spec = job(folder, 'model_type = "roberta", num_hidden_layers = 2, hidden_size = 8, num_attention_heads = 2, vocab_size = 97')
     with pytest.raises(HpcMpError, match="is not built for roberta models"):
         check_job(spec, read_shape(spec))
