@@ -18,7 +18,8 @@ WAITS: dict[str, list[Any]] = table(__file__, "meta_device.toml", "waits")
 MODELS: dict[str, str] = table(__file__, "meta_device.toml", "models")
 FAULTS = {"value": "asks for values", "copy": "a copy blocks", "tolist": "tolist asks for values",
           "wait": "a wait for the device", "mixed": "expected device meta"}
-COVER = ("tp2 pp2 dp2 zero3", "sp2 cp2 ring zero2", "dropout, tp2 sequence", "mixtral with a capacity", "gemma2 pp2 zero3 documents")
+COVER = ("tp2 pp2 dp2 zero3", "sp2 cp2 ring zero2", "dropout, tp2 sequence", "mixtral with a capacity",
+         "gemma2 pp2 zero3 documents")
 PART = 8  # cases of one process, which imports transformers once
 
 
