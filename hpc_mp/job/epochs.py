@@ -13,10 +13,13 @@ def samples_of(tokens: int, sequence_length: int) -> int:
     return max(0, tokens - 1) // sequence_length
 
 
+def has_a_sample_per_row(spec: JobSpec) -> bool:
+    return spec.data.prompt_length is not None or bool(spec.data.labels)
+
+
 def samples_in(spec: JobSpec, tokens: int, rows: int) -> int:
     """Return the samples of a job in files of so many tokens and rows."""
-    a_row_each = spec.data.prompt_length is not None or bool(spec.data.labels)
-    return rows if a_row_each else samples_of(tokens, spec.data.sequence_length)
+    return rows if has_a_sample_per_row(spec) else samples_of(tokens, spec.data.sequence_length)
 
 
 def steps_of(epochs: float, samples: int, global_batch: int) -> int:

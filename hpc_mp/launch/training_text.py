@@ -14,7 +14,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.extras import REMEDY
 from hpc_mp.base.text import counted, data_size, number, percent
 from hpc_mp.job import JobSpec
-from hpc_mp.job.epochs import samples_in, steps_of, with_steps
+from hpc_mp.job.epochs import has_a_sample_per_row, samples_in, steps_of, with_steps
 from hpc_mp.job.first_rows import FirstRow, first_rows
 from hpc_mp.job.inputs import find_files, find_groups, kind
 from hpc_mp.job.layout import read_shape
@@ -84,8 +84,7 @@ def check_text(spec: JobSpec, vocabulary: int) -> tuple[tuple[FirstRow, ...], tu
         raise missing_template(tokenizer)
     find_groups(spec.data.files, spec.data.weights)
     limit, length = sum(row.size for row in rows) + len(rows), spec.data.sequence_length  # a byte each, and the ends of texts
-    a_row_each = spec.data.prompt_length is not None or bool(spec.data.labels)
-    if limit <= length and not a_row_each and all(row.plain and not row.chat for row in rows):
+    if limit <= length and not has_a_sample_per_row(spec) and all(row.plain and not row.chat for row in rows):
         raise HpcMpError(f"data.sequence_length = {length}",
                          f"is more than the text has: {counted(len(rows), 'file')} with {counted(limit - len(rows), 'byte')} "
                          "give fewer tokens, and one sample takes sequence_length + 1",
@@ -249,7 +248,7 @@ def _epoch(amount: TextAmount, spec: JobSpec) -> str:
     prefix = "" if amount.exact else "about "
     text = f"{prefix}{counted(amount.tokens, 'token')}{'' if amount.exact else ' (estimated from bytes)'}"
     if amount.samples == 0:
-        return f"{text}, which may be less than one sample"
+        return f"{text}, {'each row a sample' if has_a_sample_per_row(spec) else 'which may be less than one sample'}"
     epochs = number(float(f"{spec.train.steps * spec.train.global_batch / amount.samples:.{3 if amount.exact else 2}g}"))
     verb = "is" if amount.exact else "is about"
     return (f"{text} = {counted(amount.samples, 'sample')} = {counted(amount.steps, 'step')} of {spec.train.global_batch}; "
