@@ -35,13 +35,15 @@ EXACTLY: list[str] = TYPES["verified"]
 REFUSED: dict[str, str] = TYPES["refused"]
 LAYOUTS = {"pp2": layout(1, 2, microbatches=3), "zero3": layout(data=2, zero=3), "tp2": layout(2), "tp3": layout(3),
            "tp2 pp2": layout(2, 2, microbatches=3), "sequence": layout(2, sequence="true"), "ep2": layout(data=2, expert=2),
-           "sp2 ep2": layout(2, 1, 2, sequence="true", expert=2), "cp2": layout(context=2)}
+           "sp2 ep2": layout(2, 1, 2, sequence="true", expert=2), "cp2": layout(context=2),
+           "cp2 ulysses": layout(context=2, context_method='"ulysses"')}
 QUICK = {("mistral", "tp2 pp2"), ("gpt-sw3", "pp2"), ("deepseek_v2", "zero3"), ("gemma3_text", "sequence"), ("gpt_oss", "tp2"),
          ("llama4_text", "pp2"), ("qwen2_moe", "sp2 ep2"), ("bloom", "sequence"), ("opt", "sequence"), ("gpt_neo", "tp2 pp2"),
          ("olmo2", "tp3"), ("phi3", "tp2")}
 QUICK_FORMS = {("falcon with groups", "tp3"), ("falcon with biases for distances", "sequence")}
 OTHERS = {"sequence": "parallel.sequence = true", "ep2": "has no experts",  # what a type may refuse
-          "sp2 ep2": "has no experts|parallel.sequence = true", "cp2": "parallel.context = 2"}
+          "sp2 ep2": "has no experts|parallel.sequence = true", "cp2": "parallel.context = 2",
+          "cp2 ulysses": "parallel.context = 2"}
 # Other forms of types whose projections depend on the configuration: the type, keys, and layouts.
 FORMS: dict[str, tuple[str, dict[str, object], tuple[str, ...]]] = {
     "falcon with groups": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}, ("tp2", "tp3", "tp2 pp2")),

@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hpc_mp.layout.models.tensor import Heads, heads_of
@@ -95,7 +96,8 @@ def _fewer_heads(module: Any, axis: Axis, heads: Heads) -> None:
 
 def _ulysses(context: ContextAxis, inner: AttentionFunction, module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
              mask: Visible | None, **more: Any) -> AttentionResult:
-    axis = context.axis
+    axis, size = context.axis, value.shape[-1]
+    value = as_wide(value, key)
     ranks = [heads_of(query.shape[1], key.shape[1], axis.size, rank) for rank in range(axis.size)]
     queries = [len(heads.query) for heads in ranks]
     inputs = [len(heads.query) + 2 * len(heads.kv) for heads in ranks]
@@ -105,9 +107,14 @@ def _ulysses(context: ContextAxis, inner: AttentionFunction, module: nn.Module, 
     own = ranks[axis.rank]
     received = _exchanged(sent, axis, inputs, [inputs[axis.rank]] * axis.size).unflatten(0, (axis.size, -1))
     query, key, value = received.permute(2, 1, 0, 3, 4).flatten(2, 3).split([len(own.query), *[len(own.kv)] * 2], 1)
-    output, _ = inner(module, query, key, value, mask, **more)  # (batch, sequence, own heads, head_dim)
+    output, _ = inner(module, query, key, value[..., :size], mask, **more)  # (batch, sequence, own heads, head_dim)
     back = output.unflatten(1, (axis.size, -1)).permute(1, 3, 0, 2, 4).flatten(0, 1)
     return _exchanged(back, axis, [queries[axis.rank]] * axis.size, queries).permute(1, 2, 0, 3), None
+
+
+def as_wide(value: Tensor, key: Tensor) -> Tensor:
+    """Return values of narrower heads than the keys', as latent attention has them, filled up with zeros to travel with these."""
+    return F.pad(value, (0, key.shape[-1] - value.shape[-1])) if value.shape[-1] < key.shape[-1] else value
 
 
 def _exchanged(x: Tensor, axis: Axis, sent: Sequence[int], come: Sequence[int]) -> Tensor:
@@ -122,7 +129,7 @@ def _ring(context: ContextAxis, inner: AttentionFunction, module: nn.Module, que
     keys = site.clock.site_keys(site.site, query.device) if site.training and site.p else None
     ring = AttentionRing(context.axis, partial(context.positions_of, device=query.device), scaling, context.sequence, site, keys,
                          None if mask is None else mask.first, softcap)
-    return ring_attention(query, key, value, ring), None
+    return ring_attention(query, key, as_wide(value, key), ring)[..., :value.shape[-1]], None
 
 
 METHODS: Mapping[str, Method] = {
