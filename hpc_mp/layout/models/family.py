@@ -28,6 +28,8 @@ class Weight:
         partial: True if each tensor rank computes a share of the gradient although it holds the whole weight: a router, whose
             choices weight values that ranks have shares of, or a norm of heads, of which each rank has its own.
         experts: True if its first dimension counts experts, which expert parallelism distributes.
+        together: number of neighbours along ``cut`` that stay on one rank: a column of a gate with the other half's.
+        transposed: True for a parameter of experts that is (experts, in, out) instead of (experts, …, in).
         row: True if it belongs to a projection whose inputs are cut. Its bias is whole, and is added once, to the sum.
         stored: its place in a checkpoint, if not under its own name: (first indices, name) of every part, in row-major order.
         trained: False if it keeps its values, so that it has neither a gradient nor optimizer state.
@@ -41,6 +43,8 @@ class Weight:
     most_parts: int | None = None
     partial: bool = False
     experts: bool = False
+    together: int = 1
+    transposed: bool = False
     row: bool = False
     stored: tuple[StoredPart, ...] = ()
     trained: bool = True

@@ -114,7 +114,8 @@ def cut_part(weight: Weight, tensor: TensorCut, cuts: bool) -> TensorPart:
     box = [slice(0, size) for size in weight.shape]
     if weight.cut is None or not cuts:
         return TensorPart(tuple(box), False, tensor.size, tensor.rank, weight.partial and cuts)
-    box[weight.cut] = chunk(weight.shape[weight.cut], tensor.size, tensor.rank)
+    part = chunk(weight.shape[weight.cut] // weight.together, tensor.size, tensor.rank)
+    box[weight.cut] = slice(part.start * weight.together, part.stop * weight.together)
     return TensorPart(tuple(box), True, 1, 0, False)
 
 

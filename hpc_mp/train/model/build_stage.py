@@ -112,11 +112,10 @@ def _experts(stage: TransformersStage, model: TransformersModules, whole: nn.Mod
     present = {path for path, _ in stage.named_modules()}
     for path in (path for path in stage.blocks if f"{path}.{family.experts}" in present):
         module, tensor = stage.get_submodule(f"{path}.{parent}"), _tensor_of(stage, f"{path}.{parent}")
-        activation = cast(nn.Module, module.get_submodule(leaf).act_fn)
         positions = stage.positions if tensor.size > 1 else stage.tensor.share(stage.positions, 0)
         sharers, counts = _sharers(stage, tensor.size == 1)
         intake = Intake(around.capacity, stage.context.sequence, positions, sharers, counts)
-        experts = Experts(f"{path}.{family.experts}", count, activation, tensor, around.experts, intake)
+        experts = Experts(f"{path}.{family.experts}", count, module.get_submodule(leaf), tensor, around.experts, intake)
         setattr(module, leaf, experts)
         if family.router and (family.apart or tensor.rank == 0):  # one rank adds the loss to gradients that are shares
             sharers, counts = _sharers(stage, tensor.size == 1 or bool(family.apart))

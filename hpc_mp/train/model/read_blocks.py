@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import PrefixChange, WeightConverter
-from transformers.integrations import moe
 
 from hpc_mp.layout.models.family import StoredPart, Weight
 from hpc_mp.layout.models.sheet import CUT_WITH, NO_PLAN
@@ -37,9 +36,11 @@ def _plan(rows: str, columns: str, whole: str = "") -> dict[str, str]:
 
 
 NORMED = ("olmo2", "olmo3", "olmoe", "flex_olmo")  # types with norms of all heads at once
+LATENT = ("axk1", "deepseek_v3", "sarvam_mla", "youtu")  # types whose heads have a part of a product of two matrices
 DENSE = _plan("mlp.dense_4h_to_h", "mlp.dense_h_to_4h")
 PLANS: Mapping[str, Mapping[str, str]] = {  # of modules for which transformers has no plan, or gathers what it cuts
-    "gpt_oss": _plan("self_attn.o_proj", "self_attn.?_proj self_attn.sinks"),
+    "gpt_oss": _plan("self_attn.o_proj mlp.experts.down_proj", "self_attn.?_proj self_attn.sinks mlp.experts.gate_up_proj"),
+    **dict.fromkeys(LATENT, _plan("self_attn.o_proj", "self_attn.q_proj self_attn.*_b_proj")),
     **dict.fromkeys(("opt", "biogpt"), _plan("self_attn.out_proj fc2", "self_attn.?_proj fc1")),
     **dict.fromkeys(("bloom", "falcon"), _plan("self_attention.dense", "self_attention.query_key_value") | DENSE),
     "persimmon": _plan("self_attn.dense", "self_attn.query_key_value") | DENSE,
@@ -185,24 +186,23 @@ def _experts(layers: nn.ModuleList, trace: ForwardTrace) -> ExpertsRead:
              for layer, call in calls.items()}
     if len(paths) != 1 or not all(map(_gated, modules)):
         return ExpertsRead()
-    sizes = {(tuple(cast(Tensor, module.gate_up_proj).shape), call.choices)
+    sizes = {(*cast(Tensor, module.gate_up_proj).shape, 2 if module.is_transposed else 1, call.choices)
              for module, call in zip(modules, calls.values(), strict=True)}
-    ((count, both, _), choices), path = next(iter(sizes)), next(iter(paths))
+    (count, *sides, columns, choices), path = next(iter(sizes)), next(iter(paths))
     if len(sizes) != 1 or not choices or "." not in path:
         return ExpertsRead()
     parent = layers[min(calls)].get_submodule(path.rpartition(".")[0])
     router = next((name for name, module in parent.named_children() if module in trace.routers), "")
     dense = tuple(layer for layer in range(len(layers)) if layer not in calls)
-    return ExpertsRead(path, router, count, choices, both // 2, dense)
+    return ExpertsRead(path, router, count, choices, sides[columns - 1] // 2, dense)
 
 
 def _gated(module: Any) -> bool:
-    """Return True for experts that multiply an activated gate with another half, and have no biases."""
-    plain = module.has_gate and module.is_concatenated and not (
-        module.is_transposed or module.has_bias or getattr(module, "has_post_expert_norm", False))
-    names = {name for name, _ in module.named_parameters()}
-    return bool(plain) and type(module)._apply_gate is moe._default_apply_gate and hasattr(module, "act_fn") and (
-        names == {"gate_up_proj", "down_proj"})
+    """Return True for experts that multiply an activated gate with another half, column by column."""
+    names, matrices = {name for name, _ in module.named_parameters()}, {"gate_up_proj", "down_proj"}
+    return module.has_gate and not getattr(module, "has_post_expert_norm", False) and (
+        module.is_concatenated or module.is_transposed) and (
+        names == matrices | ({f"{name}_bias" for name in matrices} if module.has_bias else set()))
 
 
 class StoredNames:
@@ -273,8 +273,7 @@ def _weights_of(block: nn.Module, division: Division, model: PreTrainedModel) ->
         word = division.word(name) if region else None
         shape, init = tuple(values.shape), first_value(model, block.get_submodule(path), leaf)
         if experts is not None and path == experts:
-            whole = (shape[0], 2, shape[1] // 2, shape[2]) if leaf == "gate_up_proj" else shape
-            yield Weight(name, whole, cut=2, experts=True)
+            yield _of_expert(name, leaf, shape, block.get_submodule(path))
         elif word == "packed_colwise":
             yield Weight(name, (2, shape[0] // 2, *shape[1:]), cut=1, init=init)
         elif word == "colwise":
@@ -286,6 +285,17 @@ def _weights_of(block: nn.Module, division: Division, model: PreTrainedModel) ->
         else:  # beside experts every rank computes it in full
             apart = sparse and experts is not None and name.partition(".")[0] == experts.partition(".")[0]
             yield Weight(name, shape, init=init, partial=region and trained and not apart, trained=trained)
+
+
+def _of_expert(name: str, leaf: str, shape: tuple[int, ...], module: Any) -> Weight:
+    """Return a parameter of experts. A bias of outputs is added once, to the sum over tensor ranks."""
+    outputs, both, bias = len(shape) - 1 if module.is_transposed else 1, leaf.startswith("gate_up"), leaf.endswith("_bias")
+    weight = Weight(name, shape, experts=True, transposed=module.is_transposed, init="zeros" if bias else "normal")
+    if not both:
+        return replace(weight, row=True, partial=True) if bias else replace(weight, cut=3 - outputs)
+    if not module.is_concatenated:
+        return replace(weight, cut=outputs, together=2)
+    return replace(weight, shape=(*shape[:outputs], 2, shape[outputs] // 2, *shape[outputs + 1:]), cut=outputs + 1)
 
 
 def stored_values(module: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:

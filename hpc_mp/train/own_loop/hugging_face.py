@@ -244,8 +244,6 @@ class HuggingFace:
 
         def source(weight: Weight, box: Box) -> Tensor:
             values = state[weight.name].detach()
-            if values.shape == weight.fused_shape and weight.cut:  # (in, n × out) for (in, n, out)
-                values = values.unflatten(weight.cut - 1, weight.shape[weight.cut - 1:weight.cut + 1])
             return values.reshape(weight.shape)[box].to("cpu", torch.float64 if values.dtype == torch.float64 else torch.float32)
 
         return source

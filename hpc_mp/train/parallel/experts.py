@@ -9,6 +9,7 @@ output; it is entered before router and experts, and left behind them. The exper
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -84,15 +85,15 @@ def dispatch(index: Tensor, experts: int, limit: int | None = None, slots: int |
 
 class ExpertProjection(SunkWeight):
     """y = x W with each expert's own W: (rows, this rank's inputs) -> (rows, this rank's outputs), rows expert by expert. The
-    weight is (experts, …, in); the dimensions between are those of the outputs. ``ends``: of each expert's rows. There is no sum
-    over the tensor axis here. ``last``: True if weight gradients can be computed as soon as this projection's input gradient is
-    complete. ``adapter``: is added to the product; None: there is none."""
+    weight is (experts, …, in), or transposed, (experts, in, …); the other dimensions are those of the outputs. ``ends``: of
+    each expert's rows. There is no sum over the tensor axis here. ``last``: True if weight gradients can be computed as soon as
+    this projection's input gradient is complete. ``adapter``: is added to the product; None: there is none."""
 
     sums = False
 
-    def __init__(self, name: str, last: bool, tensor: TensorAxis) -> None:
+    def __init__(self, name: str, last: bool, tensor: TensorAxis, transposed: bool = False) -> None:
         super().__init__(name)
-        self.last, self.tensor = last, tensor
+        self.last, self.tensor, self.transposed = last, tensor, transposed
         self.adapter: nn.Module | None = None
 
     def forward(self, rows: Tensor, ends: Tensor) -> Tensor:
@@ -103,15 +104,20 @@ class ExpertProjection(SunkWeight):
     def trained(self) -> bool:
         return self.sink is not None
 
+    @property
+    def matrices(self) -> Tensor:
+        """The matrices of the experts, (experts, in, out)."""
+        return self.weight.flatten(2) if self.transposed else self.weight.flatten(1, -2).transpose(1, 2)
+
     def product(self, rows: Tensor, ends: Tensor) -> Tensor:
-        return grouped_product(rows, self.weight.flatten(1, -2).transpose(1, 2), ends)
+        return grouped_product(rows, self.matrices, ends)
 
     def input_gradient(self, gradient: Tensor, ends: Tensor) -> Tensor:
-        return grouped_product(gradient, self.weight.flatten(1, -2), ends)
+        return grouped_product(gradient, self.matrices.transpose(1, 2), ends)
 
     def add_weight_gradient(self, rows: Tensor, gradient: Tensor, ends: Tensor) -> None:
         if self.sink is not None:
-            self.sink.add_grouped(gradient, rows, ends)
+            self.sink.add_grouped(*((rows, gradient) if self.transposed else (gradient, rows)), ends)
 
 
 class Experts(nn.Module):
@@ -120,21 +126,24 @@ class Experts(nn.Module):
     Args:
         name: name of the module in the model.
         count: number of experts.
-        activation: activation of the gate.
+        original: transformers' module, which says how its parameters lie, and computes the gate.
         ranks: expert axis of the block.
         intake: limit of the choices that experts take.
 
     Attributes:
+        gated: function of the gate's columns and those of the other half: the activated gate times the other half.
         ends: the tensor axis by which they are entered and left by themselves, and the number of samples in a microbatch; None:
             together with their router.
     """
 
-    def __init__(self, name: str, count: int, activation: Callable[[Tensor], Tensor], tensor: TensorAxis, ranks: ExpertAxis,
-                 intake: Intake) -> None:
+    def __init__(self, name: str, count: int, original: Any, tensor: TensorAxis, ranks: ExpertAxis, intake: Intake) -> None:
         super().__init__()
-        self.count, self.activation, self.ranks, self.intake = count, activation, ranks, intake
-        self.gate_up = ExpertProjection(f"{name}.gate_up_proj", False, tensor)
-        self.down = ExpertProjection(f"{name}.down_proj", True, tensor)
+        self.count, self.ranks, self.intake = count, ranks, intake
+        self.gated: Callable[[Tensor], Tensor] = original._apply_gate
+        self.gate_up = ExpertProjection(f"{name}.gate_up_proj", False, tensor, original.is_transposed)
+        self.down = ExpertProjection(f"{name}.down_proj", True, tensor, original.is_transposed)
+        self.gate_up_proj_bias: nn.Parameter | None = original.gate_up_proj_bias if original.has_bias else None
+        self.down_proj_bias: nn.Parameter | None = original.down_proj_bias if original.has_bias else None
         self.ends: tuple[TensorAxis, int] | None = None
 
     def enter_by(self, tensor: TensorAxis, samples: int) -> None:
@@ -170,9 +179,10 @@ class Experts(nn.Module):
 
     def _computed(self, rows: Tensor, ends: Tensor) -> Tensor:
         """Return the outputs of this rank's experts for their rows."""
-        return self.down(self.gated(self.gate_up(rows, ends)), ends)
-
-    def gated(self, both: Tensor) -> Tensor:
-        """Return the activated gate times the other half, given both side by side, (rows, 2 × intermediate)."""
-        gate, up = both.chunk(2, dim=-1)
-        return self.activation(gate) * up
+        if self.gate_up_proj_bias is None or self.down_proj_bias is None:
+            return self.down(self.gated(self.gate_up(rows, ends)), ends)
+        place = torch.arange(len(rows), device=rows.device).unsqueeze(1)  # sums by products have a fixed order
+        of_expert = ((place >= F.pad(ends[:-1], (1, 0))) & (place < ends)).to(rows.dtype)
+        inner = self.gated(self.gate_up(rows, ends) + of_expert @ self.gate_up_proj_bias)
+        once = float(self.down.tensor.rank == 0)  # in the sum over the tensor axis
+        return self.down(inner, ends) + of_expert @ self.down_proj_bias * once

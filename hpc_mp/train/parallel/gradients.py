@@ -218,7 +218,7 @@ class Sink:
 
     def add_grouped(self, left: Tensor, right: Tensor, ends: Tensor) -> None:
         """Add the products of groups of rows, see ``add_grouped_outer``, to the rows of the slot's first dimension."""
-        add_grouped_outer(self.unit.zeroed(self.slot).flatten(1, -2), left, right, ends)
+        add_grouped_outer(self.unit.zeroed(self.slot).view(len(ends), left.shape[1], right.shape[1]), left, right, ends)
         self.unit.came()
 
     def add_rows(self, index: Tensor, rows: Tensor) -> None:
