@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from difflib import get_close_matches
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 PERPLEXING = math.log(1e15)  # a larger perplexity is not informative; NaN is not below it either
@@ -129,6 +129,12 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u20
 def several(names: Sequence[str], limit: int = 4) -> str:
     """Return the first names and the number of the remaining ones: ``n1, n2, n3, n4 and 12 more``."""
     return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+
+
+def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """Return the first and the last number of each run of numbers that follow one another."""
+    several = ([number for _, number in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]))
+    return [(run[0], run[-1]) for run in several]
 
 
 def nearest(word: str, candidates: Iterable[str], likeness: float = 0.6, limit: int = 1) -> list[str]:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.text import runs
 from hpc_mp.job import load_job
 from hpc_mp.job.layout import whole_config
 from hpc_mp.layout.models.description import LayerKind, ModelDescription, describe
@@ -75,6 +76,8 @@ def picture(model: ModelDescription, part: str) -> Table:
     """Return the description as a table. ``part``: what the model is a part of."""
     table = Table(show_header=False, box=None, pad_edge=False)
     whole = [f"{name}: {reason}" for name, reason in model.whole.items()]
+    tensor = ", ".join(f"{first}–{last}" if last > first + 1 else ", ".join(map(str, range(first, last + 1)))
+                       for first, last in runs(model.tensor))
     active = "" if model.active == model.parameters else f", of which a token uses {billions(model.active)}"
     rows = {
         "model": f"{model.model_type} ({model.architecture}), {model.source}",
@@ -86,7 +89,7 @@ def picture(model: ModelDescription, part: str) -> Table:
         "layers": "\n".join(map(kind, model.kinds)),
         "tensor ranks cut": ", ".join(model.cut),
         "whole": "\n".join([*whole, *filter(None, [model.shared])]),
-        "degrees": f"tensor {', '.join(map(str, model.tensor))}, unevenly up to {model.heads}; pipeline up to {model.pipeline}"
+        "degrees": f"tensor {tensor}, unevenly up to {model.heads}; pipeline up to {model.pipeline}"
                    + (f"; expert up to {model.expert}" if model.expert > 1 else ""),
     }
     for name, text in rows.items():

@@ -33,6 +33,20 @@ def test_one_of_a_model_and_the_list_is_shown(words: list[str]) -> None:
     assert isinstance(result.exception, HpcMpError) and "MODEL or --list" in result.exception.rule
 
 
+@pytest.mark.prove
+@pytest.mark.parametrize(("kind", "remedy"), [("deepseek_v2", "give the config.json"), ("afmoe", "use a model of another type")])
+def test_a_type_whose_defaults_lack_values_asks_for_them(kind: str, remedy: str) -> None:
+    refusal = CliRunner().invoke(cli, ["model", kind]).exception
+    assert isinstance(refusal, HpcMpError) and refusal.remedy.startswith(remedy)
+    assert ("defaults in transformers that are incomplete" in refusal.rule) is (kind == "deepseek_v2")
+
+
+def test_degrees_are_shown_in_runs(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text('{"model_type": "gpt2", "n_embd": 768, "n_head": 12}')
+    assert "tensor 1–4, 6, 12, unevenly up to 12" in CliRunner().invoke(cli, ["model", str(config)]).stdout
+
+
 def test_of_a_model_that_sees_the_language_model_is_shown(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text('{"model_type": "llava", "text_config": {"model_type": "llama"}, "vision_config": {}}')

@@ -22,7 +22,7 @@ def target_of(weight: Weight) -> str | None:
     """Return the name by which the projection of a block's weight, or a parameter of experts, is chosen; None if it can have no
     adapter."""
     if weight.experts:
-        return None if weight.transposed or weight.name.endswith("_bias") else weight.name
+        return None if weight.transposed or weight.together > 1 or weight.name.endswith("_bias") else weight.name
     target, is_weight, _ = weight.name.rpartition(".weight")
     return target if is_weight and weight.cut is not None else None
 

@@ -21,8 +21,10 @@ from hpc_mp.layout.models import FAMILIES, Family, family_of
 from hpc_mp.layout.models.fields import check_fields
 from hpc_mp.layout.models.shape import ModelShape
 from hpc_mp.layout.models.sheet import FORMAT, Sheet, shape_of
+from hpc_mp.layout.models.types import verdicts
 
 READER = "hpc_mp.train.model.reader"
+INCOMPLETE = "give the config.json or the directory of a checkpoint of this type, or its keys in model.config"
 REFUSED = 3  # exit code of the reader, behind one line of JSON: value, rule, remedy
 
 
@@ -59,7 +61,11 @@ def sheet_of(config: Mapping[str, Any]) -> Sheet:
     command = [sys.executable, "-P", "-m", READER]
     done = subprocess.run(command, input=json.dumps(config), capture_output=True, text=True, check=False)
     if done.returncode == REFUSED:
-        raise HpcMpError(*json.loads(done.stdout))
+        value, rule, remedy = json.loads(done.stdout)
+        kinds = {verdict.model_type for verdict in verdicts() if verdict.verified}
+        if [*config] == ["model_type"] and config["model_type"] in kinds:
+            rule, remedy = f"has defaults in transformers that are incomplete: such a model {rule}", INCOMPLETE
+        raise HpcMpError(value, rule, remedy)
     if done.returncode:
         raise HpcMpError(f"model_type = {config['model_type']!r}", f"cannot be read: {done.stderr.strip().splitlines()[-1]}",
                          "use a model of another type")

@@ -9,9 +9,9 @@ equally many query heads there, as attention functions require, and each is shar
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from itertools import groupby
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.text import runs
 from hpc_mp.layout.models.family import Family, Weight
 from hpc_mp.layout.models.shape import ModelShape, chunk
 
@@ -166,7 +166,7 @@ def _reason(family: Family, shape: ModelShape, weight: Weight, tensor: TensorCut
         return ROW_BIAS
     if weight.partial:
         attention = str(module).rpartition(".")[2] == family.block_module(family.attention)
-        return "a norm of heads" if len(weight.shape) == 1 else (
+        return "a norm of queries or keys" if len(weight.shape) == 1 else (
             f"{'queries or keys' if attention else 'a router'}, which every rank computes in full")
     if len(weight.shape) == 1:
         return "a vector of hidden size"
@@ -177,8 +177,7 @@ def _reason(family: Family, shape: ModelShape, weight: Weight, tensor: TensorCut
 def _ranges(layers: Iterable[int | None], all_layers: int) -> str:
     """Return ``*`` for all layers, else their numbers such as ``0,3-5``, or how many they are; ``layers`` in ascending order."""
     numbers = [layer for layer in layers if layer is not None]
-    runs = [[layer for _, layer in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
     if len(numbers) == all_layers:
         return "*"
-    ranges = ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
-    return ranges if len(runs) <= 3 else f"({len(numbers)} of {all_layers})"
+    ranges = [f"{first}-{last}" if first < last else f"{first}" for first, last in runs(numbers)]
+    return ",".join(ranges) if len(ranges) <= 3 else f"({len(numbers)} of {all_layers})"

@@ -27,7 +27,6 @@ SPLIT = {"gate_up_proj": "colwise_gather_output", "down_proj": "rowwise_split_in
 
 
 
-
 def _plan(rows: str, columns: str, whole: str = "") -> dict[str, str]:
     """Return a plan, given patterns of the projections whose inputs and of those whose outputs are cut, and of what is whole in a
     cut module, so that each rank has a share of its gradient. The first pattern that matches counts."""
@@ -40,6 +39,7 @@ LATENT = ("axk1", "deepseek_v3", "sarvam_mla", "youtu")  # types whose heads hav
 DENSE = _plan("mlp.dense_4h_to_h", "mlp.dense_h_to_4h")
 PLANS: Mapping[str, Mapping[str, str]] = {  # of modules for which transformers has no plan, or gathers what it cuts
     "gpt_oss": _plan("self_attn.o_proj mlp.experts.down_proj", "self_attn.?_proj self_attn.sinks mlp.experts.gate_up_proj"),
+    "aria_text": _plan("mlp.*down_proj", "mlp.*gate_proj mlp.*up_proj"),
     **dict.fromkeys(LATENT, _plan("self_attn.o_proj", "self_attn.q_proj self_attn.*_b_proj")),
     **dict.fromkeys(("opt", "biogpt"), _plan("self_attn.out_proj fc2", "self_attn.?_proj fc1")),
     **dict.fromkeys(("bloom", "falcon"), _plan("self_attention.dense", "self_attention.query_key_value") | DENSE),
@@ -201,7 +201,6 @@ def _gated(module: Any) -> bool:
     """Return True for experts that multiply an activated gate with another half, column by column."""
     names, matrices = {name for name, _ in module.named_parameters()}, {"gate_up_proj", "down_proj"}
     return module.has_gate and not getattr(module, "has_post_expert_norm", False) and (
-        module.is_concatenated or module.is_transposed) and (
         names == matrices | ({f"{name}_bias" for name in matrices} if module.has_bias else set()))
 
 
