@@ -201,7 +201,7 @@ def plain(spec: JobSpec, skipped: Collection[int] = (), documents: Sequence[int]
     routers: list[float] = []
     evaluations: list[tuple[int, float, int]] = []
     choices: list[tuple[Tensor, Tensor]] = []  # of the routers: logits, and the chosen experts
-    for router in (module for name, module in model.named_modules() if name.endswith(".mlp.gate")):
+    for router in (module for name, module in model.named_modules() if name.endswith((".mlp.gate", ".mlp.router"))):
         router.register_forward_hook(lambda _, inputs, output: choices.append((output[0], output[2])))
     taken = _limit(model, spec)
     for step in range(settings.steps):

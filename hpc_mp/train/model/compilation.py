@@ -20,7 +20,7 @@ def compile_block(block: nn.Module) -> None:
         if isinstance(module, Projection | Experts | HashDropout):
             module.forward = torch.compiler.disable(module.forward)  # type: ignore[method-assign]
         if isinstance(module, Experts):
-            module.gated = torch.compile(module.gated, dynamic=True)  # type: ignore[method-assign]
+            module.gated = torch.compile(module.gated, dynamic=True)
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
             hooks.update({key: torch.compiler.disable(hook) for key, hook in hooks.items()})
     block.compile(dynamic=False)
