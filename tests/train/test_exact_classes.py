@@ -1,28 +1,39 @@
 """Models for classification equal one process of plain transformers on every axis, in fp64 to 1e-12."""
 
 import pytest
-from classes import Batch, Training, distance
+from classes import LENGTH, Batch, Training, distance
 from exact import EXACT, WRONG, cases
 from lists import lay
 from test_exact_masked import LAYOUTS
 
 QUICK = {("bert", "sequence"), ("llama", "pp2 layers 1+4"), ("gpt2", "tp2")}
 AXES = ("tp2", "pp2 layers 1+4", "zero3", "sequence", "tp2 pp2 dp2")
+MEAN = {"classifier_pooling": "mean"}
+TRAININGS = {"modernbert, mean": Training("modernbert", MEAN)}
+BERT_DROPS = {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.3, "classifier_dropout": 0.4}
+DROPS = {"bert": BERT_DROPS, "roberta": BERT_DROPS, "modernbert": MEAN | {
+    "embedding_dropout": 0.2, "attention_dropout": 0.3, "classifier_dropout": 0.4}}
 MORE = ("one", *AXES, "pp3 layers 0+5+0", "sequence tp4 zero3", "recompute full", "ulysses")
-EVERY = [*((model, name) for model in ("bert", "llama", "gpt2", "qwen2") for name in MORE), ("bert", "tp8"),
+EVERY = [*((model, name) for model in ("bert", "roberta", "llama", "gpt2", "qwen2") for name in MORE), ("bert", "tp8"),
+         *((model, name) for model in ("modernbert", "modernbert, mean") for name in MORE if name != "ulysses"),
          *((model, name) for model in ("mistral", "gemma2", "gpt_neox", "qwen3_moe") for name in AXES)]
 
 
 @pytest.mark.parametrize(("model", "name"), cases(EVERY, QUICK))
 def test_classification_equals_one_process(model: str, name: str) -> None:
-    assert distance(LAYOUTS[name], Training(model)) < EXACT
+    assert distance(LAYOUTS[name], TRAININGS.get(model) or Training(model)) < EXACT
 
 
 @pytest.mark.prove
 @pytest.mark.parametrize("name", ["recompute full", "sequence tp4 zero3", "tp2 pp2 dp2"])
-def test_dropout_before_the_classifier_is_that_of_one_process(name: str) -> None:
-    drops = {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.3, "classifier_dropout": 0.4}
-    assert distance(LAYOUTS[name], Training("bert", drops)) < EXACT
+@pytest.mark.parametrize("model", ["bert", "roberta", "modernbert"])
+def test_dropout_before_the_classifier_is_that_of_one_process(model: str, name: str) -> None:
+    assert distance(LAYOUTS[name], Training(model, DROPS[model])) < EXACT
+
+
+@pytest.mark.prove
+def test_context_ranks_share_the_mean_of_a_row() -> None:
+    assert distance(LAYOUTS["ulysses"], Training("modernbert", MEAN | {"local_attention": 2 * LENGTH})) < EXACT
 
 
 def one_before(batch: Batch) -> Batch:
