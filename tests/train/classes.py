@@ -128,9 +128,12 @@ def plain(training: Training) -> Reference:
     return losses, norms, {name: values.reshape(stored[name]) for name, values in parameters.items()}
 
 
-def distance(layout: Layout, training: Training, reference: Training | None = None) -> float:
-    """Return the largest difference of any loss, norm or parameter between the engine and plain transformers."""
+def distance(layout: Layout, training: Training, reference: Training | None = None,
+             before: Callable[[], None] = lambda: None) -> float:
+    """Return the largest difference of any loss, norm or parameter between the engine and plain transformers. ``before``: called
+    in every rank first."""
     def rank() -> Report:
+        before()
         model = training.model(layout.recompute)
         return on_rank(replace(layout, sequence=LENGTH), model, values(model), training.batches())
 

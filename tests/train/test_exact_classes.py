@@ -1,10 +1,16 @@
 """Models for classification equal one process of plain transformers on every axis, in fp64 to 1e-12."""
 
+from dataclasses import replace
+
 import pytest
 from classes import LENGTH, Batch, Training, distance
 from exact import EXACT, WRONG, cases
-from lists import lay
+from planting import wrapped
 from test_exact_masked import LAYOUTS
+
+from hpc_mp.train.model import transformers_stage
+from hpc_mp.train.parallel.collectives import Running
+from hpc_mp.train.parallel.dropout import HashDropout
 
 QUICK = {("bert", "sequence"), ("llama", "pp2 layers 1+4"), ("gpt2", "tp2")}
 AXES = ("tp2", "pp2 layers 1+4", "zero3", "sequence", "tp2 pp2 dp2")
@@ -46,11 +52,26 @@ def none_filled_up(batch: Batch) -> Batch:
     return {name: tensor for name, tensor in batch.items() if name != "documents"}
 
 
-CONTROLS = {"another token": ("llama", one_before), "another than the first": ("bert", lambda batch: batch | {
-    "labels": batch["labels"].roll(1, 1)}), "padding is seen": ("bert", none_filled_up)}
+def one_behind(batch: Batch) -> Batch:
+    """The class of a row is that of the token behind its first one."""
+    return batch | {"labels": batch["labels"].roll(1, 1)}
 
 
-@pytest.mark.parametrize("control", cases(CONTROLS, ("another token",)))
+ROBERTA, MODERNBERT, DROPPED = Training("roberta"), Training("modernbert", MEAN), Training("roberta", DROPS["roberta"])
+alike = wrapped(HashDropout, "__init__", lambda init: lambda dropout, *given: init(dropout, *given[:4]))
+own_means = wrapped(transformers_stage, "all_reduce", lambda _: lambda values, axis: Running())
+CONTROLS = {  # the layout, what is wrong, the right training, and a fault of the ranks
+    "another token": ("one", Training("llama", change=one_before), Training("llama")),
+    "another than the first": ("one", Training("bert", change=one_behind), Training("bert")),
+    "another than RoBERTa's first": ("one", replace(ROBERTA, change=one_behind), ROBERTA),
+    "padding is seen": ("one", Training("bert", change=none_filled_up), Training("bert")),
+    "padding is in the mean": ("one", replace(MODERNBERT, change=none_filled_up), MODERNBERT),
+    "the first token in place of the mean": ("one", Training("modernbert"), MODERNBERT),
+    "means of some tokens": ("sequence", MODERNBERT, MODERNBERT, own_means),
+    "both dropouts drop the same": ("one", DROPPED, DROPPED, alike)}
+
+
+@pytest.mark.parametrize("control", cases(CONTROLS, ("another token", "padding is in the mean")))
 def test_a_wrong_token_is_seen(control: str) -> None:
-    model, change = CONTROLS[control]
-    assert distance(lay(layers=(5,)), Training(model, change=change), Training(model)) > WRONG
+    name, *trainings = CONTROLS[control]
+    assert distance(LAYOUTS[name], *trainings) > WRONG
