@@ -17,7 +17,8 @@ FIELDS = {
     **COMMON,
     **dict.fromkeys((*SIZES, "intermediate_size", "pad_token_id", "attention_bias", "mlp_bias", "layer_types", "local_attention",
                      "global_attn_every_n_layers", "rope_parameters", "initializer_cutoff_factor"), READ),
-    **dict.fromkeys(("sparse_prediction", "sparse_pred_ignore_index", "deterministic_flash_attn"), READ),  # of its own loss
+    **dict.fromkeys(("sparse_prediction", "sparse_pred_ignore_index", "deterministic_flash_attn", "cls_token_id",
+                     "sep_token_id"), READ),  # of transformers' own loss and kernels, and of tokenizers
     **dict.fromkeys(("attention_dropout", "embedding_dropout", "classifier_dropout"), DROPOUT),
     "classifier_pooling": only("cls", "mean", rule="is not known", remedy='choose "cls", the first token, or "mean"'),
     **dict.fromkeys(("hidden_activation", "classifier_activation"), ACTIVATION),
