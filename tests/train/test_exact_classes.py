@@ -12,7 +12,7 @@ from hpc_mp.train.model import transformers_stage
 from hpc_mp.train.parallel.collectives import Running
 from hpc_mp.train.parallel.dropout import HashDropout
 
-QUICK = {("bert", "sequence"), ("llama", "pp2 layers 1+4"), ("gpt2", "tp2")}
+QUICK = {("modernbert, mean", "sequence"), ("llama", "pp2 layers 1+4"), ("gpt2", "tp2")}
 AXES = ("tp2", "pp2 layers 1+4", "zero3", "sequence", "tp2 pp2 dp2")
 MEAN = {"classifier_pooling": "mean"}
 TRAININGS = {"modernbert, mean": Training("modernbert", MEAN)}
@@ -71,7 +71,7 @@ CONTROLS = {  # the layout, what is wrong, the right training, and a fault of th
     "both dropouts drop the same": ("one", DROPPED, DROPPED, alike)}
 
 
-@pytest.mark.parametrize("control", cases(CONTROLS, ("another token", "padding is in the mean")))
+@pytest.mark.parametrize("control", cases(CONTROLS, ("another token",)))
 def test_a_wrong_token_is_seen(control: str) -> None:
     name, *trainings = CONTROLS[control]
     assert distance(LAYOUTS[name], *trainings) > WRONG

@@ -144,7 +144,7 @@ def _head(stage: TransformersStage, model: TransformersModules, whole: nn.Module
     for path in (family.norm, *family.behind_norm):
         stage.graft(path, whole.get_submodule(path))
     if family.first_token:
-        change_input(stage.get_submodule(family.norm), lambda hidden: hidden.unsqueeze(1))  # it takes all tokens for the first one
+        change_input(stage.get_submodule(family.norm), lambda hidden: hidden.unsqueeze(1))  # all tokens as first ones
     if classes and getattr(model.config, "classifier_pooling", None) == "mean":
         change_input(stage.get_submodule(family.behind_norm[0]), stage.mean_of_row)
     vocabulary = classes or model.shape.vocabulary

@@ -1,5 +1,5 @@
-"""RoBERTa: BERT whose positions begin behind the number of the padding and leave padding out, with each head in one module with the
-layer before it."""
+"""RoBERTa: BERT whose positions begin behind the number of the padding and leave padding out. Its heads are modules with a layer
+before them."""
 
 from collections.abc import Mapping
 from dataclasses import replace
