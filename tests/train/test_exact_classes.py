@@ -9,7 +9,6 @@ from planting import wrapped
 from test_exact_masked import LAYOUTS
 
 from hpc_mp.train.model import transformers_stage
-from hpc_mp.train.parallel.collectives import Running
 from hpc_mp.train.parallel.dropout import HashDropout
 
 QUICK = {("modernbert, mean", "sequence"), ("llama", "pp2 layers 1+4"), ("gpt2", "tp2")}
@@ -59,7 +58,7 @@ def one_behind(batch: Batch) -> Batch:
 
 ROBERTA, MODERNBERT, DROPPED = Training("roberta"), Training("modernbert", MEAN), Training("roberta", DROPS["roberta"])
 alike = wrapped(HashDropout, "__init__", lambda init: lambda dropout, *given: init(dropout, *given[:4]))
-own_means = wrapped(transformers_stage, "all_reduce", lambda _: lambda values, axis: Running())
+own_means = wrapped(transformers_stage, "sum_over", lambda _: lambda values, axes: values)
 CONTROLS = {  # the layout, what is wrong, the right training, and a fault of the ranks
     "another token": ("one", Training("llama", change=one_before), Training("llama")),
     "another than the first": ("one", Training("bert", change=one_behind), Training("bert")),

@@ -24,7 +24,7 @@ from hpc_mp.train.model.forward_trace import ALIBI
 from hpc_mp.train.model.rotary_tables import RotaryTables
 from hpc_mp.train.model.unit_stage import UnitStage, closed, opened
 from hpc_mp.train.model.vocabulary import LogitsObjective, NextToken
-from hpc_mp.train.parallel.collectives import all_reduce
+from hpc_mp.train.parallel.collectives import sum_over
 from hpc_mp.train.parallel.custom_backward import with_backward
 from hpc_mp.train.parallel.data_axis import Unit
 from hpc_mp.train.parallel.masks import Visible, begins_of, first_seen, in_chunks, offsets_of, restarted
@@ -253,12 +253,7 @@ class TransformersStage(UnitStage):
 
     def mean_of_row(self, hidden: Tensor) -> Tensor:
         """Return the mean of each sample's first document in place of the hidden states of all tokens of this rank."""
-        def total(own: Tensor) -> Tensor:
-            whole = own.clone()
-            for axis in (self.context.axis, *self.tensor.sharers):
-                all_reduce(whole, axis).wait()
-            return whole
-
+        total = partial(sum_over, axes=(self.context.axis, *self.tensor.sharers))
         inside = self.tensor.share(self.microbatch.places == self.positions, 1).unsqueeze(-1)
         wide = torch.promote_types(hidden.dtype, torch.float32)
         sums = with_backward(total, total, (hidden * inside).sum(1, keepdim=True, dtype=wide))
