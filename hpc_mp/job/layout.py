@@ -105,14 +105,10 @@ def stage_cut(spec: JobSpec, shape: ModelShape) -> StageCut:
 
 def check_job(spec: JobSpec, shape: ModelShape) -> None:
     """Raise HpcMpError as ``check_division``, or if the model learns something else than a job file prepares."""
-    classifies, loop = family_of(shape).classifier is not None, "train it in a loop of your own, with hpc_mp.parallel"
     if shape.bidirectional and not shape.classes:
         raise HpcMpError(f"model_type = {shape.model_type!r}", f"{shape.model_type} models are trained on masked tokens, but "
                          "a job file prepares text for the next token",
-                         loop + ', or set train.objective = "classification"' * classifies)
-    if shape.classes and not classifies:
-        raise HpcMpError('train.objective = "classification"', f"is not built for {shape.model_type} models",
-                         f"use another model, or {loop}")
+                         'train it in a loop of your own, with hpc_mp.parallel, or set train.objective = "classification"')
     if shape.encoder or spec.data.prompt_length is not None:
         _check_encoder(spec, shape)
     check_division(spec, shape)

@@ -4,6 +4,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -14,7 +15,6 @@ from lists import SAMPLES, SEED, Flat, Reference, Report, apart, by_torch, on_ra
 from masked import attention
 from ranks import run_ranks
 from torch import Tensor, nn
-from transformers.models.bert import modeling_bert
 
 from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.models import family_of
@@ -79,6 +79,22 @@ class First(Flat):
         return super().forward(x.unsqueeze(1)).squeeze(1)
 
 
+def drop(whole: nn.Module, model: TransformersModel, clock: DropoutClock) -> None:
+    """Make a model drop the same. Outside of its base a dropout is of first tokens, and may be called twice."""
+    family, probability = model.family, model.family.attention_probability(model.config)
+    sites = {f"{family.path(layer)}.{family.attention}": f"attention.{layer}" for layer in range(model.shape.layers)}
+    for path in sites:
+        whole.get_submodule(path).dropout = nn.Dropout(probability)  # some models have it already
+    for path, module in list(whole.named_modules()):
+        if isinstance(module, nn.Dropout):
+            parent, _, leaf = path.rpartition(".")
+            kind = Flat if path.startswith(f"{family.base}.") else First
+            site, times = sites.get(path.removesuffix(".dropout"), path), 2 if path == "classifier.dropout" else 1
+            setattr(whole.get_submodule(parent), leaf, kind(module, site, clock, times))
+    if probability:
+        import_module(family.modules[0]).eager_attention_forward = attention  # type: ignore[attr-defined]
+
+
 def plain(training: Training) -> Reference:
     """Train one process of plain transformers, whose dropout drops the same."""
     torch.set_num_threads(1)
@@ -89,14 +105,8 @@ def plain(training: Training) -> Reference:
         config = type(model.config)(**model.config.to_dict() | {"attn_implementation": "eager" if drops or caps else "sdpa"})
         config._experts_implementation = "eager"  # the other implementations of transformers do not support fp64
         whole = getattr(transformers, model.family.architecture)(config).double()
-    for path, module in list(whole.named_modules()):
-        if isinstance(module, nn.Dropout) and model.shape.bidirectional:
-            parent, _, leaf = path.rpartition(".")
-            layer = path.removeprefix("bert.encoder.layer.").removesuffix(".attention.self.dropout")
-            kind = First if path == "dropout" else Flat
-            setattr(whole.get_submodule(parent), leaf, kind(module, f"attention.{layer}" if layer.isdigit() else path, clock))
-    if drops:
-        modeling_bert.eager_attention_forward = attention
+    if model.shape.bidirectional:
+        drop(whole, model, clock)
     source, named = values(model), dict(whole.named_parameters())
     with torch.no_grad():
         for weight in model.family.all_weights(model.shape):
@@ -104,7 +114,7 @@ def plain(training: Training) -> Reference:
             named[weight.name].copy_(drawn.reshape(named[weight.name].shape))
 
     def loss(batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        types = {"token_type_ids": batch["token_types"]} if model.shape.bidirectional else {}
+        types = {"token_type_ids": batch["token_types"]} if model.shape.token_types else {}
         labels = batch["labels"][batch["labels"] != IGNORED]
         with StaysDouble():
             output = whole(batch["ids"], attention_mask=(batch["ids"] != PADDING).long(), labels=labels, **types)
@@ -118,9 +128,12 @@ def plain(training: Training) -> Reference:
     return losses, norms, {name: values.reshape(stored[name]) for name, values in parameters.items()}
 
 
-def distance(layout: Layout, training: Training, reference: Training | None = None) -> float:
-    """Return the largest difference of any loss, norm or parameter between the engine and plain transformers."""
+def distance(layout: Layout, training: Training, reference: Training | None = None,
+             before: Callable[[], None] = lambda: None) -> float:
+    """Return the largest difference of any loss, norm or parameter between the engine and plain transformers. ``before``: called
+    in every rank first."""
     def rank() -> Report:
+        before()
         model = training.model(layout.recompute)
         return on_rank(replace(layout, sequence=LENGTH), model, values(model), training.batches())
 

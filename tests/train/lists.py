@@ -4,11 +4,10 @@ They have a skip, two tensors between stages, a tied weight on three stages, a b
 """
 
 import os
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from itertools import cycle, product
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -244,11 +243,9 @@ class Flat(HashDropout):
     """Dropout of the reference: elements are numbered as they lie, and so are calls."""
 
     def __init__(self, dropout: nn.Dropout, site: str, clock: DropoutClock, calls: int = 1) -> None:
-        super().__init__(dropout.p, site, clock, torch.empty(0))
-        self.sites = cycle([self.site, *(zlib.crc32(f"{site} {call}".encode()) for call in range(1, calls))])
+        super().__init__(dropout.p, site, clock, torch.empty(0), calls)
 
     def forward(self, x: Tensor) -> Tensor:
-        self.site = next(self.sites)
         return self.dropped(x, torch.arange(x.shape[1:].numel(), dtype=torch.int32).view(x.shape[1:]))
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from safetensors.torch import load_file
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     BertTokenizer,
@@ -26,7 +28,7 @@ from transformers import (
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, load_job
-from hpc_mp.job.layout import check_job, check_pretrained, read_shape
+from hpc_mp.job.layout import check_pretrained, read_shape
 from hpc_mp.layout.models import family_of
 from hpc_mp.rundir import RunDirectory, read_lines
 from hpc_mp.train.checkpoint.export import export
@@ -41,6 +43,8 @@ WORDS = ("a", "film", "of", "great", "charm", "and", "wit", "that", "is", "bad",
 LLAMA = ('model_type = "llama", num_hidden_layers = 2, hidden_size = 32, num_attention_heads = 4, intermediate_size = 64, '
          'vocab_size = 307, max_position_embeddings = 32, pad_token_id = 0')
 BERT = MASKED["bert"].replace("pad_token_id = 3", "pad_token_id = 0")
+KINDS = {"llama": LLAMA, "bert": BERT, "roberta": MASKED["roberta"],  # whose positions leave [SEP] out
+         "modernbert": MASKED["modernbert"] + ', classifier_pooling = "mean"'}
 JOB = """
 [job]
 device = "cpu"
@@ -179,9 +183,10 @@ def accuracy_and_loss(model: Any, tokenizer: Path, held_out: Sequence[Row]) -> t
 
 @pytest.mark.parametrize(("model", "overrides"), cases([
     ("llama", tuple(layout(2, 2, microbatches=2))), ("bert", tuple(layout(2, 1, 2, zero=3, sequence="true"))),
-    ("llama", ("lora.rank=2",)), ("bert", ("lora.rank=2", *layout(2)))], {("llama", ("lora.rank=2",))}))
+    ("llama", ("lora.rank=2",)), ("bert", ("lora.rank=2", *layout(2))), ("roberta", tuple(layout(2, 2, microbatches=2))),
+    ("modernbert", tuple(layout(2, 1, 2, zero=3, sequence="true")))], {("llama", ("lora.rank=2",))}))
 def test_an_export_computes_the_evaluation_of_its_run(folder: Path, model: str, overrides: tuple[str, ...]) -> None:
-    spec = job(folder, {"llama": LLAMA, "bert": BERT}[model], *overrides)
+    spec = job(folder, KINDS[model], *overrides)
     run = start(spec)
     run_whole(spec, run=run)
     target = folder / f"{model} {' '.join(overrides)[:20].replace('/', ' ')}"
@@ -195,24 +200,48 @@ def test_an_export_computes_the_evaluation_of_its_run(folder: Path, model: str, 
     assert line["label_tokens"] == len(held_out) and abs(line["loss"] - loss) < EXACT and abs(line["accuracy"] - accuracy) < EXACT
 
 
-def begun(folder: Path, name: str, labels: Sequence[str] = NAMES, *overrides: str) -> JobSpec:
+def begun(folder: Path, name: str, labels: Sequence[str] = NAMES, *overrides: str, model: str = "llama") -> JobSpec:
     """Return a job that begins with a checkpoint: ``plain`` of a language model, or ``told`` of a classifier."""
-    config = AutoConfig.for_model("llama", num_hidden_layers=2, hidden_size=32, num_attention_heads=4, intermediate_size=64,
-                                  vocab_size=307, max_position_embeddings=32, pad_token_id=0)
-    if not (folder / name).exists():
+    config, place = AutoConfig.for_model(**tomllib.loads(f"config = {{ {KINDS[model]} }}")["config"]), f"{model} {name}"
+    if not (folder / place).exists():
         config.id2label = {0: "good", 1: "fair", 2: "bad"} if name == "told" else config.id2label
-        kind = AutoModelForSequenceClassification if name == "told" else AutoModelForCausalLM
-        kind.from_config(config).save_pretrained(folder / name)
+        plain = AutoModelForCausalLM if model == "llama" else AutoModelForMaskedLM
+        kind = AutoModelForSequenceClassification if name == "told" else plain
+        kind.from_config(config).save_pretrained(folder / place)
     path = folder / "begun.toml"
-    path.write_text(JOB.format(model=LLAMA, length=LENGTH).replace(f"config = {{ {LLAMA} }}", f'pretrained = "{name}"'))
+    path.write_text(JOB.format(model=LLAMA, length=LENGTH).replace(f"config = {{ {LLAMA} }}", f'pretrained = "{place}"'))
     return load_job(path, [f"data.labels={json.dumps(labels)}", *overrides])
+
+
+ENCODERS = {"bert": (["bert.pooler.dense", "classifier"], 0.2), "roberta": (["classifier.dense", "classifier.out_proj"], 0.2),
+            "modernbert": (["classifier"], 32**-0.5)}  # layers that a model of masked tokens lacks, and their deviation
+
+
+@pytest.mark.parametrize("model", cases(ENCODERS, ("roberta",)))
+def test_an_encoder_of_masked_tokens_gets_a_head_and_one_with_a_head_is_read(folder: Path, model: str) -> None:
+    plain, told = begun(folder, "plain", model=model), begun(folder, "told", NAMES[::-1], model=model)
+    layers, deviation = ENCODERS[model]
+    lacking = sorted(f"{layer}.{kind}" for layer in layers for kind in ("bias", "weight"))
+    assert check_pretrained(plain) == lacking and check_pretrained(told) == []
+    shape = read_shape(told)
+    for spec, without in ((plain, lacking), (told, [])):
+        values, held = own_values(spec, shape), AutoModelForSequenceClassification.from_pretrained(
+            str(spec.model.pretrained), num_labels=3).state_dict()
+        for weight in family_of(shape).all_weights(shape):
+            own = values(weight, tuple(slice(0, size) for size in weight.shape))
+            if weight.name not in without:
+                assert own.reshape(held[weight.name].shape).equal(held[weight.name]), weight.name
+            elif weight.name.endswith("weight"):
+                assert 0.8 < float(own.std()) / deviation < 1.2 and 0.8 < float(held[weight.name].std()) / deviation < 1.2
+            else:
+                assert not own.any()
 
 
 def test_a_checkpoint_without_a_head_gets_one_and_a_head_is_read(folder: Path) -> None:
     assert check_pretrained(begun(folder, "plain")) == ["score.weight"]
     told, shape = begun(folder, "told", NAMES[::-1]), read_shape(begun(folder, "told", NAMES[::-1]))
     weight, box = family_of(shape).head_weights(shape)[0], (slice(0, 3), slice(0, 32))
-    stored = load_file(folder / "told" / "model.safetensors")["score.weight"]
+    stored = load_file(folder / "llama told" / "model.safetensors")["score.weight"]
     assert check_pretrained(told) == [] and own_values(told, shape)(weight, box).equal(stored)
     new = own_values(begun(folder, "plain"), shape)(weight, box)
     assert 0.01 < float(new.std()) < 0.03, "as transformers initializes it"
@@ -223,24 +252,19 @@ def test_a_checkpoint_without_a_head_gets_one_and_a_head_is_read(folder: Path) -
 
 
 @pytest.mark.prove
-def test_adapters_with_a_new_head_are_those_of_peft(folder: Path) -> None:
-    spec = begun(folder, "plain", NAMES, "lora.rank=2", *layout(2))
+@pytest.mark.parametrize("model", KINDS)
+def test_adapters_with_a_new_head_are_those_of_peft(folder: Path, model: str) -> None:
+    spec = begun(folder, "plain", NAMES, "lora.rank=2", *layout(2), model=model)
     run = start(spec)
     run_whole(spec, run=run)
-    assert "has no score.weight: they begin with initial values" in run.main_log.read_text()
+    assert "begin with initial values" in run.main_log.read_text()
     export_adapters(run, folder / "adapters", force=True)
     with StaysDouble():
-        base = AutoModelForSequenceClassification.from_pretrained(folder / "plain", num_labels=3, dtype=torch.float64)
+        base = AutoModelForSequenceClassification.from_pretrained(folder / f"{model} plain", num_labels=3, dtype=torch.float64)
         adapted = peft.PeftModel.from_pretrained(base, folder / "adapters")
     line = [*read_lines(run.evaluations)][-1]
     accuracy, loss = accuracy_and_loss(adapted, folder / "words", held_out_of(spec, run, folder))
     assert abs(line["loss"] - loss) < EXACT and abs(line["accuracy"] - accuracy) < EXACT
-    again = begun(folder, "plain", NAMES, f'lora.pretrained="{folder / "adapters"}"', "train.learning_rate=0.0")
+    again = begun(folder, "plain", NAMES, f'lora.pretrained="{folder / "adapters"}"', "train.learning_rate=0.0", model=model)
     second = start(again)
     assert abs(run_whole(again, run=second).evaluations[-1][1] - loss) < EXACT, "they are read again"
-
-
-def test_an_encoder_without_a_head_for_classes_is_refused(folder: Path) -> None:
-    spec = job(folder, 'model_type = "roberta", num_hidden_layers = 2, hidden_size = 8, num_attention_heads = 2, vocab_size = 97')
-    with pytest.raises(HpcMpError, match="is not built for roberta models"):
-        check_job(spec, read_shape(spec))

@@ -77,7 +77,8 @@ def test_what_is_equal_passes(job: Job, model: str, name: str) -> None:
 
 CLASSES = ('train.objective="classification"', 'data.labels=["a", "b", "c"]')
 CLASSIFIERS = [("bert", "one"), ("bert", "lora"), ("bert", "dropout"), ("bert", "sp2 dp2 zero3"), ("llama", "tp2 pp2"),
-               ("gpt2", "lora"), ("mistral", "dropout")]
+               ("gpt2", "lora"), ("mistral", "dropout"),
+               *((model, name) for model in ("roberta", "modernbert") for name in ("one", "lora", "dropout", "sp2 dp2 zero3"))]
 
 
 @pytest.mark.parametrize(("model", "name"), cases(CLASSIFIERS, {("bert", "one")}))
@@ -86,7 +87,7 @@ def test_a_classification_that_is_equal_passes(job: Job, model: str, name: str) 
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("model", ["bert", "llama"])
+@pytest.mark.parametrize("model", ["bert", "roberta", "llama"])
 def test_a_classification_by_another_token_is_refused(job: Job, model: str) -> None:
     @planted(SampleClass, "forward")
     def another(right: Any, objective: SampleClass, hidden: torch.Tensor, *rest: Any) -> Any:

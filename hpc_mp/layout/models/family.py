@@ -132,8 +132,9 @@ class Family:
         head_scale: what hidden states are multiplied with before the head.
         output: the hidden states in what the base returns.
         behind_norm: modules behind ``norm``, outside of the base, in this order.
-        classifier: the attributes of its model for classification that are others than those of ``classifying``; None: that
-            model is not built.
+        first_token: True if ``norm`` computes with the first token of samples alone.
+        twice: a module of dropout that a forward calls twice.
+        classifier: the attributes of its model for classification that are others than those of ``classifying``.
         fresh: name patterns of weights that begin with initial values if a checkpoint lacks them.
         depth: parts of the name of a module of a block that is cut as a whole.
         decoder: the blocks behind those of ``blocks``, which then are an encoder.
@@ -179,7 +180,9 @@ class Family:
     head_scale: float = 1.0
     output: str = "last_hidden_state"
     behind_norm: tuple[str, ...] = ()
-    classifier: Mapping[str, Any] | None = field(default_factory=dict)
+    first_token: bool = False
+    twice: str = ""
+    classifier: Mapping[str, Any] = field(default_factory=dict)
     fresh: tuple[str, ...] = ()
     depth: int = 1
     decoder: Decoder | None = None
@@ -302,4 +305,4 @@ def classifying(family: Family) -> Family:
     architecture = f"{re.split('For|LMHead', family.architecture)[0]}ForSequenceClassification"
     own: dict[str, Any] = {"head": "score", "head_scale": 1.0, "head_weights": lambda shape: (Weight(
         "score.weight", (shape.classes, shape.hidden)),), "fresh": ("score.*",), "beside": (*family.beside, f"{family.head}.*")}
-    return replace(family, architecture=architecture, **{**own, **(family.classifier or {})})
+    return replace(family, architecture=architecture, **{**own, **family.classifier})

@@ -175,8 +175,9 @@ def _text_there(spec: JobSpec) -> Sequence[Path]:
 def _config(spec: JobSpec, tokenizer: Path | None) -> PreTrainedConfig:
     """Return the model's configuration with its own dropout. Ids of special tokens that it does not name come from the
     tokenizer, because a family's defaults belong to another vocabulary; of a classifier also that of padding, behind which
-    transformers looks for the last token of a row."""
-    fields, family = read_config(spec), family_of(read_shape(spec))
+    transformers looks for the last token of a row, unless the model counts positions behind its own."""
+    fields, shape = read_config(spec), read_shape(spec)
+    family = family_of(shape)
     if tokenizer is not None:
         try:
             loaded = AutoTokenizer.from_pretrained(tokenizer, local_files_only=True)
@@ -184,7 +185,7 @@ def _config(spec: JobSpec, tokenizer: Path | None) -> PreTrainedConfig:
             raise HpcMpError(f"tokenizer {tokenizer}", f"cannot be loaded ({error})",
                              "delete that directory to export without it") from None
         fields = {"bos_token_id": loaded.bos_token_id, "eos_token_id": loaded.eos_token_id} | fields
-        if spec.data.labels:
+        if spec.data.labels and not shape.first_position:
             padding = (loaded.pad_token_id, fields.get("pad_token_id"), loaded.eos_token_id)
             fields["pad_token_id"] = next((token for token in padding if token is not None), None)
     config = hugging_face_config(fields, family, dropout=None)

@@ -28,7 +28,6 @@ from hpc_mp.train.parallel.groups import Axis
 from hpc_mp.train.parallel.projection import Projection, TensorAxis, change_flat, change_input, change_output
 from hpc_mp.train.parallel.surroundings import Surroundings
 
-POOLED = "pooler_output"  # in what a model with a pooler returns
 UNSET = -987654321.0  # in buffers without values
 
 
@@ -136,16 +135,17 @@ def _sharers(stage: TransformersStage, own: bool) -> tuple[list[Axis], bool]:
 def _head(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
     """Attach the last norm, the head and the loss to the last stage, cut along the vocabulary. A pooler of first tokens gets each
     token as the first of a sample."""
-    family, classes, samples = model.family, model.shape.classes, stage.around.capacity.samples
+    family, classes = model.family, model.shape.classes
     if not stage.span.last:
         return
     if family.head.startswith(f"{family.norm}."):
         whole.set_submodule(family.head, nn.Identity())
     for path in (family.norm, *family.behind_norm):
         stage.graft(path, whole.get_submodule(path))
-    if family.output == POOLED:
-        change_input(stage.get_submodule(family.norm), lambda hidden: hidden.flatten(0, 1).unsqueeze(1))
-        change_output(stage.get_submodule(family.norm), lambda pooled: pooled.unflatten(0, (samples, -1)))
+    if family.first_token:
+        change_input(stage.get_submodule(family.norm), lambda hidden: hidden.unsqueeze(1))  # all tokens as first ones
+    if classes and getattr(model.config, "classifier_pooling", None) == "mean":
+        change_input(stage.get_submodule(family.behind_norm[0]), stage.mean_of_row)
     vocabulary = classes or model.shape.vocabulary
     name, cap = family.head_module(model.shape), None if classes else getattr(model.config, "final_logit_softcapping", None)
     bias = next((weight.name for weight in family.head_weights(model.shape) if len(weight.shape) == 1), None)
@@ -165,7 +165,7 @@ def _dropout(stage: TransformersStage, model: TransformersModules, whole: nn.Mod
     for path, module in list(stage.named_modules()):
         if isinstance(module, nn.Dropout):
             rows = stage.positions if path.startswith(whole_attentions) else tokens  # attention has all tokens
-            stage.set_submodule(path, HashDropout(module.p, path, stage.around.clock, rows))
+            stage.set_submodule(path, HashDropout(module.p, path, stage.around.clock, rows, 1 + (path == model.family.twice)))
 
 
 def _adapters(stage: TransformersStage, model: TransformersModules, whole: nn.Module) -> None:
@@ -259,7 +259,7 @@ def _compilation(stage: TransformersStage, model: TransformersModules, whole: nn
     if not stage.around.compile:
         return
     if stage.span.last:
-        stage.get_submodule(model.family.norm).compile(dynamic=False)
+        compile_block(stage.get_submodule(model.family.norm))
     for path in stage.blocks:
         if stage.context.axis.size > 1:
             attention = stage.get_submodule(f"{path}.{model.family.attention}")

@@ -24,6 +24,8 @@ from hpc_mp.train.model.forward_trace import ALIBI
 from hpc_mp.train.model.rotary_tables import RotaryTables
 from hpc_mp.train.model.unit_stage import UnitStage, closed, opened
 from hpc_mp.train.model.vocabulary import LogitsObjective, NextToken
+from hpc_mp.train.parallel.collectives import sum_over
+from hpc_mp.train.parallel.custom_backward import with_backward
 from hpc_mp.train.parallel.data_axis import Unit
 from hpc_mp.train.parallel.masks import Visible, begins_of, first_seen, in_chunks, offsets_of, restarted
 from hpc_mp.train.parallel.surroundings import Surroundings
@@ -248,6 +250,14 @@ class TransformersStage(UnitStage):
             return opened(self.head_units, hidden)[0]
         self.microbatch.result = hidden
         return hidden
+
+    def mean_of_row(self, hidden: Tensor) -> Tensor:
+        """Return the mean of each sample's first document in place of the hidden states of all tokens of this rank."""
+        total = partial(sum_over, axes=(self.context.axis, *self.tensor.sharers))
+        inside = self.tensor.share(self.microbatch.places == self.positions, 1).unsqueeze(-1)
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        sums = with_backward(total, total, (hidden * inside).sum(1, keepdim=True, dtype=wide))
+        return (sums / total(inside.sum(1, keepdim=True).to(wide))).to(hidden.dtype).expand_as(hidden)
 
     def _finish(self, hidden: Tensor, batch: Batch, gradient: Tensor | None) -> tuple[Tensor, Tensor]:
         if not self.family.norm.startswith(f"{self.family.base}."):

@@ -16,7 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hpc_mp.train.parallel.collectives import all_reduce
+from hpc_mp.train.parallel.collectives import sum_over
 from hpc_mp.train.parallel.custom_backward import with_backward
 from hpc_mp.train.parallel.groups import Axis
 
@@ -74,9 +74,7 @@ class Intake:
         own = index.unflatten(0, (self.capacity.samples, -1))
         everyone = torch.zeros(own.shape[0], self.sequence, own.shape[2], dtype=torch.int32, device=index.device)
         everyone[:, self.positions] = own.int()
-        for axis in self.sharers:
-            all_reduce(everyone, axis).wait()
-        taken = kept(everyone, self.capacity.limit)[:, self.positions].flatten(0, 1)
+        taken = kept(sum_over(everyone, self.sharers), self.capacity.limit)[:, self.positions].flatten(0, 1)
         if self.counts:
             drops = torch.stack(((~taken).sum(), torch.full((), taken.numel(), device=index.device))).double()
             weights = with_backward(lambda weights: weights, partial(self.capacity.count, drops), weights)

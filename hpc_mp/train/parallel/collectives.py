@@ -51,6 +51,14 @@ def all_reduce(values: Tensor, axis: Axis, op: dist.ReduceOp.RedOpType = dist.Re
         return Running((dist.all_reduce(values, op, group=axis.group, async_op=True),))
 
 
+def sum_over(values: Tensor, axes: Sequence[Axis]) -> Tensor:
+    """Return the sum over all ranks of some axes."""
+    total = values.clone()
+    for axis in axes:
+        all_reduce(total, axis).wait()
+    return total
+
+
 class RunningSum:
     """A number that is summed over axes, one after another, while something else is computed."""
 

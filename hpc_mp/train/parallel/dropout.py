@@ -53,12 +53,18 @@ class DropoutClock:
 
 class HashDropout(nn.Module):
     """Replacement of ``nn.Dropout``. ``site``: the module's Hugging Face name. ``rows``: positions of this rank's tokens, or
-    heads, in the whole sample: indexes along the dimension behind the samples."""
+    heads, in the whole sample: indexes along the dimension behind the samples. ``times``: calls in a forward, each of which
+    drops other elements."""
 
-    def __init__(self, p: float, site: str, clock: DropoutClock, rows: Tensor) -> None:
+    def __init__(self, p: float, site: str, clock: DropoutClock, rows: Tensor, times: int = 1) -> None:
         super().__init__()
-        self.p, self.clock, self.rows = p, clock, rows
-        self.site = zlib.crc32(site.encode())
+        self.p, self.clock, self.rows, self.calls = p, clock, rows, 0
+        self.sites = [zlib.crc32(name.encode()) for name in call_names(site, times)]
+
+    @property
+    def site(self) -> int:
+        """The site of the next call."""
+        return self.sites[self.calls % len(self.sites)]
 
     def forward(self, x: Tensor) -> Tensor:
         """Drop elements of x, (samples, rows, …)."""
@@ -70,9 +76,10 @@ class HashDropout(nn.Module):
 
     def dropped(self, x: Tensor, index: Tensor) -> Tensor:
         """Drop elements of x, (samples, …), by their indexes within a sample, (…), int32."""
+        site, self.calls = self.site, self.calls + 1
         if self.p == 0.0 or not self.training:
             return x
-        return torch.where(keep(self.clock.site_keys(self.site, x.device), index, self.p), x / (1.0 - self.p), 0.0)
+        return torch.where(keep(self.clock.site_keys(site, x.device), index, self.p), x / (1.0 - self.p), 0.0)
 
 
 class WideDropout(HashDropout):
@@ -81,15 +88,12 @@ class WideDropout(HashDropout):
     have parts of these."""
 
     def __init__(self, p: float, site: str, clock: DropoutClock, shapes: Sequence[tuple[int, ...]], tensor: TensorAxis) -> None:
-        super().__init__(p, site, clock, torch.empty(0))
-        self.sites = [self.site, *(zlib.crc32(f"{site} {call}".encode()) for call in range(1, len(shapes)))]
-        self.shapes, self.tensor, self.calls = shapes, tensor, 0
+        super().__init__(p, site, clock, torch.empty(0), len(shapes))
+        self.shapes, self.tensor = shapes, tensor
 
     def forward(self, x: Tensor) -> Tensor:
-        call = self.calls % len(self.shapes)
-        self.calls, self.site = self.calls + 1, self.sites[call]
         index = torch.zeros((), dtype=torch.int32, device=x.device)
-        for size, whole in zip(x.shape[1:], self.shapes[call], strict=True):
+        for size, whole in zip(x.shape[1:], self.shapes[self.calls % len(self.shapes)], strict=True):
             begin = 0 if size == whole else self.tensor.part(whole)[0]
             index = index.unsqueeze(-1) * whole + torch.arange(begin, begin + size, dtype=torch.int32, device=x.device)
         return self.dropped(x, index)
@@ -97,6 +101,11 @@ class WideDropout(HashDropout):
     def restart(self, *_: object) -> None:
         """Begin a forward, in a hook of the layer."""
         self.calls = 0
+
+
+def call_names(site: str, times: int) -> list[str]:
+    """Return the names of the calls of a dropout in a forward."""
+    return [site, *(f"{site} {call}" for call in range(1, times))]
 
 
 def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Visible | None, scaling: float,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hpc_mp.layout.models import TensorCut, chunk_sizes
-from hpc_mp.train.parallel.collectives import Running, all_reduce
+from hpc_mp.train.parallel.collectives import Running, all_reduce, sum_over
 from hpc_mp.train.parallel.custom_backward import with_backward
 from hpc_mp.train.parallel.gradients import Sink
 from hpc_mp.train.parallel.groups import Axis
@@ -96,7 +96,7 @@ class TensorAxis:
 
     def total(self, loss: Tensor) -> Tensor:
         """Return the loss of all tokens, given the loss of this rank's tokens by a head that is not cut."""
-        return loss
+        return with_backward(lambda own: sum_over(own, self.sharers), lambda gradient: gradient, loss)  # each rank has its own
 
     def enter(self, x: Tensor) -> Tensor:
         """Begin a cut layer: ``spread`` in the forward, ``summed`` in the backward, while weight gradients are computed."""

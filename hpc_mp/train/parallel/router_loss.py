@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hpc_mp.train.parallel.collectives import all_reduce
+from hpc_mp.train.parallel.collectives import sum_over
 from hpc_mp.train.parallel.custom_backward import with_backward
 from hpc_mp.train.parallel.groups import Axis
 
@@ -65,10 +65,8 @@ class RouterLoss:
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         taken = chosen.reshape(self.samples, -1)
         load = logits.new_zeros(self.samples, experts).scatter_add_(1, taken, torch.ones_like(taken, dtype=logits.dtype))
-        for axis in sharers:
-            all_reduce(load, axis).wait()
         share = logits.softmax(-1).unflatten(0, (self.samples, -1)).sum(1) / self.tokens
-        balance = (load * share).sum() * (experts / (chosen.shape[1] * self.tokens))
+        balance = (sum_over(load, sharers) * share).sum() * (experts / (chosen.shape[1] * self.tokens))
         return self.balance * balance + self.z * logits.logsumexp(-1).square().sum()
 
     def _joined(self, weights: Tensor, loss: Tensor, counts: bool) -> Tensor:

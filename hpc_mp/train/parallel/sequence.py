@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hpc_mp.train.parallel.collectives import Running, all_gather, all_reduce, reduce_scatter
-from hpc_mp.train.parallel.custom_backward import with_backward
+from hpc_mp.train.parallel.collectives import Running, all_gather, reduce_scatter
 from hpc_mp.train.parallel.groups import Axis
 from hpc_mp.train.parallel.projection import TensorAxis, WeightGradients
 
@@ -49,11 +48,3 @@ class SequenceAxis(TensorAxis):
 
     def all_tokens(self, x: Tensor) -> Tensor:
         return self.enter(x)
-
-    def total(self, loss: Tensor) -> Tensor:
-        return with_backward(self._total, lambda gradient: gradient, loss)  # each rank differentiates its own share
-
-    def _total(self, loss: Tensor) -> Tensor:
-        total = loss.clone()
-        all_reduce(total, self.axis).wait()
-        return total

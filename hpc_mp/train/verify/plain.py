@@ -28,7 +28,7 @@ from hpc_mp.layout.optimizers import has_no_decay
 from hpc_mp.train.data.rows import IGNORE
 from hpc_mp.train.device.precision import StaysDouble
 from hpc_mp.train.model.encoder_decoder import DROPOUTS, POSITIONS
-from hpc_mp.train.parallel.dropout import DropoutClock, Moment, keep
+from hpc_mp.train.parallel.dropout import DropoutClock, Moment, call_names, keep
 from hpc_mp.train.verify.adapters import attach
 from hpc_mp.train.verify.observed import INPUT, Observed, Output, drawn, hidden_of, watched, whole
 from hpc_mp.train.verify.samples import DrawnSamples
@@ -108,8 +108,9 @@ class Plain(StaysDouble):
         attentions: dict[str, tuple[str, ...]] = {
             f"{self.family.blocks}.{layer}.{self.family.attention}": (f"attention.{layer}",)
             for layer in range(self.model.config.num_hidden_layers)}
-        inner = self.family.attention_dropout
+        inner, twice = self.family.attention_dropout, self.family.twice
         attentions |= {f"{path}.{inner}": site for path, site in attentions.items()} if inner is not None else {}
+        attentions |= {twice: tuple(call_names(twice, 2))} if twice else {}
         if self.family.decoder is not None:
             attentions = {name: (name,) for name, _ in self.model.named_modules() if self.family.has_heads(name)}
             attentions |= {f"{stack}.{DROPOUTS[0]}": tuple(f"{stack}.{name}" for name in DROPOUTS) for stack in POSITIONS}

@@ -39,7 +39,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {  # a number of the shrunk model -> its 
     "rotary": ("qk_rope_head_dim", "rotary_dim"),
 }
 COUNTS = (*NAMES["experts"], *NAMES["choices"])  # which do not grow
-WINDOWS = ("sliding_window", "window_size", "sliding_window_size", "attention_window")
+WINDOWS = ("sliding_window", "window_size", "sliding_window_size", "attention_window", "local_attention")
 LATENT_HEADS = "qk_rope_head_dim"  # a configuration with this field has latent attention, whose heads have parts
 LATENT_SIZES = ("head_dim", "qk_head_dim")  # follow from others there
 UNVERIFIED = "launch with HPC_MP_VERIFY=0 to train it unverified"

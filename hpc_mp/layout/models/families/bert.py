@@ -56,9 +56,13 @@ def embedding_weights(s: ModelShape, path: str = EMBEDDINGS) -> tuple[Weight, ..
     )
 
 
+def whole(s: ModelShape, path: str, outputs: int, deviation: float | None = None) -> tuple[Weight, ...]:
+    """Return the weights of a layer of hidden states that every rank computes in full."""
+    return Weight(f"{path}.weight", (outputs, s.hidden), deviation=deviation), Weight(f"{path}.bias", (outputs,), init="zeros")
+
+
 def dense_weights(s: ModelShape, path: str, last: str) -> tuple[Weight, ...]:
-    dense = Weight(f"{path}.dense.weight", (s.hidden, s.hidden)), Weight(f"{path}.dense.bias", (s.hidden,), init="zeros")
-    return *dense, *norm(f"{path}.{last}", s.hidden, bias=True)
+    return *whole(s, f"{path}.dense", s.hidden), *norm(f"{path}.{last}", s.hidden, bias=True)
 
 
 def head_weights(s: ModelShape, path: str) -> tuple[Weight, ...]:
@@ -67,11 +71,9 @@ def head_weights(s: ModelShape, path: str) -> tuple[Weight, ...]:
 
 # The pooler's place is that of the last norm. It is made for the first token, and computed for all.
 CLASSIFIER = {
-    "norm": "bert.pooler", "output": "pooler_output", "behind_norm": ("dropout",), "head": "classifier",
-    "norm_weights": lambda s: (Weight("bert.pooler.dense.weight", (s.hidden, s.hidden)),
-                               Weight("bert.pooler.dense.bias", (s.hidden,), init="zeros")),
-    "head_weights": lambda s: (Weight("classifier.weight", (s.classes, s.hidden)),
-                               Weight("classifier.bias", (s.classes,), init="zeros")),
+    "norm": "bert.pooler", "output": "pooler_output", "first_token": True, "behind_norm": ("dropout",), "head": "classifier",
+    "norm_weights": lambda s: whole(s, "bert.pooler.dense", s.hidden),
+    "head_weights": lambda s: whole(s, "classifier", s.classes),
     "fresh": ("bert.pooler.*", "classifier.*"), "beside": ("cls.*", "bert.embeddings.position_ids"),
 }
 FAMILY = Family(

@@ -1,4 +1,4 @@
-"""ModernBERT for masked tokens: windows on both sides in two of three layers, rotary positions of two kinds, q, k and v fused, a
+"""ModernBERT: windows on both sides in two of three layers, rotary positions of two kinds, q, k and v fused, a
 gated MLP, and no norm before the first attention."""
 
 from collections.abc import Mapping
@@ -17,9 +17,10 @@ FIELDS = {
     **COMMON,
     **dict.fromkeys((*SIZES, "intermediate_size", "pad_token_id", "attention_bias", "mlp_bias", "layer_types", "local_attention",
                      "global_attn_every_n_layers", "rope_parameters", "initializer_cutoff_factor"), READ),
-    **dict.fromkeys(("sparse_prediction", "sparse_pred_ignore_index", "deterministic_flash_attn", "classifier_dropout",
-                     "classifier_pooling"), READ),  # of transformers' own loss and kernels, and of the classification model
-    **dict.fromkeys(("attention_dropout", "embedding_dropout"), DROPOUT),
+    **dict.fromkeys(("sparse_prediction", "sparse_pred_ignore_index", "deterministic_flash_attn", "cls_token_id",
+                     "sep_token_id"), READ),  # of transformers' own loss and kernels, and of tokenizers
+    **dict.fromkeys(("attention_dropout", "embedding_dropout", "classifier_dropout"), DROPOUT),
+    "classifier_pooling": only("cls", "mean", rule="is not known", remedy='choose "cls", the first token, or "mean"'),
     **dict.fromkeys(("hidden_activation", "classifier_activation"), ACTIVATION),
     **dict.fromkeys(("global_rope_theta", "local_rope_theta"), POSITIVE),
     "norm_eps": EPSILON,
@@ -62,12 +63,16 @@ def block_weights(s: ModelShape, layer: int) -> tuple[Weight, ...]:
     )
 
 
+CLASSIFIER = {
+    "behind_norm": ("head", "drop"), "head": "classifier", "fresh": ("classifier.*",),
+    "head_weights": lambda s: bert.whole(s, "classifier", s.classes, s.hidden**-0.5),
+}
 FAMILY = Family(
     model_type="modernbert", architecture="ModernBertForMaskedLM", since="5.24",
     fields=FIELDS, read=read,
     embedding="model.embeddings.tok_embeddings", blocks="model.layers", norm="model.final_norm", head="decoder",
     behind_embedding=("model.embeddings.norm", "model.embeddings.drop"), rotary=("model.rotary_emb",),
-    attention="attn", alike=False, behind_norm=("head",), classifier=None,
+    attention="attn", alike=False, behind_norm=("head",), classifier=CLASSIFIER,
     block_weights=block_weights,
     embedding_weights=lambda s: (
         *column("model.embeddings.tok_embeddings", s.vocabulary, s.hidden), *norm("model.embeddings.norm", s.hidden)),

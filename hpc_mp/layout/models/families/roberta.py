@@ -1,5 +1,5 @@
-"""RoBERTa for masked tokens: BERT whose positions begin behind the number of the padding and leave padding out, with the head in
-one module with the layer before it."""
+"""RoBERTa: BERT whose positions begin behind the number of the padding and leave padding out. Its heads are modules with a layer
+before them."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -30,6 +30,13 @@ def read(config: Mapping[str, Any]) -> ModelShape:
     return replace(shape, positions=shape.positions - padding - 1, first_position=padding + 1)
 
 
+BESIDE = "roberta.pooler.*", f"{EMBEDDINGS}.position_ids"
+CLASSIFIER = {
+    "norm": "classifier", "first_token": True, "twice": "classifier.dropout", "head": "classifier.out_proj",
+    "norm_weights": lambda s: bert.whole(s, "classifier.dense", s.hidden),
+    "head_weights": lambda s: bert.whole(s, "classifier.out_proj", s.classes),
+    "fresh": ("classifier.*",), "beside": (*BESIDE, f"{HEAD}.*"),
+}
 FAMILY = replace(
     bert.FAMILY,
     model_type="roberta", architecture="RobertaForMaskedLM",
@@ -40,6 +47,6 @@ FAMILY = replace(
     embedding_weights=partial(bert.embedding_weights, path=EMBEDDINGS),
     norm_weights=partial(bert.dense_weights, path=HEAD, last="layer_norm"),
     head_weights=partial(bert.head_weights, path=HEAD),
-    older_names={}, classifier=None,
-    beside=("roberta.pooler.*", f"{HEAD}.decoder.bias", f"{EMBEDDINGS}.position_ids"),
+    older_names={}, classifier=CLASSIFIER,
+    beside=(*BESIDE, f"{HEAD}.decoder.bias"),
 )
