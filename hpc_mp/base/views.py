@@ -10,10 +10,9 @@ from hpc_mp.base import text
 
 if TYPE_CHECKING:
     from jinja2 import Environment
-    from jinja2.environment import TemplateModule
 
 
-def view(template: str, **names: Any) -> "TemplateModule":
+def view(template: str, **names: Any) -> Any:
     """Return the macros of a template, ``"cli/status.txt.j2"``. They know the functions of ``base.text``, ``shell`` for a command
     line, and ``names``."""
     return _environment().get_template(template).make_module(names)
