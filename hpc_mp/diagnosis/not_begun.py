@@ -66,10 +66,10 @@ def _missing(evidence: Evidence) -> Iterator[Symptom]:
     for end in all_ends(evidence.srun):
         for task in end.tasks:
             rank = evidence.rank_of(end.host, task)
-            said = last_words(evidence.lines_of_task(end.host, task))
-            lacks = end.code in CANNOT_START or NOT_INSTALLED.match(said)
+            output = last_words(evidence.lines_of_task(end.host, task))
+            lacks = end.code in CANNOT_START or NOT_INSTALLED.match(output)
             if end.code is not None and lacks and evidence.is_silent(end, rank):
-                text = ending(end.code) + (f"; its last words: {said}" if said else "")
+                text = ending(end.code) + (f"; its last words: {output}" if output else "")
                 texts.setdefault(end.host, f"{f'task {task}' if rank is None else f'rank {rank}'} {text}")
     everywhere = set(texts) == set(evidence.hosts)
     for host, text in texts.items():
