@@ -32,7 +32,7 @@ from hpc_mp.layout.models.types import verdicts  # noqa: E402
 from hpc_mp.lint.sbatch.rules import RULES as SBATCH  # noqa: E402
 from hpc_mp.lint.slurm_conf.rules_files import RULES as SLURM_FILES  # noqa: E402
 from hpc_mp.lint.slurm_conf.rules_site import RULES as SLURM_CONF  # noqa: E402
-from hpc_mp.rundir.layout import FILES, RunDirectory  # noqa: E402
+from hpc_mp.rundir.layout import RunDirectory, described  # noqa: E402
 from hpc_mp.rundir.records import Evaluation, StepMetrics  # noqa: E402
 from hpc_mp.train.own_loop.keywords import KEYS, OPTIMIZER  # noqa: E402
 
@@ -158,7 +158,7 @@ def attributes(record: type) -> dict[str, str]:
 
 
 def run_directory() -> str:
-    rows = ((f"`{file.name}`", file.holds, file.writer, file.readers) for file in FILES)
+    rows = ((f"`{name}`", row["holds"], row.get("writer", ""), row.get("readers", "")) for name, row in described().items())
     text = [table(("file", "holds", "written by", "read by"), rows)]
     for file, record in LINES:
         fields = attributes(record)

@@ -12,7 +12,8 @@ from rich.table import Table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.extras import need_train
-from hpc_mp.base.text import counted, data_size, duration, memory_size, several
+from hpc_mp.base.text import counted, data_size, memory_size
+from hpc_mp.base.views import view
 from hpc_mp.cli.output import number_table, terminal
 from hpc_mp.job import JobSpec, load_job
 from hpc_mp.job.layout import check_job, layout_of, read_shape
@@ -106,55 +107,12 @@ def _at(job: Path, overrides: Sequence[str], rank: int) -> tuple[str, "DryRun"]:
     return order.letters, dry_run(spec, shape, placement, rank)
 
 
-def _fit(fit: "Fit") -> str:
-    """Return a sentence about the longest sample that fits."""
-    device = f"in {memory_size(fit.memory)}"
-    if not fit.tokens:
-        return f"no sample {device}: one of {fit.more or 0:,} tokens needs about {memory_size(fit.more_bytes)}"
-    words = f"samples of {fit.tokens:,} tokens {device}: about {memory_size(fit.bytes)} with what libraries take"
-    if fit.limit:
-        return f"{words}. No longer one is allowed: {fit.limit}"
-    return f"{words}; {fit.more or 0:,} tokens need {memory_size(fit.more_bytes)}"
-
-
 def _print(result: "DryRun", fit: "Fit | None") -> None:
-    console = terminal()
-    place, stages = result.place, ", ".join(map(str, result.stages))
-    library = "NCCL" if result.device == "cuda" else "gloo"
-    console.print(f"rank {place.rank} of {result.world:,} on {result.device} over {library}: "
-                  f"dp {place.dp}, pp {place.pp}, tp {place.tp}, local rank {place.local_rank} of node {place.node}; "
-                  f"stage {stages} with {' + '.join(str(result.layers[stage]) for stage in result.stages)} of "
-                  f"{counted(sum(result.layers), 'layer')}")
-    for table in (_units(result), _messages(result)):
+    console, words = terminal(), view("cli/dry_run.txt.j2")
+    console.print(words.place(result), markup=False)
+    for part in (_units(result), _messages(result), words.rows(result, fit)):
         console.print()
-        console.print(table)
-    sockets, loading, saving = result.sockets, result.loading, result.saving
-    rows = _memory(result) | {
-        "groups": ", ".join(f"{axis} ({ranks})" for axis, ranks in result.groups),
-        "sockets": f"gloo {sockets.gloo:,}, store {sockets.store:,}, heartbeat {sockets.heartbeat:,}: "
-                   f"{counted(sockets.descriptors, 'file descriptor')}" + (
-                       f", and {counted(sockets.nccl, 'communicator')} of NCCL" if sockets.nccl else ""),
-    }
-    if sockets.nccl:
-        rows["NCCL"] = f"about {memory_size(sockets.buffers)} of the device for buffers, which the peak does not contain"
-    rows |= {
-        "start": f"{_weights(loading.weights)}; at most {memory_size(loading.first_values)} on the host at once",
-        "resume": f"reads {several(loading.checkpoint)}; at most {memory_size(loading.restored)} on the host at once",
-        "save": f"writes {', '.join(saving.files) or 'nothing'}, {data_size(saving.bytes)}; "
-                f"at most {memory_size(saving.host)} copied to the host at once",
-    }
-    if fit is not None:
-        rows["fits"] = _fit(fit)
-    console.print()
-    for name, text in rows.items():
-        console.print(f"{name:<11}{text}", markup=False)
-    console.print(f"\ncomputed in {duration(result.seconds)}, without a GPU and without other ranks")
-
-
-def _weights(files: tuple[str, ...] | None) -> str:
-    if files is None:
-        return "reads weights that do not exist yet"
-    return f"reads {', '.join(files)}" if files else "draws random values"
+        console.print(part, markup=False)
 
 
 def _units(result: "DryRun") -> Table:
@@ -166,22 +124,6 @@ def _units(result: "DryRun") -> Table:
     for (name, padded, part), number in kinds.items():
         table.add_row(name, f"{number}", f"{padded:,}", f"{part:,}")
     return table
-
-
-def _memory(result: "DryRun") -> dict[str, str]:
-    step, state, peak = result.step, result.step.state, result.step.peak
-    others = peak.bytes - step.rest - peak.gathered - peak.slabs
-    parts = {"state": step.rest, "gathered parameters": peak.gathered, "gradients in transit": peak.slabs, "activations": others}
-    elsewhere = {"in the host's memory": state.host, "on a disk": state.disk}
-    return {
-        "state": f"{memory_size(step.rest)} between steps: parameters {memory_size(state.parameters)}, gradients "
-                 f"{memory_size(state.gradients)}, optimizer {memory_size(state.optimizer)}"
-                 + "".join(f"; {memory_size(size)} {where}" for where, size in elsewhere.items() if size),
-        "peak": f"{memory_size(peak.bytes)} in {peak.where}: "
-                f"{', '.join(f'{name} {memory_size(size)}' for name, size in parts.items() if size)}",
-        "by action": ", ".join(f"{kind} {memory_size(largest.bytes)}" for kind, largest in step.peaks.items()),
-        "in flight": f"activations of {counted(step.in_flight, 'chunk')} at most",
-    }
 
 
 def _messages(result: "DryRun") -> Table:

@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.findings import findings_document
+from hpc_mp.base.views import view as texts
 from hpc_mp.cli.output import exit_by, print_findings, terminal
 from hpc_mp.cluster.node.source import NodeSource
-from hpc_mp.environment.apply import Applied
 from hpc_mp.environment.findings import place
 from hpc_mp.environment.precedence import Effective
 from hpc_mp.environment.profiles import profile_names
@@ -76,19 +75,14 @@ def _print(view: View, everything: bool) -> None:
     console = terminal()
     if not console.is_terminal:
         console.width = IN_A_PIPE
-    applied = view.applied
-    console.print(f"[bold]Platform[/] {view.platform.name or 'unknown'}")
-    for line in view.platform.evidence:
-        console.print(f"  {escape(line)}")
-    if view.versions:
-        console.print(f"  releases: {', '.join(f'{library} {shown(version)}' for library, version in view.versions.items())}")
-    console.print(f"[bold]Profile[/] {f'{applied.profile.name}: {escape(applied.profile.title)}' if applied else 'none'}\n")
+    words = texts("cli/env.txt.j2", markup=escape, shown=shown)
+    console.print(words.head(view))
     console.print(_table([variable for variable in view.variables if everything or variable.origin != "default"]))
     if not everything:
         more = sum(variable.origin == "default" for variable in view.variables)
         console.print(f"{more} others have NCCL's own defaults (--all)")
-    if applied:
-        _print_profile(console, applied)
+    if view.applied:
+        console.print(words.profile(view.applied), end="")
     print_findings(view.findings)
 
 
@@ -102,19 +96,3 @@ def _table(variables: Sequence[Effective]) -> Table:
         hidden = "; ".join(f"{setting.value or '(empty)'} ({setting.where or setting.origin})" for setting in variable.hides)
         table.add_row(*map(escape, (one_line(variable.name), value, one_line(place(variable)), one_line(hidden))))
     return table
-
-
-def _print_profile(console: Console, applied: Applied) -> None:
-    """Print the whole profile, with the variables that do not apply here and the reason."""
-    console.print("\n[bold]Settings of the profile[/]")
-    reasons = {id(omission.variable): omission.why for omission in applied.left_out}
-    for variable in applied.profile.variable:
-        value = f"={variable.value}" if variable.use != "leave" and not variable.finds else ""
-        suffix = f"\n    left out: {reasons[id(variable)]}" if id(variable) in reasons else ""
-        console.print(escape(f"  {variable.use:<8} {variable.name}{value}\n    {variable.reason} [{variable.source}]{suffix}"))
-    for script in applied.profile.script:
-        assignments = "".join(f"{name}={value} " for name, value in script.given.items())
-        console.print(f"before these: {escape(f'{assignments}source {script.files[0]}')} ({escape(script.reason)})")
-    for note in applied.profile.notes:
-        console.print(f"note: {escape(note)}")
-    console.print()

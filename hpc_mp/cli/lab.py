@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hpc_mp.base.errors import HpcMpError, RunFailed
+from hpc_mp.base.views import view
 from hpc_mp.cluster.bad_nodes import ledger
 from hpc_mp.cluster.bandwidth import where
 from hpc_mp.lab import keeper
@@ -272,7 +273,6 @@ def _shown(show: Sequence[Path]) -> tuple[Path, ...]:
 
 
 def _say(lab: Lab, name: str, seconds: float, as_json: bool) -> None:
-    export = f"export SLURM_CONF={lab.conf}"
     if as_json:
         click.echo(json.dumps({
             "name": name, "directory": str(lab.directory), "slurm_conf": str(lab.conf), "nodes": list(lab.nodes),
@@ -281,13 +281,9 @@ def _say(lab: Lab, name: str, seconds: float, as_json: bool) -> None:
         }))
     elif sys.stdout.isatty():
         release = ".".join(f"{part:02d}" for part in installed_release())
-        click.echo(f"Slurm {release} with {len(lab.nodes)} idle nodes, after {seconds:.1f} s. As any user of this machine:\n\n"
-                   f"    {export}\n    hpc-mp init\n    hpc-mp launch job.toml --on slurm --wait\n")
-        shared = f"; shared below it: {' '.join(map(str, lab.keep))}" if lab.keep else ""
-        click.echo(f"Nodes see the files of this machine, but each has its own /tmp{shared}.\n"
-                   f"The cluster runs until `{mine('lab', 'down', *_named(name))}`. Also: status, shape, link, kill, boot, at.")
+        click.echo(view("cli/lab.txt.j2").started(lab, release, seconds, mine("lab", "down", *_named(name))))
     else:
-        click.echo(export)
+        click.echo(f"export SLURM_CONF={lab.conf}")
 
 
 def _warn(nodes: int) -> None:

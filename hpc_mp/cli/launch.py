@@ -99,7 +99,9 @@ def _conclude_sweep(outcome: Outcome, request: LaunchRequest, listener: Listener
         member = read_member(RunDirectory(element.run))
         marked = f"  ← best by {best[1]}" if best is not None and index == best[0] else ""
         values = words_of(member.values) if member is not None else ""
-        listener.say(f"{element.run.name:<9} {element.state}{_loss_words(element)}; {values or 'the job file as it is'}{marked}")
+        least = element.best_evaluation_loss
+        losses = _curve_words(element, ", loss ") + ("" if least is None else f", best held out {loss_words(least)}")
+        listener.say(f"{element.run.name:<9} {element.state}{losses}; {values or 'the job file as it is'}{marked}")
     if sum(element.steps > 0 for element in ended) > 1:
         listener.say(f"compare   {shlex.join(['hpc-mp', 'report', str(ended[0].run), '--all'])}")
     for element in ended:
@@ -110,11 +112,6 @@ def _conclude_sweep(outcome: Outcome, request: LaunchRequest, listener: Listener
     if outcome.not_started:
         listener.note(f"continue with: {again(request, outcome.run)}")
     return int(outcome.state in ("failed", "stopped"))
-
-
-def _loss_words(outcome: Outcome) -> str:
-    held_out = outcome.best_evaluation_loss
-    return _curve_words(outcome, ", loss ") + ("" if held_out is None else f", best held out {loss_words(held_out)}")
 
 
 def _curve_words(outcome: Outcome, before: str) -> str:

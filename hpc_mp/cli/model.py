@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.base.text import runs
+from hpc_mp.base.views import view
 from hpc_mp.job import load_job
 from hpc_mp.job.layout import whole_config
-from hpc_mp.layout.models.description import LayerKind, ModelDescription, describe
+from hpc_mp.layout.models.description import ModelDescription, describe
 from hpc_mp.layout.models.reading import model_shape
 from hpc_mp.layout.models.shape import TEXT_PART, config_of, text_part
 from hpc_mp.layout.models.types import proved_with, verdicts
@@ -75,40 +75,11 @@ def configuration(model: str) -> tuple[dict[str, Any], str | None]:
 def picture(model: ModelDescription, part: str) -> Table:
     """Return the description as a table. ``part``: what the model is a part of."""
     table = Table(show_header=False, box=None, pad_edge=False)
-    whole = [f"{name}: {reason}" for name, reason in model.whole.items()]
-    tensor = ", ".join(f"{first}–{last}" if last > first + 1 else ", ".join(map(str, range(first, last + 1)))
-                       for first, last in runs(model.tensor))
-    active = "" if model.active == model.parameters else f", of which a token uses {billions(model.active)}"
-    rows = {
-        "model": f"{model.model_type} ({model.architecture}), {model.source}",
-        "part": part,
-        "parameters": f"{billions(model.parameters)}{active}; embedding {billions(model.embedding)}"
-                      + (", which is also the head" if model.tied else ""),
-        "sizes": f"hidden {model.hidden}, {model.heads} heads of {model.head_dim} elements, {model.kv_heads} of keys and values; "
-                 f"vocabulary {model.vocabulary}, {model.positions} positions",
-        "layers": "\n".join(map(kind, model.kinds)),
-        "tensor ranks cut": ", ".join(model.cut),
-        "whole": "\n".join([*whole, *filter(None, [model.shared])]),
-        "degrees": f"tensor {tensor}, unevenly up to {model.heads}; pipeline up to {model.pipeline}"
-                   + (f"; expert up to {model.expert}" if model.expert > 1 else ""),
-    }
-    for name, text in rows.items():
+    for line in view("cli/model.txt.j2", billions=billions).rows(model, part).splitlines():
+        name, _, text = line.partition("|")
         if text:
-            table.add_row(f"{name}  ", text)
+            table.add_row(f"{name}  " if name else "", text)
     return table
-
-
-def kind(layers: LayerKind) -> str:
-    """Return a line about layers of one kind."""
-    numbers = f"{len(layers.layers)} (layer {layers.layers[0]}{', …' if len(layers.layers) > 1 else ''})"
-    facts = [f"{billions(layers.parameters)} parameters each"]
-    if layers.window is not None:
-        facts.append(f"window of {layers.window} tokens")
-    if layers.experts:
-        facts.append(f"{layers.experts} experts")
-    if not layers.attention:
-        facts.append("no attention")
-    return f"{numbers}: {', '.join(facts)}"
 
 
 def billions(number: int) -> str:

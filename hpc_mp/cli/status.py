@@ -4,7 +4,6 @@ With ``--follow``, runs are polled until all have ended: shown in place on a ter
 """
 
 import json
-import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,9 +14,10 @@ from typing import Any
 import click
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.base.text import ago, data_size, duration, escaped, loss_number, loss_words, speed
+from hpc_mp.base.text import ago, data_size, escaped, loss_number
+from hpc_mp.base.views import view
 from hpc_mp.cli.output import short_path
-from hpc_mp.cluster.slurm.jobs import UNKNOWN, SlurmJob
+from hpc_mp.cluster.slurm.jobs import UNKNOWN
 from hpc_mp.cluster.slurm.nodelist import compress
 from hpc_mp.job.sweep import words_of
 from hpc_mp.launch.fit import never_starts
@@ -76,8 +76,20 @@ def _document(status: RunStatus, *, whole: bool) -> dict[str, Any]:
     return document if whole else {key: value for key, value in document.items() if key != "plan"}
 
 
+def words(macro: str, status: RunStatus, *more: str) -> str:
+    """Return the text of a macro of ``status.txt.j2`` about a run."""
+    macros = view("cli/status.txt.j2", words_of=words_of, compress=compress, step_of=step_of, lost_words=lost_words,
+                  unknown=UNKNOWN, go_on=lambda path: go_on(RunDirectory(path)))
+    return escaped(getattr(macros, macro)(status, *more).rstrip("\n"))
+
+
 def single_text(statuses: Sequence[RunStatus]) -> str:
-    return escaped("\n".join(f"{name:<9} {text}" for name, text in lines(statuses[0])))
+    return words("text", statuses[0])
+
+
+def one_line(status: RunStatus) -> str:
+    """Return the line for a followed run without a terminal."""
+    return words("line", status, short_path(status.run))
 
 
 def table(statuses: Sequence[RunStatus]) -> str:
@@ -104,95 +116,9 @@ def _sweep_words(status: RunStatus, best: str | None) -> str:
     return values if best is None else f"{values}  ← best by {best}"
 
 
-def one_line(status: RunStatus) -> str:
-    """Return the line for a followed run without a terminal."""
-    job = status.job
-    waits = f" ({job.reason}{': ' + job.meaning if job.meaning else ''})" if job is not None and job.waits and job.reason else ""
-    cause = f": {status.cause}" if status.cause is not None else ""
-    step = f", step {steps_words(status)}" if status.step else ""
-    return escaped(f"{short_path(status.run)} {status.state}{_doing(status)}{waits}{step}{cause}")
-
-
-def _doing(status: RunStatus) -> str:
-    """Return the ranks' activity; empty for a program."""
-    return f", {status.phase}" if status.state == "running" and status.phase not in (None, "", status.state) else ""
-
-
-def lines(status: RunStatus) -> Iterator[tuple[str, str]]:
-    """Yield (name, text), the most important first and the cause of a failure last."""
-    again = f" (attempt {status.attempt})" if status.attempt > 1 else ""
-    yield "run", f"{status.run}{again}"
-    if status.sweep is not None:
-        values = words_of(status.sweep.values) or "the job file as it is"
-        yield "sweep", f"run {status.sweep.number + 1} of {status.sweep.of}: {values}"
-    yield "state", status.state + _doing(status)
-    if status.before is not None:
-        yield "before", status.before
-    if status.job is not None:
-        yield "job", _job(status.job)
-        if status.job.state == UNKNOWN:
-            why = f" ({status.job.reason})" if status.job.reason else ""
-            yield "slurm", f"does not answer{why}: check with `scontrol ping`"
-        if status.job.waits and status.job.reason:
-            yield "waits", f"{status.job.reason}: {status.job.meaning}" if status.job.meaning else status.job.reason
-            if status.job.remedy:
-                yield "remedy", status.job.remedy
-        for part in status.job.parts:
-            yield "", _job(part)
-    for number, bad in enumerate(status.excluded):
-        since = time.strftime("%Y-%m-%d %H:%M", time.localtime(bad.time))
-        yield "" if number else "without", f"{bad.node}, excluded by hpc-mp since {since}: {bad.evidence or bad.code}"
-    if status.step:
-        yield "step", steps_words(status)
-    if status.evaluation is not None:
-        yield "held out", f"after step {status.evaluation.step}: {status.evaluation.words}"
-    if status.checkpoint is not None:
-        unsaved = status.step - step_of(status.checkpoint)
-        lost = f" ({lost_words(unsaved)})" if status.ended and unsaved > 0 else ""
-        yield "saved", f"{status.checkpoint}{lost}"
-    elif status.ended and status.step and status.steps:  # what a program has saved is unknown
-        yield "saved", f"nothing: {lost_words(status.step)}"
-    if status.best is not None:
-        yield "best", f"{status.best.path}, held out {loss_words(status.best.loss)}"
-    if status.usage is not None and (usage := status.usage.words()):
-        yield "used", usage
-    if status.successors:
-        yield "then", ", ".join(f"{job.id} {job.state}" for job in status.successors)
-    if status.cause is not None:
-        yield "logs", shlex.join(["hpc-mp", "logs", str(status.run)])
-    if status.state in ("failed", "stopped"):
-        yield "continue", go_on(RunDirectory(status.run))
-    if status.cause is not None:
-        yield "cause", status.cause
-
-
 def lost_words(steps: int) -> str:
     """Return the number of lost steps in words: ``13 steps are lost``."""
     return f"{steps:,} step{'s are' if steps > 1 else ' is'} lost"
-
-
-def _job(job: SlurmJob) -> str:
-    text = f"{job.id} {job.state}"
-    if job.start is not None:
-        clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job.start))
-        text += f", {'expected to start' if job.waits else 'started'} {clock}"
-    if job.nodes:
-        text += f" on {compress(job.nodes)}"
-    if job.restarts:
-        text += f", started again {job.restarts} times" if job.restarts > 1 else ", started again once"
-    return text + (f", exit code {job.exit_code}" if job.exit_code else "")
-
-
-def steps_words(status: RunStatus) -> str:
-    """Return the steps in words: ``2/5, loss 7.0000, 50 tokens/s, the last 3 s ago, about 6 s left``."""
-    text = f"{status.step}/{status.steps}" if status.steps else f"{status.step}"
-    if status.loss is not None:
-        text += f", loss {loss_number(status.loss)}"
-    if status.tokens_per_s is not None:
-        text += f", {speed(status.tokens_per_s, status.mfu)}"
-    if status.step_age is not None and status.state == "running":
-        text += f", the last {ago(status.step_age)}" + (": the next one is late" if status.late else "")
-    return text + (f", about {duration(status.eta)} left" if status.eta else "")
 
 
 SECONDS = (2.0, 2.0, 2.0, 5.0)  # between two polls, the last repeated: each queries Slurm once, and schedulers serve many users

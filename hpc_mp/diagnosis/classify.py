@@ -36,7 +36,9 @@ def classify(evidence: Evidence) -> Cause:
     if evidence.program and all(KINDS[symptom.kind].level >= KINDS["early"].level for symptom in symptoms):
         symptoms += [*reading.given_up_inside(evidence), *reading.awaited_in_vain_by_all(evidence, symptoms)]
     first = min(symptoms, key=_precedence)
-    if first.own and first.kind == "signal" and KILLED in first.text and _others_ended_first(evidence):
+    # PMIx may have killed the others of srun's ranks before srun reports the first end: the supervisor has none to end then.
+    unreported = bool(evidence.srun) and not any(line.startswith(OTHERS_ENDED) for line in evidence.srun)
+    if first.own and first.kind == "signal" and KILLED in first.text and unreported:
         first = next((symptom for symptom in symptoms if symptom.own and symptom.kind == "crash"), first)
     if first.kind == "storage" and CUT_SHORT.search(first.text):
         first = next((symptom for symptom in symptoms if symptom.kind == "space"), first)
@@ -53,12 +55,6 @@ def _precedence(symptom: Symptom) -> tuple[int, float, int, bool, bool]:
     level, time = precedence(kind, symptom.time)
     order = "error" if symptom.own and level == KINDS["error"].level else kind  # srun names a program's first end first
     return level, time, tuple(KINDS).index(order), symptom.rank is None, symptom.host is None
-
-
-def _others_ended_first(evidence: Evidence) -> bool:
-    """Return True if PMIx may have killed the others of srun's ranks: it does so before srun reports the first end, and the
-    supervisor then has none to end."""
-    return bool(evidence.srun) and not any(line.startswith(OTHERS_ENDED) for line in evidence.srun)
 
 
 def _awaited(evidence: Evidence, first: Symptom) -> Symptom:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from hpc_mp.base.exit_codes import ending
 from hpc_mp.diagnosis.ends import Symptom
 from hpc_mp.diagnosis.evidence import Evidence
-from hpc_mp.diagnosis.lines import CANNOT_START, NOT_INSTALLED, TasksRefused, all_ends, not_started, unmet_mpi
+from hpc_mp.diagnosis.lines import CANNOT_START, NOT_INSTALLED, all_ends, not_started, unmet_mpi
 from hpc_mp.rundir.attempt import last_words
 from hpc_mp.rundir.failures import BY_SOMEBODY
 
@@ -18,6 +18,7 @@ CONTAINERS_REMEDY = "Load the module that provides it (slurm.modules), or remove
 IMAGE_REMEDY = ("Set slurm.container to an image that all nodes can read or fetch, and slurm.container_mounts to directories "
                 "that exist on all nodes")
 LACKING_REMEDY = "Use an image that contains it (slurm.container)"
+REMEDIES = dict.fromkeys(("apptainer", "singularity"), CONTAINERS_REMEDY)  # by what a node lacks
 
 
 def never_begun(evidence: Evidence) -> Iterator[Symptom]:
@@ -43,7 +44,8 @@ def _not_started(evidence: Evidence) -> Iterator[Symptom]:
             name = signal.Signals(why.signal).name
             yield Symptom("cancelled", f"{name} arrived while the container was created: {why.reason}", host)
         elif everywhere:
-            yield Symptom("user", f"{host}, like all nodes, could not start the ranks: {why.reason}. {_mend(why)}", host)
+            remedy = IMAGE_REMEDY if why.lacks is None else REMEDIES.get(why.lacks, LACKING_REMEDY)
+            yield Symptom("user", f"{host}, like all nodes, could not start the ranks: {why.reason}. {remedy}", host)
         else:
             yield Symptom("unfit", f"it could not start the ranks: {why.reason}", host)
 
@@ -52,12 +54,6 @@ def _unmet(evidence: Evidence) -> Iterator[Symptom]:
     """Yield ranks of a program whose MPI does not know the launcher that started them."""
     reasons = (unmet_mpi(lines) for lines in evidence.logs.values() if evidence.program)
     yield from (Symptom("user", why) for why in list(filter(None, reasons))[:1])
-
-
-def _mend(why: TasksRefused) -> str:
-    if why.lacks is None:
-        return IMAGE_REMEDY
-    return CONTAINERS_REMEDY if why.lacks in ("apptainer", "singularity") else LACKING_REMEDY
 
 
 def _missing(evidence: Evidence) -> Iterator[Symptom]:
@@ -70,17 +66,13 @@ def _missing(evidence: Evidence) -> Iterator[Symptom]:
     for end in all_ends(evidence.srun):
         for task in end.tasks:
             rank = evidence.rank_of(end.host, task)
-            lacks = end.code in CANNOT_START or NOT_INSTALLED.match(last_words(evidence.lines_of_task(end.host, task)))
+            output = last_words(evidence.lines_of_task(end.host, task))
+            lacks = end.code in CANNOT_START or NOT_INSTALLED.match(output)
             if end.code is not None and lacks and evidence.is_silent(end, rank):
-                text = _with_last_words(ending(end.code), end.host, task, evidence)
+                text = ending(end.code) + (f"; its last words: {output}" if output else "")
                 texts.setdefault(end.host, f"{f'task {task}' if rank is None else f'rank {rank}'} {text}")
     everywhere = set(texts) == set(evidence.hosts)
     for host, text in texts.items():
         remedy = CONTAINERS_REMEDY if NO_CONTAINERS.search(text) else REMEDY
         lacking = f"{host}, like all nodes, lacks what ranks need: {text}. {remedy}"
         yield Symptom("user", lacking, host) if everywhere else Symptom("unfit", text, host)
-
-
-def _with_last_words(text: str, host: str, task: int, evidence: Evidence) -> str:
-    last_output = last_words(evidence.lines_of_task(host, task))
-    return f"{text}; its last words: {last_output}" if last_output else text

@@ -225,15 +225,10 @@ def _strangers(host: str, lines: Sequence[str], evidence: Evidence) -> Collectio
             ours[pid] = job is None or job[1] == evidence.job
         elif user is not None and evidence.user is not None and int(user[1] or user[2]) != evidence.user:
             ours.setdefault(pid, False)
-    if any(pid not in ours for pid in killed.values()) and not _was_killed(host, evidence):
+    if any(pid not in ours for pid in killed.values()) and not any(  # no process of the job there ended as by the kernel
+            symptom.host == host and SIGKILLED.search(symptom.text) for symptom in (*_srun(evidence), *_records(evidence))):
         ours = {**dict.fromkeys(killed.values(), False), **ours}
     return [line for line in lines if not ours.get(killed.get(line, 0), True) or ("invoked oom-killer" in line and killed)]
-
-
-def _was_killed(host: str, evidence: Evidence) -> bool:
-    """Return True if a process of the job there ended like a process that the kernel ends for lack of memory."""
-    ends = [*_srun(evidence), *_records(evidence)]
-    return any(symptom.host == host and SIGKILLED.search(symptom.text) for symptom in ends)
 
 
 def _line(kind: str, line: str, host: str | None, evidence: Evidence) -> Symptom:

@@ -11,13 +11,10 @@ FILE = "env/failure-texts.toml"
 _ERRNO = re.compile(r"<errno ([^>]*)>")
 
 
-def _errno(match: re.Match[str]) -> str:
-    return rf"(?:\[Errno |errno ?= ?|\(os error )(?:{match[1]})\b"
-
-
 # Kind and pattern; kind None: the text only mentions a name.
 NATIVE, TEXTS = (
-    tuple((row.get("kind"), re.compile("|".join(_ERRNO.sub(_errno, sign) for sign in row["signs"])))
+    tuple((row.get("kind"), re.compile("|".join(
+        _ERRNO.sub(lambda match: rf"(?:\[Errno |errno ?= ?|\(os error )(?:{match[1]})\b", sign) for sign in row["signs"])))
           for row in asset_table(FILE)[name])
     for name in ("native", "text"))
 

@@ -40,7 +40,9 @@ def install(directory: Path, chain: str | None, drain: bool, ask: Runner = ask, 
     """Write both files, unless they are up to date. An existing HealthCheckProgram of Slurm is chained, never dropped. Raises
     HpcMpError if the directory is on a network file system or cannot be written."""
     directory = directory.absolute()
-    _refuse_shared(directory, source or NodeSource())
+    if (type_ := type_at(source or NodeSource(), directory)) in SHARED:  # also behind a symlink or an automounter
+        raise HpcMpError(f"--install {directory}", f"is on {type_}: the check would hang with the file server",
+                         "name a directory on the node's own disk, such as /usr/local/libexec, in the image of the nodes")
     chained = chain or _present(directory, ask)
     options = (f" --chain {shlex.quote(chained)}" if chained else "") + (" --drain" if drain else "")
     script = asset("slurm/health-check.sh").read_text(encoding="utf-8").format(
@@ -86,13 +88,6 @@ def _present(directory: Path, ask: Runner) -> str | None:
         return shlex.split(match[1])[0]
     program = find_settings(ask).get("HealthCheckProgram")
     return program if program and Path(program).name != SCRIPT else None
-
-
-def _refuse_shared(directory: Path, source: NodeSource) -> None:
-    """Refuse a directory on a network file system, also behind a symlink or mounted over the placeholder of an automounter."""
-    if (type_ := type_at(source, directory)) in SHARED:
-        raise HpcMpError(f"--install {directory}", f"is on {type_}: the check would hang with the file server",
-                         "name a directory on the node's own disk, such as /usr/local/libexec, in the image of the nodes")
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:

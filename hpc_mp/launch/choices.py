@@ -56,7 +56,10 @@ def slurm_gpus(spec: AnySpec, facts: ClusterFacts) -> GpuRequest:
         return as_given(spec, Device(spec.job.device, f"partitions unknown: {facts.silence}; launch where `sinfo` answers"
                                          + (", or set job.device" if spec.job.device == "auto" else "")))
     if facts.unknown_partition is not None:
-        raise _no_partition(spec, facts.unknown_partition, facts.partition_names)
+        name, names = facts.unknown_partition, facts.partition_names
+        key = "slurm.partition" if name in (spec.slurm.partition or "").split(",") else "slurm.components: partition"
+        raise HpcMpError(f"{key} = {name!r}", f"is no partition of this cluster, which shows {', '.join(names) or 'none'}",
+                         did_you_mean(name, names, "choose one of these"))
     if partition is None:
         return as_given(spec, Device(spec.job.device, "as the partition has it"))
     counted = any(kind.gpus for kind in partition.kinds)
@@ -95,12 +98,6 @@ def _check_uncounted(spec: AnySpec, facts: ClusterFacts, partition: SlurmPartiti
         raise HpcMpError("job.device = 'cuda'", f"{where}, and Slurm counts those of {elsewhere}",
                          f'{choose}, or job.device = "cpu"; where this partition has GPUs that Slurm does not count, set '
                          'slurm.gpu_request = "none"')
-
-
-def _no_partition(spec: AnySpec, name: str, names: tuple[str, ...]) -> HpcMpError:
-    key = "slurm.partition" if name in (spec.slurm.partition or "").split(",") else "slurm.components: partition"
-    return HpcMpError(f"{key} = {name!r}", f"is no partition of this cluster, which shows {', '.join(names) or 'none'}",
-                      did_you_mean(name, names, "choose one of these"))
 
 
 def _gpu_type(spec: AnySpec, partition: SlurmPartition) -> str | None:

@@ -1,14 +1,14 @@
 """A plan in words, printed before the start: every choice with its reason, keys without effect, and, on request, defaults."""
 
 import os
-import shlex
 import textwrap
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from hpc_mp.base.text import counted, memory_size, percent
+from hpc_mp.base.text import counted
+from hpc_mp.base.views import view
 from hpc_mp.cluster.slurm.options import options_of
 from hpc_mp.job import AnySpec, JobSpec, ProgramSpec
 from hpc_mp.job.layout import layout_of, read_config, whole_config
@@ -23,6 +23,7 @@ from hpc_mp.layout.models.adapter_weights import adapted_weights
 from hpc_mp.layout.models.shape import TEXT_PART
 from hpc_mp.layout.placement import normalize_order, reach_of
 from hpc_mp.planner.activations import kept_inputs
+from hpc_mp.planner.device import Pool
 from hpc_mp.rundir import find_run
 from hpc_mp.rundir.history import saved_step
 
@@ -48,33 +49,43 @@ PLACES: dict[str, tuple[str, ...]] = {
 def describe(plan: TrainingPlan, title: str, text: TrainingText | None = None) -> str:
     """Return where it runs and why, how the ranks are placed and why, and the memory of the model's state. ``title``: description
     of where the back end's ranks run. ``text``: the training text, if it was examined."""
-    spec, p, shape = plan.spec, plan.spec.parallel, plan.shape
-    context = "" if p.context == 1 else f"context({p.context}, {p.context_method}) × "
-    experts = "" if p.expert == 1 else f" with expert({p.expert})"  # not a factor: these ranks are among data × context
-    rows = {
-        "where": where_row(plan, title),
-        "device": f"{plan.device.kind} ({plan.device.why})",
-        "model": f"{shape.model_type}, {shape.layers} layers, hidden {shape.hidden}, vocabulary {shape.vocabulary}"
-                 + _part(plan.spec) + _adapters(shape),
-        "layout": f"tensor({p.tensor}){' with sequence' if p.sequence else ''} × pipeline({p.pipeline}) × "
-                   f"{context}data({spec.data_degree}){experts}, ZeRO-{p.zero}",
-        "schedule": f"{p.schedule}, per replica and step microbatches({spec.microbatches}) × {spec.microbatch_size} "
-                    f"sequences of {spec.data.sequence_length} tokens, "
-                    f"{'a row each' if spec.data.labels else f'documents {spec.data.documents}'}",
-        "order": f"{plan.placement.order} ({plan.resolution.order.why})",
-        "state": f"{_state(plan)} (parameters, gradients, optimizer)",
-        "in flight": _backwards(plan),
-        **(text_rows(text, spec) if text else {}),
-        "defaults": "hold for all keys that the job file leaves out (launch --explain lists them)",
-    }
-    if spec.stages > 1:
-        rows["stages"] = f"{'+'.join(map(str, plan.record.layers))} layers ({plan.resolution.layers.why})"
+    rows = _rows(plan, title, "where", "device", "model", "layout", "schedule", "order", "state", "in flight")
+    rows |= text_rows(text, plan.spec) if text else {}
+    rows["defaults"] = "hold for all keys that the job file leaves out (launch --explain lists them)"
     choices = plan.resolution
-    rows |= reasons(whole=choices.tensor_modules, gradients=choices.reduce, nodes=choices.exclude, rate=choices.schedule,
-                    profile=choices.profile)
-    if resume := plan.user_spec.checkpoint.resume:
-        rows["begins"] = f"with step {saved_step(find_run(Path(resume))) + 1:,}, from the newest checkpoint of {resume}"
-    return table(rows | remarks(plan))
+    rows |= _rows(plan, title, "stages") | reasons(
+        whole=choices.tensor_modules, gradients=choices.reduce, nodes=choices.exclude, rate=choices.schedule,
+        profile=choices.profile)
+    return table(rows | _rows(plan, title, "begins") | remarks(plan))
+
+
+def _rows(plan: JobPlan, title: str, *names: str) -> dict[str, str]:
+    """Return the rows that are not empty, by the macros of ``summary.txt.j2``."""
+    words = view("launch/summary.txt.j2", title=title, part_of=_part, adapter_numbers=_adapter_numbers, tightest_pool=_tightest,
+                 inputs_kept=lambda plan: kept_inputs(layout_of(plan.spec, plan.shape), plan.shape), started=STARTED,
+                 step_saved=lambda resume: saved_step(find_run(Path(resume))))
+    rows = {name: getattr(words, name.replace(" ", "_"))(plan) for name in names}
+    return {name: row for name, row in rows.items() if row}
+
+
+def _part(spec: JobSpec) -> str:
+    """Return the model that this one is a part of; empty if it is whole."""
+    whole = whole_config(spec)["model_type"]
+    return "" if whole == read_config(spec)["model_type"] else f", {TEXT_PART.format(whole=whole)}"
+
+
+def _adapter_numbers(shape: ModelShape) -> tuple[int, int, int]:
+    """Return the number of adapted projections, of trained numbers, and of the numbers of the model."""
+    family = family_of(shape)
+    adapted = adapted_weights(family, shape)
+    trained = sum(prod(factor.shape) for _, *factors in adapted.values() for factor in factors)
+    return len(adapted), trained, sum(prod(weight.shape) for weight in family.all_weights(shape))
+
+
+def _tightest(plan: TrainingPlan) -> tuple[Pool, float]:
+    """Return the pool of memory with the largest state, and that state."""
+    needs = [sum(plan.record.state[rank].total for rank in pool.ranks) for pool in plan.device.pools]
+    return plan.device.pools[needs.index(max(needs))], max(needs)
 
 
 def reasons(**choices: ResolvedKey[Any]) -> dict[str, str]:
@@ -92,12 +103,6 @@ def remarks(plan: JobPlan) -> dict[str, str]:
               if path and path.startswith("/") and not os.path.exists(path)] if plan.where.place in SCRIPT else []
     unseen = f"{'; '.join(absent)} is not there on this machine; every node must have it" if absent else None
     return {name: text for name, text in (("note", note), ("unseen", unseen)) if text is not None}
-
-
-def where_row(plan: JobPlan, title: str) -> str:
-    """Return ``nodes(2) × ranks_per_node(4) = 8 ranks``, and the back end."""
-    job, ranks = plan.spec.job, plan.spec.ranks
-    return f"nodes({job.nodes}) × ranks_per_node({job.ranks_per_node}) = {counted(ranks, 'rank')}, {title} ({plan.where.why})"
 
 
 def table(rows: Mapping[str, str]) -> str:
@@ -119,53 +124,6 @@ def defaults(spec: AnySpec) -> dict[str, str]:
         if shown:
             sections[section] = ", ".join(shown)
     return sections
-
-
-def _part(spec: JobSpec) -> str:
-    """Return the model that this one is a part of; empty if it is whole."""
-    whole = whole_config(spec)["model_type"]
-    return "" if whole == read_config(spec)["model_type"] else f", {TEXT_PART.format(whole=whole)}"
-
-
-def _adapters(shape: ModelShape) -> str:
-    """Return what is trained in place of the model's weights; empty if these are."""
-    if shape.adapters is None:
-        return ""
-    family = family_of(shape)
-    adapted = adapted_weights(family, shape)
-    trained = sum(prod(factor.shape) for _, *factors in adapted.values() for factor in factors)
-    whole = sum(prod(weight.shape) for weight in family.all_weights(shape))
-    return (f"; trained are adapters of rank {shape.adapters.rank} beside {counted(len(adapted), 'projection')}: {trained:,} "
-            f"numbers, {percent(trained / whole)} of the model's {whole:,}")
-
-
-def _state(plan: TrainingPlan) -> str:
-    state = [share.total for share in plan.record.state]
-    low, high = memory_size(min(state)), memory_size(max(state))
-    size = f"{low} per rank" if low == high else f"{low} to {high} per rank"
-    for place, amounts in (("in the host's memory", [share.host for share in plan.record.state]),
-                           ("on a disk", [share.disk for share in plan.record.state])):
-        size += f" and up to {memory_size(max(amounts))} {place}" if any(amounts) else ""
-    if not plan.device.pools:
-        return f"{size}; the memory of the nodes is not known here"
-    tightest = max(plan.device.pools, key=lambda pool: sum(state[rank] for rank in pool.ranks))
-    total = memory_size(sum(state[rank] for rank in tightest.ranks))
-    limit = "an unknown size" if tightest.size is None else memory_size(tightest.size)
-    return f"{size}, {total} of {limit} on {tightest.name}"
-
-
-def _backwards(plan: TrainingPlan) -> str:
-    """Return the state that ranks keep for their backwards, as far as it is known before the start."""
-    spec, chunks = plan.spec, plan.record.chunks
-    inputs = kept_inputs(layout_of(spec, plan.shape), plan.shape)
-    inputs_note = "" if inputs is None else f", which keeps {memory_size(inputs)} of each for the blocks of a stage"
-    held, on_device, on_host = (max(getattr(chunk, attribute) for chunk in chunks) for attribute in ("held", "here", "away"))
-    in_flight = f"{counted(held, 'microbatch', 'microbatches')} at most between forward and backward"
-    text = f"{in_flight}, recompute {spec.parallel.recompute}{inputs_note}"
-    if spec.offload_horizon is None:
-        return text
-    ahead = counted(spec.offload_horizon, "computation")
-    return f"{text}; at most {on_device} on the device and {on_host} on the host, fetched {ahead} ahead"
 
 
 def without_effect(spec: AnySpec, place: str) -> str | None:
@@ -194,17 +152,9 @@ STARTED = {
 
 def describe_program(plan: ProgramPlan, title: str) -> str:
     """Return where it runs and why, and the command of every rank. ``title``: description of where the back end's ranks run."""
-    program, limit = plan.spec.program, plan.spec.program.silent_limit
-    rows = {
-        "where": where_row(plan, title),
-        "device": f"{plan.device.kind} ({plan.device.why})",
-        "program": f"{shlex.join(program.command)}, in {program.directory}{STARTED[program.start]}",
-        **_axes(plan),
-        "hang": f"when no rank has printed a line for {limit} s (program.silent_limit)" if limit else
-                "never noticed (program.silent_limit = 0)",
-    }
-    rows |= reasons(nodes=plan.resolution.exclude, profile=plan.resolution.profile, mpi=plan.resolution.mpi)
-    return table(rows | remarks(plan))
+    choices = plan.resolution
+    return table(_rows(plan, title, "where", "device", "program") | _axes(plan) | _rows(plan, title, "hang")
+                 | reasons(nodes=choices.exclude, profile=choices.profile, mpi=choices.mpi) | remarks(plan))
 
 
 def _axes(plan: ProgramPlan) -> dict[str, str]:

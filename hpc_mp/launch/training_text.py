@@ -12,7 +12,8 @@ from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.extras import REMEDY
-from hpc_mp.base.text import counted, data_size, number, percent
+from hpc_mp.base.text import counted, data_size
+from hpc_mp.base.views import view
 from hpc_mp.job import JobSpec
 from hpc_mp.job.epochs import has_a_sample_per_row, samples_in, steps_of, with_steps
 from hpc_mp.job.first_rows import FirstRow, first_rows
@@ -22,7 +23,7 @@ from hpc_mp.job.tokenizer_files import check_tokenizer, find_tokenizer, has_temp
 from hpc_mp.launch.listener import Listener
 from hpc_mp.rundir.records import RankStatus
 
-SHOWN = 60  # characters of a text in the summary
+ROWS = ("text", "mixture", "tokenizer", "first row", "samples", "epoch", "warning", "note")
 TOKEN_BYTES = 4  # for English with a vocabulary of tens of thousands, without a tokenizer to measure it
 
 
@@ -122,19 +123,6 @@ def report_text(spec: JobSpec, vocabulary: int) -> TrainingText:
     return TrainingText(rows, held_out, tokenizer, first, bool(measured and measured.whole), amount)
 
 
-def _samples(spec: JobSpec) -> str:
-    data = spec.data
-    if data.prompt_length is not None:
-        return (f"one for each row: up to {counted(data.prompt_length, 'token')} of its prompt for the encoder, and "
-                f"{data.sequence_length - data.prompt_length} of its completion for the decoder, each with its end")
-    size = f"of {counted(data.sequence_length, 'token')}: "
-    if data.labels:
-        return size + "one for each row, cut off there or filled up"
-    context = "earlier documents of their sample" if data.documents == "joined" else "their own document alone"
-    return (f"{size}all documents end to end, cut there, so that a long one goes on in the next sample and short ones share one; "
-            f"tokens see {context}")
-
-
 def _amount(spec: JobSpec, tokens: int, rows: int = 0, *, exact: bool = False) -> TextAmount:
     samples = samples_in(spec, tokens, rows)
     return TextAmount(tokens, exact, samples, steps_of(1, samples, spec.train.global_batch))
@@ -169,91 +157,19 @@ def counted_steps(spec: JobSpec, listener: Listener) -> JobSpec:
 
 def text_rows(text: TrainingText, spec: JobSpec) -> dict[str, str]:
     """Return the rows of a launch's summary on the training text."""
-    return {
-        "text": _files(text.rows) + (f"; held out {_files(text.held_out)}" if text.held_out else "")
-                + (f"; held out {percent(spec.evaluate.share)} of the rows and text files" if spec.evaluate.share else ""),
-        **_mixture(spec),
-        "tokenizer": _tokenizer(text, spec),
-        "first row": _first(text),
-        "samples": _samples(spec),
-        "epoch": _epoch(text.amount, spec),
-        **_trained_on(text),
-        **_never_best(spec),
-    }
+    words = view("launch/training_text.txt.j2", lcm=lcm, has_a_sample_per_row=has_a_sample_per_row, rough=_rough,
+                 cache=Path(spec.job.directory) / ".cache", evaluated_and_trained=_evaluated_and_trained,
+                 not_text=lambda rows: sum(kind(row.path) != "text" for row in rows))
+    rows = {name: getattr(words, name.replace(" ", "_"))(text, spec) for name in ROWS}
+    return {name: row for name, row in rows.items() if row}
 
 
-def _mixture(spec: JobSpec) -> dict[str, str]:
-    """Return the shares of a mixture."""
-    total = sum(spec.data.weights)
-    shares = [f"{percent(weight / total)} of {'the samples of ' * (place == 0)}{pattern}"
-              for place, (weight, pattern) in enumerate(zip(spec.data.weights, spec.data.files, strict=False))]
-    return {"mixture": ", ".join(shares)} if shares else {}
-
-
-def _never_best(spec: JobSpec) -> dict[str, str]:
-    """Return a note if no checkpoint but the last is evaluated, so that no earlier one can be the best."""
-    every, saved = spec.evaluate.every, spec.checkpoint.every
-    if not (spec.evaluate.active and every and saved) or lcm(every, saved) < spec.train.steps:
-        return {}
-    remedy = "let evaluate.every divide checkpoint.every" if saved % every else "set both to less than train.steps"
-    return {"note": f"checkpoint.every = {saved} and evaluate.every = {every}: before the last step no checkpoint is one that is "
-                    f"evaluated, and the best is found among those alone; {remedy}"}
-
-
-def _trained_on(text: TrainingText) -> dict[str, str]:
-    """Return a warning if held-out files are also training files."""
+def _evaluated_and_trained(text: TrainingText) -> list[Path]:
     trained = {row.path.resolve() for row in text.rows}
-    shared = [row.path for row in text.held_out if row.path.resolve() in trained]
-    if not shared:
-        return {}
-    subject = f"{len(shared)} of {counted(len(text.held_out), 'file')} in evaluate.files"
-    return {"warning": f"{subject}, {shared[0]}{' and others' if len(shared) > 1 else ''}, "
-                       f"{'are' if len(shared) > 1 else 'is'} in data.files too: the loss on them is no held-out loss"}
+    return [row.path for row in text.held_out if row.path.resolve() in trained]
 
 
-def _files(rows: tuple[FirstRow, ...]) -> str:
-    lines, size = sum(kind(row.path) != "text" for row in rows), data_size(sum(row.size for row in rows))
-    if lines in (0, len(rows)):
-        return f"{counted(len(rows), 'file')} of {'rows' if lines else 'plain text, one document each'}, {size}"
-    kinds = {f"{lines:,} of rows": lines, f"{len(rows) - lines:,} of plain text, one document each": len(rows) - lines}
-    summary = ", ".join(label for label, count in kinds.items() if count)
-    return f"{counted(len(rows), 'file')}, {size}: {summary}"
-
-
-def _tokenizer(text: TrainingText, spec: JobSpec) -> str:
-    if text.tokenizer is None:
-        return f"trained on these files for this model, and kept in {Path(spec.job.directory) / '.cache'}"
-    return f"{text.tokenizer} ({'data.tokenizer' if spec.data.tokenizer else 'of the checkpoint'})"
-
-
-def _first(text: TrainingText) -> str:
-    *prompt, last = [_quoted(part) for part, _ in text.first.parts] or ["white space"]
-    quote = f"prompt {prompt[0]}, completion {last}" if prompt else last
-    if text.first_tokens is None:
-        return f"{quote} in {text.first.path}" + ("; the prompt does not count in the loss" if prompt else "")
-    tokens, labels = text.first_tokens
-    prefix = "" if text.first_whole else "its beginning has "
-    count = f", of which {number(labels)} count in the loss" if prompt or labels < tokens else ""
-    return f"{quote} in {text.first.path}: {prefix}{counted(tokens, 'token')}{count}"
-
-
-def _quoted(text: str) -> str:
-    flat = " ".join(text.split())
-    return f"“{flat[:SHOWN]}…”" if len(flat) > SHOWN else f"“{flat}”"
-
-
-def _epoch(amount: TextAmount, spec: JobSpec) -> str:
-    if not amount.exact:
-        amount = replace(amount, tokens=_rough(amount.tokens), samples=_rough(amount.samples), steps=_rough(amount.steps))
-    prefix = "" if amount.exact else "about "
-    text = f"{prefix}{counted(amount.tokens, 'token')}{'' if amount.exact else ' (estimated from bytes)'}"
-    if amount.samples == 0:
-        return f"{text}, {'each row a sample' if has_a_sample_per_row(spec) else 'which may be less than one sample'}"
-    epochs = number(float(f"{spec.train.steps * spec.train.global_batch / amount.samples:.{3 if amount.exact else 2}g}"))
-    verb = "is" if amount.exact else "is about"
-    return (f"{text} = {counted(amount.samples, 'sample')} = {counted(amount.steps, 'step')} of {spec.train.global_batch}; "
-            f"train.steps = {spec.train.steps} {verb} {epochs} {'epoch' if epochs == '1' else 'epochs'}")
-
-
-def _rough(value: float) -> int:
-    return round(float(f"{value:.2g}"))
+def _rough(amount: TextAmount) -> TextAmount:
+    """Return an estimated amount, with two digits."""
+    tokens, samples, steps = (round(float(f"{value:.2g}")) for value in (amount.tokens, amount.samples, amount.steps))
+    return replace(amount, tokens=tokens, samples=samples, steps=steps)

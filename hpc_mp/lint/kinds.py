@@ -31,7 +31,9 @@ _SETTING = re.compile(r"(?:(?:export|declare -x)\s+)?[A-Za-z_]\w*=.*|setenv\s+\w
 _SLURM_CONF = re.compile(r"^\s*(ClusterName|SlurmctldHost|NodeName|PartitionName)\s*=", re.MULTILINE | re.IGNORECASE)
 _SWITCHES = re.compile(r"^\s*(Switch|Block|Ring)Name\s*=", re.MULTILINE | re.IGNORECASE)
 _RECIPE: tuple[tuple[Kind, Callable[[Path, str], object]], ...] = (  # the first match counts
-    ("jinja", lambda path, text: path.suffix in (".j2", ".jinja", ".jinja2") or _has_placeholders(text)),
+    # In a script, ``{{ name }}`` between quotes is text for a program, except in comments.
+    ("jinja", lambda path, text: path.suffix in (".j2", ".jinja", ".jinja2") or _JINJA.search(
+        _QUOTED.sub(r"\1", text) if text.startswith("#!") else text)),
     ("project", lambda path, text: path.name == "project.ini"),
     ("job", lambda path, text: path.suffix == ".toml" and set(_tables(text)) & set(JobSpec.model_fields)),
     ("nccl", lambda path, text: path.name in ("nccl.conf", ".nccl.conf")),
@@ -51,11 +53,6 @@ RENDER_FIRST = Finding("HM001", "error", "", "a template: its placeholders are n
 def kind_of(path: Path, text: str) -> Kind | None:
     """Return the kind of a file; None if no kind in ``KINDS`` matches."""
     return next((kind for kind, holds in _RECIPE if holds(path, text)), None)
-
-
-def _has_placeholders(text: str) -> bool:
-    """Return True for a template. In a script, ``{{ name }}`` between quotes is text for a program, except in comments."""
-    return _JINJA.search(_QUOTED.sub(r"\1", text) if text.startswith("#!") else text) is not None
 
 
 def _tables(text: str) -> dict[str, object]:

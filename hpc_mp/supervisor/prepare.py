@@ -45,7 +45,9 @@ def begin(waiting: SupervisedRun, ask: Runner = ask, script: ScriptLog | None = 
     Raises HpcMpError if the allocation has too few hosts, and HpcMpError or OSError if the run directory cannot be written."""
     run, spec, placement, job = waiting.run, waiting.spec, waiting.placement, waiting.allocation
     hosts, why = _hosts(waiting, ask)
-    earlier = _earlier(run)
+    earlier: AttemptRecord | None = None
+    with suppress(OSError, ValueError):
+        earlier = read_attempt(run.attempt_record)
     if earlier is not None and earlier.attempt == run.attempt():  # its files were not archived: Slurm started this script again
         _close(waiting, earlier, ask, script)
         prepare_resume(run)
@@ -63,12 +65,6 @@ def begin(waiting: SupervisedRun, ask: Runner = ask, script: ScriptLog | None = 
 def port(run: Path, token: str) -> int:
     """Return a port for this attempt: another run on the same host, or a lost rank of an earlier attempt, has a different one."""
     return FIRST_PORT + zlib.crc32(f"{run} {token}".encode()) % PORTS
-
-
-def _earlier(run: RunDirectory) -> AttemptRecord | None:
-    with suppress(OSError, ValueError):
-        return read_attempt(run.attempt_record)
-    return None
 
 
 def _close(waiting: SupervisedRun, earlier: AttemptRecord, ask: Runner, script: ScriptLog | None) -> None:

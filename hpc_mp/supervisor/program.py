@@ -231,7 +231,8 @@ def ending_of(attempt: AttemptContext, spec: ProgramSpec, code: int, stop_reques
     if code == 0 and not (cancelled or stop_requested or ranks_asked or (late and spec.program.resumes)):
         return "completed"
     killed = overdue and sigkill
-    by_signal = killed or code == 0 or code in ends_by(spec)  # many exit with 0 after SIGTERM
+    warnings = (signal.SIGTERM, signal.Signals[f"SIG{spec.program.signal}"])  # Slurm's own in preemption, and ours
+    by_signal = killed or code == 0 or -code in warnings or code - 128 in warnings  # many exit with 0 after SIGTERM
     if code in spec.program.stop_codes or cancelled or (warned and spec.program.resumes and (code > 0 or by_signal)):
         return "stopped"
     if not warned or not by_signal:
@@ -260,9 +261,3 @@ def _met_nobody(attempt: AttemptContext) -> str | None:
             if (why := unmet_mpi((line.rstrip() for line in itertools.islice(log, MPI_SAYS)), ALONE)) is not None:
                 return f"each rank ran alone: {why}"
     return None
-
-
-def ends_by(spec: ProgramSpec) -> frozenset[int]:
-    """Return the codes, as from ``subprocess``, of ranks ended by a warning: ours, or Slurm's own in preemption."""
-    numbers = {signal.SIGTERM, signal.Signals[f"SIG{spec.program.signal}"]}
-    return frozenset({code for number in numbers for code in (-number, 128 + number)})

@@ -6,6 +6,7 @@ node still knows its own place, and passes it to the tasks that it starts.
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from hpc_mp.base.command import CommandFailed, Runner, ask
@@ -39,18 +40,11 @@ def switches(hosts: Sequence[str], srun: Sequence[str], ask: Runner = ask, run: 
         pass
     beside = Path(environ["SLURM_CONF"]).parent if "SLURM_CONF" in environ else folder
     for path in (where / name for where in dict.fromkeys((beside, folder)) for name in FILES):
-        tree = _of_file(path)
-        if _knows(tree, hosts):
-            return tree, str(path)
+        with suppress(HpcMpError):
+            if _knows(tree := load_topology(path), hosts):
+                return tree, str(path)
     tree = SwitchTree() if environ.get(PATTERN) == FLAT else _of_nodes(hosts, srun, run)
     return (tree, "the nodes") if _knows(tree, hosts) else (SwitchTree(), "nobody")
-
-
-def _of_file(path: Path) -> SwitchTree:
-    try:
-        return load_topology(path)
-    except HpcMpError:
-        return SwitchTree()
 
 
 def _of_nodes(hosts: Sequence[str], srun: Sequence[str], run: Runner) -> SwitchTree:

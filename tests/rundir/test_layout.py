@@ -10,7 +10,7 @@ from tables import table
 
 from hpc_mp.base.assets import asset
 from hpc_mp.rundir import RunDirectory, create_run
-from hpc_mp.rundir.layout import FILES
+from hpc_mp.rundir.layout import FILES, described
 
 PACKAGE = Path(__file__).resolve().parents[2] / "hpc_mp"
 # The same name for something that is no file of a run directory.
@@ -71,11 +71,11 @@ def test_other_words_are_no_names(line: str) -> None:
 
 
 def test_every_file_is_explained_once() -> None:
-    names = [each.name for each in FILES]
-    assert len(names) == len(set(names)) > 30
-    for each in FILES:
-        assert each.holds and not each.holds.endswith(".")
-        assert (each.name.endswith("/") and "*" not in _shape(each.name)) or (each.writer and each.readers), each
+    names, rows = [each.name for each in FILES], described()
+    assert names == [*rows] and len(names) == len(set(names)) > 30
+    for name, row in rows.items():
+        assert row["holds"] and not row["holds"].endswith(".")
+        assert (name.endswith("/") and "*" not in _shape(name)) or (row["writer"] and row["readers"]), name
 
 
 def test_scripts_of_the_nodes_use_the_same_names() -> None:

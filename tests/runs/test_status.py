@@ -19,7 +19,7 @@ from launching import call, environment, executable, held, make_run, mark, recor
 from played_slurm import FAKE_CLI
 
 from hpc_mp.base.errors import HpcMpError, RunFailed
-from hpc_mp.cli.status import lines
+from hpc_mp.cli.status import single_text
 from hpc_mp.cluster.bad_nodes import BadNode, write_exclusions
 from hpc_mp.cluster.slurm.jobs import FORGOTTEN, UNKNOWN, SlurmJob, explained
 from hpc_mp.job import load_job
@@ -63,10 +63,15 @@ def status(run: RunDirectory) -> dict[str, Any]:
     return document
 
 
+def rows(run: RunDirectory, jobs: list[SlurmJob]) -> list[tuple[str, str]]:
+    """Return the name and the text of each line about a run."""
+    return [(line[:9].strip(), line[10:]) for line in single_text([seen(run, jobs)]).splitlines()]
+
+
 def test_status_names_whom_we_exclude_and_why(run: RunDirectory) -> None:
     write_exclusions(run.excluded, [BadNode("n3", "lost", "n3 gave no sign of life", "/runs/t/0001", 0.0, 1e12)])
     for state, shown in (("PENDING", True), ("RUNNING", True), ("FAILED", False)):
-        words = dict(lines(seen(run, [SlurmJob("7", state)])))
+        words = dict(rows(run, [SlurmJob("7", state)]))
         assert ("n3, excluded by hpc-mp since 1970-01-01" in words.get("without", "")) == shown
         assert not shown or ": n3 gave no sign of life" in words["without"]
 
@@ -75,11 +80,11 @@ def test_a_run_that_failed_names_its_logs_and_how_to_go_on(run: RunDirectory) ->
     ended(run, "failed", "boom")
     for place, on in (("local", " --on local"), ("mpi", " --on mpi"), ("slurm", ""), ("step", "")):
         write_plan(run, RunPlan((1,), Traffic(), (), place=place))
-        shown = list(lines(seen(run, [])))
+        shown = rows(run, [])
         assert shown[-3:] == [("logs", f"hpc-mp logs {run.path}"), ("continue", f"hpc-mp launch {run.job}{on} --resume"),
                               ("cause", "boom")]
     ended(run, "completed")
-    assert not {"logs", "continue"} & dict(lines(seen(run, []))).keys()
+    assert not {"logs", "continue"} & dict(rows(run, [])).keys()
 
 
 def trained(run: RunDirectory, steps: int, attempt: int = 1) -> None:

@@ -18,6 +18,7 @@ _GPU = re.compile(r"GPU (\d+):\s*(.*?)\s*(?:\(UUID: (\S+)\))?$")
 _RATE = re.compile(r"Link (\d+):\s*(?:([\d.]+) GB/s|<?inactive>?)\s*$", re.IGNORECASE)
 _DARK = re.compile("all links are inactive|not supported|not have or support", re.IGNORECASE)  # a GPU without links in use
 _COUNTER = re.compile(r"Link (\d+):\s*(.+?):\s*(\d+)\s*$")
+_OF_ERRORS = re.compile(r"(?!FEC).*(Errors|discards|recovery failed)")
 _NAME = re.compile(r"(NIC\d+):\s*(\S+)\s*$")
 _PAINT = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -69,7 +70,7 @@ def link_counters(source: NodeSource) -> Iterator[tuple[str, int]]:
     for line in (source.answer(ERRORS) if has_gpus(source) else "").splitlines():
         if match := _GPU.match(line.strip()):
             gpu = int(match[1])
-        elif (match := _COUNTER.match(line.strip())) and gpu is not None and _is_error(match[2]):
+        elif (match := _COUNTER.match(line.strip())) and gpu is not None and _OF_ERRORS.match(match[2]):
             yield f"{COUNTERS}GPU {gpu} link {match[1]} {match[2]}", int(match[3])
 
 
@@ -99,10 +100,6 @@ def _in_mig(source: NodeSource) -> frozenset[int]:
     answer = ask_smi(source) if any(model.switched for model in read_models(source)) else None
     return frozenset(gpu.index for gpu in (answer.smi.gpus if answer and answer.smi else ())
                      if gpu.says("mig_mode/current_mig") == "Enabled")
-
-
-def _is_error(name: str) -> bool:
-    return not name.startswith("FEC") and any(word in name for word in ("Errors", "discards", "recovery failed"))
 
 
 def _topology(text: str) -> GpuTopology:

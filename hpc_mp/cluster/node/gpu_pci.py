@@ -127,18 +127,14 @@ def read_amd(source: NodeSource) -> AmdGpus:
     buses = tuple(gpu.bus for gpu in read_gpus(source) if gpu.vendor == "amd")
     return AmdGpus(
         on_bus=buses,
-        compute=sum(_has_units(source, path) for path in source.names("/sys/class/kfd/kfd/topology/nodes/*/properties")),
+        compute=sum(re.search(r"simd_count 0*[1-9]", maybe(source.text, path) or "") is not None
+                    for path in source.names("/sys/class/kfd/kfd/topology/nodes/*/properties")),
         driver=maybe(source.text, "/sys/module/amdgpu/version")  # a driver that comes with the kernel has no version
         or ("the kernel's" if source.names("/sys/module/amdgpu") else None),
         uncorrected={(bus, path.rpartition("/")[2][:-len("_err_count")]): int(count) for bus in buses
                      for path in source.names(f"/sys/bus/pci/devices/{bus}/ras/*_err_count")
                      if (count := dict(_RAS.findall(maybe(source.text, path) or "")).get("ue"))},
     )
-
-
-def _has_units(source: NodeSource, path: str) -> bool:
-    match = re.search(r"simd_count (\d+)", maybe(source.text, path) or "")
-    return bool(match and int(match[1]))
 
 
 def read_machine_type(source: NodeSource) -> MachineType | None:
@@ -155,10 +151,6 @@ def read_machine_type(source: NodeSource) -> MachineType | None:
     devices = {gpu.device for gpu in read_gpus(source)}
     processors = len(source.names("/sys/devices/system/cpu/cpu[0-9]*"))
     ranked = sorted(candidates, key=lambda kind: kind.marks.rank if kind.marks is not None else 0)
-    return next((kind for kind in ranked if _is_one(kind, product, devices, processors)), None)
-
-
-def _is_one(kind: MachineType, product: str, devices: set[str], processors: int) -> bool:
-    if kind.marks is not None and kind.marks.product:
-        return re.fullmatch(kind.marks.product, product) is not None
-    return kind.gpu is not None and not devices.isdisjoint(kind.gpu.pci) and processors >= kind.vcpus
+    return next((kind for kind in ranked if (
+        re.fullmatch(kind.marks.product, product) if kind.marks is not None and kind.marks.product
+        else kind.gpu is not None and not devices.isdisjoint(kind.gpu.pci) and processors >= kind.vcpus)), None)

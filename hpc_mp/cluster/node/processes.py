@@ -55,15 +55,11 @@ def read_processes(source: NodeSource) -> Processes:
     return Processes(
         stuck=stuck,
         zombies=tuple(process for process in every if process.state == "Z" and process.age > _SETTLED_S),
-        orphans=tuple(process for process in every if slurm and _is_orphan(process)),
+        orphans=tuple(process for process in every if slurm and process.parent == 1 and process.user >= _USERS
+                      and process.age > _SETTLED_S and process.state != "Z" and process.name not in _DAEMONS),
         count=len(every),
         slurm=slurm,
     )
-
-
-def _is_orphan(process: NodeProcess) -> bool:
-    return (process.parent == 1 and process.user >= _USERS and process.age > _SETTLED_S and process.state != "Z"
-            and process.name not in _DAEMONS)
 
 
 def _all(source: NodeSource) -> list[NodeProcess]:

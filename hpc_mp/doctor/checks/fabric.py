@@ -54,8 +54,11 @@ def state(fabric: RdmaFabric) -> Iterator[Judgement]:
             yield Judgement("ok", f"{port.state}, {port.physical}: not in use, and was never up", port.name)
         else:
             grave: Severity = "warning" if port.layer == "Ethernet" else "error"
+            cure = ("the cable is in, the subnet manager has not brought the port up: look at it (sminfo, opensm's log)"
+                    if port.physical.endswith("LinkUp") else
+                    "look at the cable, the transceiver and the switch's port; replace them, or else the adapter")
             yield Judgement(grave, f"state {port.state or 'unknown'}, physical state "
-                            f"{port.physical or 'unknown'}; 4: ACTIVE and 5: LinkUp were expected", port.name, _cure(port))
+                            f"{port.physical or 'unknown'}; 4: ACTIVE and 5: LinkUp were expected", port.name, cure)
 
 
 def _may_be_free(fabric: RdmaFabric, port: RdmaPort) -> bool:
@@ -63,12 +66,6 @@ def _may_be_free(fabric: RdmaFabric, port: RdmaPort) -> bool:
     own = fabric.adapter(port)
     card = (other for adapter in fabric.adapters if adapter.card == own.card and not adapter.virtual for other in adapter.ports)
     return not port.dropped and (own.virtual or (fabric.kind is None and any(other.up for other in card)))
-
-
-def _cure(port: RdmaPort) -> str:
-    if port.physical.endswith("LinkUp"):
-        return "the cable is in, the subnet manager has not brought the port up: look at it (sminfo, opensm's log)"
-    return "look at the cable, the transceiver and the switch's port; replace them, or else the adapter"
 
 
 def rate(fabric: RdmaFabric) -> Iterator[Judgement]:

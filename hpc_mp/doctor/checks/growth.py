@@ -23,10 +23,6 @@ def _over(changes: Changes) -> str:
     return f"in {duration(changes.seconds)}"
 
 
-def _severity(grown: float, bounds: tuple[float, float]) -> Severity:
-    return "error" if grown > bounds[1] else "warning" if grown > bounds[0] else "ok"
-
-
 def _subjects(changes: Changes, room: str) -> dict[str, dict[str, int]]:
     """Return the growth of each counter, by device or by device and port."""
     growth: dict[str, dict[str, int]] = {}
@@ -39,7 +35,8 @@ def _subjects(changes: Changes, room: str) -> dict[str, dict[str, int]]:
 def _bounded(code: str, room: str, changes: Changes) -> Iterator[Judgement]:
     bounds = words()[code]["bounds"]
     for subject, counters in _subjects(changes, room).items():
-        graves = {name: _severity(grown, bounds[name]) for name, grown in counters.items() if name in bounds}
+        graves = {name: "error" if grown > bounds[name][1] else "warning" if grown > bounds[name][0] else "ok"
+                  for name, grown in counters.items() if name in bounds}
         bad = ", ".join(f"{name} +{counters[name]}" for name, grave in graves.items() if grave != "ok")
         label = subject.replace("/", " port ")
         if bad:

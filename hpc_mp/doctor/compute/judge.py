@@ -111,7 +111,8 @@ def _slow(kind: str, peers: Sequence[Result]) -> Iterator[Finding]:
     ill, by_name = False, _by_name(peers)
     shares = {str(peer): f"; it got {peer.share:.0%} of its CPUs' time" for peer in peers if peer.share is not None}
     for what, rates in by_name.items():
-        limit = _tolerance(what, peers)
+        copies = what in ("host to device", "device to host", "to peer")
+        limit = _OF_CPU if all(peer.device == "cpu" for peer in peers) else _OF_COPY if copies else _OF_GPU
         for who, factor in _below(rates, limit):
             ill = True
             both = len(who) > 1
@@ -163,12 +164,6 @@ def _unequal(kind: str, peers: Sequence[Result]) -> Iterator[Finding]:
 def _by_name(peers: Sequence[Result]) -> dict[str, dict[str, float]]:
     names = {name for peer in peers for name in peer.rates if not name.startswith("slowest core")}
     return {name: {str(peer): peer.rates[name] for peer in peers if name in peer.rates} for name in sorted(names)}
-
-
-def _tolerance(what: str, peers: Sequence[Result]) -> Tolerance:
-    if all(peer.device == "cpu" for peer in peers):
-        return _OF_CPU
-    return _OF_COPY if what in ("host to device", "device to host", "to peer") else _OF_GPU
 
 
 def _unit(what: str) -> str:

@@ -30,13 +30,6 @@ PROGRAM = "hpc_mp.doctor.bench.ranks.program"
 WARM_UPS = 3
 
 
-def free_ports(count: int) -> list[int]:
-    """Return ports of this node that are free at this moment."""
-    with ExitStack() as stack:
-        listeners = [stack.enter_context(socket.create_server(("", 0))) for _ in range(count)]
-        return [listener.getsockname()[1] for listener in listeners]
-
-
 def measure(side: int, address: str, ports: Sequence[int], order: Message, token: str, interface: str) -> list[Message]:
     """Measure every GPU. Return the ends of both directions from side 0, which has the results; from side 1 only failures.
     ``interface``: network interface of this node for the ranks' messages about the measurement."""
@@ -132,7 +125,9 @@ class Agent:
         return asdict(compute(order["seconds"])) if self.rank in order["ranks"] else None
 
     def ports(self, order: Message) -> Message:
-        return {"ports": free_ports(order["count"])}
+        with ExitStack() as stack:  # all at once, so that they differ; they are free at this moment
+            listeners = [stack.enter_context(socket.create_server(("", 0))) for _ in range(order["count"])]
+            return {"ports": [listener.getsockname()[1] for listener in listeners]}
 
     def gpus(self, order: Message) -> Message | None:
         """Transfer between the GPUs of a pair, on ports chosen by its first member, and check that the fast network was used."""

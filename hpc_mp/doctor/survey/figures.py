@@ -130,7 +130,8 @@ def _heat_map(heat: SimpleNamespace) -> Table:
         table.add_column(Text(f" {name} ", FAULT if name in heat.marked else ""), justify="center")
     cells = {(cell.row, cell.column): cell for cell in heat.cells}
     for row, name in enumerate(heat.names):
-        drawn = [_cell(cells.get((row, column))) for column in range(len(heat.names))]
+        drawn = [Text(f"{cell.text:^5}", Style(color=cell.shade.ink, bgcolor=cell.shade.fill)) if cell else Text("  ·  ", "dim")
+                 for cell in (cells.get((row, column)) for column in range(len(heat.names)))]
         table.add_row(Text(f"{name} ", FAULT if name in heat.marked else ""), *drawn)
     return table
 
@@ -143,12 +144,6 @@ def _bars(report: Report) -> Table:
         rate = "nothing" if bar.rate is None else data_rate(bar.rate)
         table.add_row(Text(bar.name, FAULT if bar.fault else ""), drawn, rate, Text(bar.fault, FAULT))
     return table
-
-
-def _cell(cell: SimpleNamespace | None) -> Text:
-    if cell is None:
-        return Text("  ·  ", "dim")
-    return Text(f"{cell.text:^5}", Style(color=cell.shade.ink, bgcolor=cell.shade.fill))
 
 
 def _tree(report: Report) -> Tree:

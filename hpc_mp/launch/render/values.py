@@ -188,15 +188,10 @@ def _needed(spec: AnySpec) -> list[str]:
         paths: list[str | None] = [spec.job.directory, spec.program.directory, *spec.program.stage]
     else:
         paths = [spec.job.directory, spec.model.pretrained, spec.data.tokenizer, spec.checkpoint.resume,
-                 *(_fixed(pattern) for pattern in (*spec.data.files, *spec.evaluate.files, spec.data.template) if pattern)]
+                 *(next(str(parent) for parent in Path(pattern).parents if not _WILD.search(str(parent)))
+                   for pattern in (*spec.data.files, *spec.evaluate.files, spec.data.template) if pattern)]
     directories = sorted({PurePosixPath(path) for path in paths if path})
     return [str(path) for path in directories if not any(other in path.parents for other in directories)]
-
-
-def _fixed(pattern: str) -> str:
-    """Return the deepest directory above a pattern without a wild card."""
-    parents = (str(parent) for parent in Path(pattern).parents)
-    return next(parent for parent in parents if not _WILD.search(parent))
 
 
 def _plain(path: str) -> str:

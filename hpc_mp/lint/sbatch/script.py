@@ -48,7 +48,7 @@ class Script:
 
     @property
     def asks_for_gpus(self) -> bool:
-        return any(option.name.startswith("gpus") or "gpu" in (option.value or "") for option in self.everywhere)
+        return any(map(asks_for_gpus, self.everywhere))
 
     @property
     def only_writes_jobs(self) -> bool:
@@ -137,6 +137,10 @@ class Script:
             if not command.task and (by_letter or by_name):
                 return command
         return None
+
+
+def asks_for_gpus(option: Option) -> bool:
+    return option.name.startswith("gpus") or "gpu" in (option.value or "")
 
 
 def gpus(options: Iterable[Option], patterns: Mapping[str, str] = GPUS_PER_NODE) -> int:

@@ -51,16 +51,12 @@ def describe(facts: SlurmFacts) -> Description:
     settings = {key: facts.says(key) for key in SETTINGS if key in facts.config}
     settings |= {key: value for key, value in facts.config.items() if re.match(r"(Task)?(Prolog|Epilog)(Slurmctld)?(\[|$)", key)}
     return Description(
-        cluster=facts.says("ClusterName"), settings=settings, constrain=_constrain(facts),
+        cluster=facts.says("ClusterName"), settings=settings,
+        constrain=None if facts.cgroup is None else tuple(
+            key for key, value in facts.cgroup.items() if key.lower().startswith("constrain") and value.lower() == "yes"),
         partitions=tuple(_partition(facts, partition) for partition in facts.partitions), networks=_networks(facts),
         platform=facts.measured.platform if facts.measured else None, topology=chosen(facts.topologies or ()).kind,
         switches=_storeys(facts), findings=tuple(sorted(findings, key=weight)), unseen=facts.unseen)
-
-
-def _constrain(facts: SlurmFacts) -> tuple[str, ...] | None:
-    if facts.cgroup is None:
-        return None
-    return tuple(key for key, value in facts.cgroup.items() if key.lower().startswith("constrain") and value.lower() == "yes")
 
 
 def _partition(facts: SlurmFacts, partition: Words) -> dict[str, Any]:

@@ -39,11 +39,6 @@ def has_value(key: str, *wrong: str) -> Judge:
     return lambda facts: facts.shown(key) if key in facts.config and facts.says(key).lower() in wrong else ""
 
 
-def _lacks(key: str, *flags: str) -> Judge:
-    """Make a judge of a setting that Slurm shows with none of the flags."""
-    return lambda facts: facts.shown(key) if key in facts.config and not set(flags) & set(facts.listed(key)) else ""
-
-
 def _lasts(key: str, wrong: Callable[[int], bool]) -> Judge:
     """Make a judge of a setting whose seconds are wrong."""
     return lambda facts: f"{key}={wait} s" if (wait := facts.seconds(key)) is not None and wrong(wait) else ""
@@ -70,12 +65,6 @@ def _prolog(facts: SlurmFacts) -> str:
     has = any(value for key, value in facts.config.items() if key.partition("[")[0] == "Prolog")
     early = {"alloc", "contain", "x11"} & set(facts.listed("PrologFlags"))  # the other two imply Alloc
     return facts.shown("PrologFlags") if has and not early else ""
-
-
-def _no_warning(facts: SlurmFacts) -> str:
-    preempts = facts.says("PreemptType") not in ("", "preempt/none")
-    warns = "send_user_signal" in facts.says("PreemptParameters") + facts.says("SlurmctldParameters")
-    return f"{facts.shown('PreemptType')} without send_user_signal" if preempts and not warns else ""
 
 
 FLAT = ("", "topology/none", "topology/default", "topology/flat")
@@ -115,11 +104,6 @@ def _gres_file(facts: SlurmFacts) -> Iterator[str]:
     if facts.gpu_nodes and not any(re.match(r"autodetect=(?!off)", line) for line in lines):
         yield from (f"gres.conf: {line}" for line in lines
                     if re.search(r"\bname=gpu\b", line) and not re.search(r"files?=|autodetect=(?!off)", line))
-
-
-def _gres_broken(facts: SlurmFacts) -> str:
-    hit = [node for node in facts.nodes if re.search(r"gres/gpu|GRES", node.get("Reason", ""))]
-    return f"{listed(node['NodeName'] for node in hit)}: {hit[0]['Reason']}" if hit else ""
 
 
 def _gres_type(facts: SlurmFacts) -> str:
@@ -185,25 +169,9 @@ def _flat(facts: SlurmFacts) -> str:
     return f"{facts.shown('TopologyPlugin')}; {comparison.why}" if comparison.verdict == "disagrees" else ""
 
 
-def _disagrees(facts: SlurmFacts) -> Iterator[str]:
-    if facts.measured is not None and facts.topologies and not _knows_none(facts):
-        yield from map(str, agreement(facts.tree, facts.measured).odd)
-
-
 def _outside(facts: SlurmFacts) -> str:
     lost = [node["NodeName"] for node in facts.nodes if facts.tree.leaf(node.get("NodeName", "")) is None]
     return f"{listed(lost)}: not under a switch of the topology" if facts.tree.above and lost else ""
-
-
-def _rootless(facts: SlurmFacts) -> str:
-    topology = chosen(facts.topologies or ())
-    return f"no switch is above {', '.join(topology.apart[:8])}" if topology.kind == "tree" and topology.apart else ""
-
-
-def _gpus_uncounted(facts: SlurmFacts) -> str:
-    keeps = facts.says("AccountingStorageType") == "accounting_storage/slurmdbd"
-    counted = any(word.startswith("gres/gpu") for word in facts.listed("AccountingStorageTRES"))
-    return facts.shown("AccountingStorageTRES") if keeps and facts.gpu_nodes and not counted else ""
 
 
 RULES: tuple[Rule[SlurmFacts], ...] = rules({
@@ -211,7 +179,8 @@ RULES: tuple[Rule[SlurmFacts], ...] = rules({
         "", "select/cons_tres") else "",
     "memory-shared": _memory,
     "gres-file": _gres_file,
-    "gres-broken": _gres_broken,
+    "gres-broken": lambda facts: (f"{listed(node['NodeName'] for node in broken)}: {broken[0]['Reason']}" for broken in [
+        [node for node in facts.nodes if re.search(r"gres/gpu|GRES", node.get("Reason", ""))]] if broken),
     "gres-types": _gres_type,
     "real-memory": _nodes(lambda node: "RealMemory=1" if number(node, "RealMemory") == 1 else ""),
     "few-cpus": _nodes(_few_cpus),
@@ -224,15 +193,20 @@ RULES: tuple[Rule[SlurmFacts], ...] = rules({
     "topology-none": _flat,
     "topology-unknown": lambda facts: facts.shown("TopologyPlugin") if (
         facts.measured is None and _knows_none(facts) and len(facts.nodes) > 1) else "",
-    "topology-wrong": _disagrees,
+    "topology-wrong": lambda facts: map(str, agreement(facts.tree, facts.measured).odd) if (
+        facts.measured is not None and facts.topologies and not _knows_none(facts)) else "",
     "topology-outside": _outside,
-    "topology-apart": _rootless,
+    "topology-apart": lambda facts: f"no switch is above {', '.join(topology.apart[:8])}" if (
+        topology := chosen(facts.topologies or ())).kind == "tree" and topology.apart else "",
     "accounting-off": has_value("AccountingStorageType", "accounting_storage/none", ""),
-    "gpus-uncounted": _gpus_uncounted,
+    "gpus-uncounted": lambda facts: facts.shown("AccountingStorageTRES") if (
+        facts.says("AccountingStorageType") == "accounting_storage/slurmdbd" and facts.gpu_nodes
+        and not any(word.startswith("gres/gpu") for word in facts.listed("AccountingStorageTRES"))) else "",
     "health-none": has_value("HealthCheckProgram", ""),
     "health-idle": lambda facts: f"{facts.shown('HealthCheckProgram')}, HealthCheckInterval=0" if (
         facts.says("HealthCheckProgram") and facts.seconds("HealthCheckInterval") == 0) else "",
-    "task-plugin": _lacks("TaskPlugin", "task/cgroup", "task/affinity", "cgroup", "affinity"),
+    "task-plugin": lambda facts: facts.shown("TaskPlugin") if "TaskPlugin" in facts.config and not {
+        "task/cgroup", "task/affinity", "cgroup", "affinity"} & set(facts.listed("TaskPlugin")) else "",
     "proctrack": has_value("ProctrackType", "proctrack/linuxproc", "proctrack/pgid"),
     "constrain-cores": _fence("ConstrainCores"),
     "constrain-devices": _fence("ConstrainDevices", gpus_only=True),
@@ -243,5 +217,7 @@ RULES: tuple[Rule[SlurmFacts], ...] = rules({
     "return-to-service": has_value("ReturnToService", "2"),
     "no-requeue": has_value("JobRequeue", "0"),
     "prolog-late": _prolog,
-    "preempt-signal": _no_warning,
+    "preempt-signal": lambda facts: f"{facts.shown('PreemptType')} without send_user_signal" if (
+        facts.says("PreemptType") not in ("", "preempt/none")
+        and "send_user_signal" not in facts.says("PreemptParameters") + facts.says("SlurmctldParameters")) else "",
 })

@@ -28,14 +28,6 @@ def _in_script(rule: Rule[Settings], nodes: int = 0) -> Rule[Script]:
     return Rule(rule.code, rule.severity, find, rule.message, rule.fix)
 
 
-def _not_exported(script: Script) -> Iterable[Hit]:
-    exported = {variable.name for variable in _exported(script)}
-    for variable in script.shell.assignments:
-        if FOR_PROGRAMS.fullmatch(variable.name) and variable.name not in exported and not variable.captured \
-                and not re.search(rf"\$\{{?{variable.name}\b", script.text):
-            yield Hit(variable.line, variable.name)
-
-
 RULES: tuple[Rule[Script], ...] = (
     *map(_in_script, OF_VARIABLES),
     _in_script(LOOPBACK, nodes=2),
@@ -45,7 +37,10 @@ RULES: tuple[Rule[Script], ...] = (
                                  and _ONE_GPU.fullmatch(variable.value)),
         "HM610": lambda script: (Hit(variable.line) for variable in _exported(script)
                                  if variable.name == "CUDA_VISIBLE_DEVICES" and not variable.task and script.steps),
-        "HM612": _not_exported,
+        "HM612": lambda script: (Hit(variable.line, variable.name) for variable in script.shell.assignments
+                                 if FOR_PROGRAMS.fullmatch(variable.name) and not variable.captured
+                                 and variable.name not in {exported.name for exported in _exported(script)}
+                                 and not re.search(rf"\$\{{?{variable.name}\b", script.text)),
         "HM613": lambda script: (Hit(variable.line, variable.name) for variable in _exported(script)
                                  if variable.name.startswith("SBATCH_") and not any(script.commands("sbatch"))),
     }),

@@ -1,4 +1,4 @@
-"""Finders of rules that judge a single option or a single variable: the judge returns the words of a hit.
+"""Finders of rules that judge a single option, variable, step or command: the judge returns the words of a hit.
 
 A judge returns the item, or the item and the advice; True for a hit without words; "", None or False for none.
 """
@@ -7,8 +7,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 
 from hpc_mp.base.findings import Hit
 from hpc_mp.cluster.slurm.option_syntax import Option
+from hpc_mp.lint.sbatch.header import Step
 from hpc_mp.lint.sbatch.script import Script
-from hpc_mp.lint.sbatch.shell import ShellAssignment
+from hpc_mp.lint.sbatch.shell import Command, ShellAssignment
 
 Finder = Callable[[Script], Iterable[Hit]]
 HitWords = str | tuple[str, str] | bool | None
@@ -44,3 +45,13 @@ def of_variables(names: Collection[str], judge: Callable[[Script, ShellAssignmen
     """Make a finder that judges the assignments to these variables."""
     return lambda script: _hits((variable.line, judge(script, variable)) for variable in script.shell.assignments
                                 if variable.name in names)
+
+
+def of_steps(judge: Callable[[Script, Step], HitWords]) -> Finder:
+    """Make a finder that judges each step."""
+    return lambda script: _hits((step.line, judge(script, step)) for step in script.steps)
+
+
+def of_commands(judge: Callable[[Script, Command], HitWords]) -> Finder:
+    """Make a finder that judges each command."""
+    return lambda script: _hits((command.line, judge(script, command)) for command in script.shell.commands)

@@ -99,21 +99,9 @@ def _twice(script: Script) -> Iterable[Hit]:
             first.setdefault(option.name, option)
 
 
-def _expansions(script: Script) -> Iterable[Hit]:
-    comments = {option.line for option in script.directives if option.name in _TEXTS}
-    for word in script.header.words:
-        if word.line not in comments and (match := _EXPANSION.search(word.text)):
-            yield Hit(word.line, match[0].lstrip("="))
-
-
 def _malformed(_: Script, option: Option) -> HitWords:
     form = malformed(option) if option.value is not None and not _EXPANSION.search(option.value) else None
     return (f"--{option.name} {option.value}", form) if form else None
-
-
-def _mail_types(_: Script, option: Option) -> HitWords:
-    words = filter(None, (option.value or "").split(",")) if option.name == "mail-type" and not unexpanded(option) else ()
-    return ",".join(word for word in words if word.upper() not in MAIL_TYPES)
 
 
 def _other_schedulers(script: Script) -> Iterable[Hit]:
@@ -142,11 +130,6 @@ def unexpanded(option: Option) -> str | None:
 def _long_with_one_dash(text: str) -> str | None:
     match = _SINGLE_DASH.fullmatch(text)
     return match[1] if match and match[1] in syntax("sbatch").names else None
-
-
-def _strays(script: Script) -> Iterable[Hit]:
-    unknown = {option.line for option, _ in _unknown(script)}
-    yield from (Hit(word.line, word.text) for word in script.header.strays if word.line not in unknown)
 
 
 def _without_value(_: Script, option: Option) -> HitWords:
@@ -192,16 +175,20 @@ RULES: tuple[Rule[Script], ...] = rules_of("slurm/script-rules.toml", {
     "HM108": lambda script: (Hit(option.line, option.name.lstrip("-")) for option, advice in _unknown(script) if not advice),
     "HM109": of_directives(_too_new),
     "HM110": _twice,
-    "HM111": _expansions,
+    "HM111": lambda script: (Hit(word.line, match[0].lstrip("=")) for word in script.header.words
+                            if (match := _EXPANSION.search(word.text)) and not any(
+                                option.line == word.line and option.name in _TEXTS for option in script.directives)),
     "HM112": of_directives(_malformed),
     "HM113": lambda script: (Hit(word.line, name) for word in script.header.words if (name := _long_with_one_dash(word.text))),
-    "HM114": _strays,
+    "HM114": lambda script: (Hit(word.line, word.text) for word in script.header.strays
+                            if not any(option.line == word.line for option, _ in _unknown(script))),
     "HM115": lambda script: map(Hit, script.header.unmatched),
     "HM116": lambda script: () if any(_refused_by_bash(script)) else map(Hit, script.shell.faults[:1]),
     "HM117": of_directives(_gone),
     "HM118": of_directives(_value_too_new),
     "HM119": of_directives(_without_value),
     "HM120": _refused_by_bash,
-    "HM121": of_directives(_mail_types),
+    "HM121": of_directives(lambda _, option: ",".join(word for word in (option.value or "").split(",") if word and word.upper()
+                           not in MAIL_TYPES) if option.name == "mail-type" and not unexpanded(option) else ""),
     "HM122": _other_schedulers,
 })

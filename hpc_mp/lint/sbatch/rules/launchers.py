@@ -10,9 +10,11 @@ from hpc_mp.base.rule_table import rules_of
 from hpc_mp.base.text import counted
 from hpc_mp.lint.sbatch.header import Step
 from hpc_mp.lint.sbatch.programs import NodeLauncher, is_training, node_launcher
+from hpc_mp.lint.sbatch.rules.finders import of_commands
 from hpc_mp.lint.sbatch.script import Script, gpus
 from hpc_mp.lint.sbatch.shell import Word, inner_script
 
+NODES_ELSEWHERE = {"deepspeed": "DLTS_HOSTFILE", "torchrun": "PET_NNODES"}  # variables that name a launcher's nodes
 _OF_SLURM = re.compile(r"\$\{?(SLURM_[A-Z_]+)")
 _MPI_TASKS = re.compile(r"--?(?:np?|ntasks)(?:=(\d+))?")
 _MORE = ("--oversubscribe", "-oversubscribe", ":OVERSUBSCRIBE", ":oversubscribe", "--hostfile", "-hostfile", "-f", "--host",
@@ -33,13 +35,6 @@ def _in_steps(script: Script) -> Iterator[tuple[Step, NodeLauncher]]:
             yield step, launcher
 
 
-def _idle_nodes(script: Script) -> Iterable[Hit]:
-    for launcher in _once(script):
-        variable = {"deepspeed": "DLTS_HOSTFILE", "torchrun": "PET_NNODES"}.get(launcher.key, "")
-        if (launcher.alone or launcher.key == "deepspeed") and not launcher.elsewhere and not script.sets(variable):
-            yield Hit(launcher.line, launcher.name, str(script.nodes))
-
-
 def _each_by_itself(script: Script) -> Iterable[Hit]:
     for step, launcher in _in_steps(script):
         alone = launcher.alone and not launcher.elsewhere and launcher.key != "deepspeed"
@@ -57,20 +52,6 @@ def _nodes_that_the_job_lacks(script: Script) -> Iterable[Hit]:
             yield Hit(launcher.line, f"{launcher.name} waits for {minimum[0]} nodes", limit[1])
 
 
-def _all_first(script: Script) -> Iterable[Hit]:
-    for step, launcher in _in_steps(script):
-        silent = launcher.key == "accelerate" and not launcher.rank and not launcher.elsewhere
-        if not launcher.alone and script.several_tasks(step) and not launcher.meets and (silent or launcher.rank.isdecimal()):
-            yield Hit(launcher.line, launcher.name, LAUNCHERS[launcher.key].node_rank.replace("-", "_"))
-
-
-def _ranks_without_gpus(script: Script) -> Iterable[Hit]:
-    for launcher in filter(None, (node_launcher(command.words) for command in script.shell.commands if command.name != "srun")):
-        gpu_count = gpus(script.options)
-        if launcher.per_node.isdecimal() and int(launcher.per_node) > gpu_count > 0 and not script.option("exclusive"):
-            yield Hit(launcher.line, f"{launcher.name} starts {launcher.per_node} processes on a node", str(gpu_count))
-
-
 def _tasks_without_gpus(script: Script) -> Iterable[Hit]:
     for step in script.steps:
         job = script.of(step)
@@ -79,15 +60,6 @@ def _tasks_without_gpus(script: Script) -> Iterable[Hit]:
         if many.isdecimal() and int(many) > gpu_count > 0 and is_training(step.program) and not job.option("exclusive") \
                 and not node_launcher(step.program) and "mps" not in script.text.lower():
             yield Hit(step.line, f"{many} tasks on a node", str(gpu_count))
-
-
-def _expanded_by_nobody(script: Script) -> Iterable[Hit]:
-    """Yield words with a Slurm variable that the job's shell does not expand."""
-    for step in script.steps:
-        if is_training(step.program) and not inner_script(step.program):
-            for word in step.program:
-                if not word.expands and "$(" not in word.text and (match := _OF_SLURM.search(word.text)):
-                    yield Hit(word.line, match[1])
 
 
 def _more_ranks_than_tasks(script: Script) -> Iterable[Hit]:
@@ -116,13 +88,25 @@ def _more_tasks_than_the_job(script: Script) -> Iterable[Hit]:
 RULES: tuple[Rule[Script], ...] = rules_of("slurm/script-rules.toml", {
     "HM351": lambda script: (Hit(launcher.line, str(script.nodes)) for launcher in _once(script)
                             if launcher.key == "accelerate" and launcher.machines not in ("", "1")),
-    "HM352": _idle_nodes,
+    "HM352": lambda script: (Hit(launcher.line, launcher.name, str(script.nodes)) for launcher in _once(script)
+                            if (launcher.alone or launcher.key == "deepspeed") and not launcher.elsewhere
+                            and not script.sets(NODES_ELSEWHERE.get(launcher.key, ""))),
     "HM353": _each_by_itself,
     "HM354": _nodes_that_the_job_lacks,
-    "HM355": _all_first,
-    "HM356": _ranks_without_gpus,
+    "HM355": lambda script: (Hit(launcher.line, launcher.name, LAUNCHERS[launcher.key].node_rank.replace("-", "_"))
+                            for step, launcher in _in_steps(script)
+                            if not launcher.alone and script.several_tasks(step) and not launcher.meets and (
+                                launcher.rank.isdecimal() or
+                                (launcher.key == "accelerate" and not launcher.rank and not launcher.elsewhere))),
+    "HM356": of_commands(lambda script, command: (
+        f"{launcher.name} starts {launcher.per_node} processes on a node", str(gpus(script.options)))
+        if command.name != "srun" and (launcher := node_launcher(command.words)) and launcher.per_node.isdecimal()
+        and int(launcher.per_node) > gpus(script.options) > 0 and not script.option("exclusive") else None),
     "HM357": _tasks_without_gpus,
     "HM358": _more_ranks_than_tasks,
     "HM359": _more_tasks_than_the_job,
-    "HM360": _expanded_by_nobody,
+    # Words with a Slurm variable that the job's shell does not expand.
+    "HM360": lambda script: (Hit(word.line, match[1]) for step in script.steps
+                            if is_training(step.program) and not inner_script(step.program) for word in step.program
+                            if not word.expands and "$(" not in word.text and (match := _OF_SLURM.search(word.text))),
 })

@@ -64,14 +64,6 @@ def _ports(script: Script) -> Iterable[Hit]:
                 yield Hit(word.line, port[1])
 
 
-def _no_endpoint(script: Script) -> Iterable[Hit]:
-    for launcher in _launchers(script):
-        named = {"master-addr", "rdzv-endpoint", "rdzv-conf", "*"} & launcher.options.keys()
-        set_as_well = script.sets("PET_RDZV_ENDPOINT") or script.sets("PET_MASTER_ADDR")
-        if script.nodes > 1 and not launcher.alone and not named and not set_as_well:
-            yield Hit(launcher.line)
-
-
 def _hostname_i(script: Script) -> Iterable[Hit]:
     yield from _addresses(lambda _, address: _HOSTNAME_I.search(address.raw))(script)
     yield from (Hit(line, name) for _, name, value, line in _endpoints(script)
@@ -114,20 +106,14 @@ def _ephemeral_port(_: Script, port: ShellAssignment) -> HitWords:
     return str(highest) if highest >= EPHEMERAL else ""
 
 
-def _scontrol_in_a_container(script: Script) -> Iterable[Hit]:
-    for step in script.steps:
-        inside = step.option("container-image") or (step.program and step.program[0].base in CONTAINERS)
-        lines = range(step.line, max((word.line + word.text.count("\n") for word in step.program), default=0) + 1)
-        if inside:
-            yield from (Hit(command.line) for command in script.commands("scontrol")
-                        if command.task and command.line in lines and command.arguments[:1] == ("show",))
-
-
 RULES: tuple[Rule[Script], ...] = rules_of("slurm/script-rules.toml", {
     "HM401": lambda script: (hit for hit in _ports(script) if int(hit.item) and (script.option("requeue") or not
                                                                                 script.option("exclusive"))),
     "HM402": of_variables(PORTS, lambda _, port: port.task and bool(re.search(r"\bRANDOM\b|\bshuf\b", port.raw))),
-    "HM403": _no_endpoint,
+    "HM403": lambda script: (Hit(launcher.line) for launcher in _launchers(script)
+                            if script.nodes > 1 and not launcher.alone
+                            and not {"master-addr", "rdzv-endpoint", "rdzv-conf", "*"} & launcher.options.keys()
+                            and not script.sets("PET_RDZV_ENDPOINT") and not script.sets("PET_MASTER_ADDR")),
     "HM404": _hostname_i,
     "HM405": _addresses(lambda script, address: address.task and script.nodes > 1 and "srun" not in address.raw
                         and _OWN_NAME.search(address.raw)),
@@ -143,6 +129,10 @@ RULES: tuple[Rule[Script], ...] = rules_of("slurm/script-rules.toml", {
     "HM413": of_variables(PORTS, _ephemeral_port),
     "HM414": of_variables(PORTS, lambda script, port: bool(script.option("requeue")) and "SLURM_JOB" in port.raw
                           and "SLURM_RESTART_COUNT" not in port.raw),
-    "HM415": _scontrol_in_a_container,
+    "HM415": lambda script: (Hit(command.line) for step in script.steps
+                            if step.option("container-image") or (step.program and step.program[0].base in CONTAINERS)
+                            for command in script.commands("scontrol") if command.task and command.arguments[:1] == ("show",)
+                            and step.line <= command.line <= max(
+                                (word.line + word.text.count("\n") for word in step.program), default=0)),
     "HM416": _addresses(lambda script, address: any(_launchers(script)) and _HOSTNAME_F.search(address.raw)),
 })

@@ -27,6 +27,7 @@ HOURS = ("24", "36", "48", "72", "96", "120", "168")  # values that probably mea
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _ONE_GPU = re.compile(r"(verbose,)?(single|closest|per_task|map_gpu|mask_gpu)")
 _CPUS = re.compile(r"\$(SLURM_CPUS_PER_TASK\b|\{SLURM_CPUS_PER_TASK\})")
+_COUNT_BEHIND_EQUALS = re.compile(r"(?<!\w)(\w+)=(\d+)(?=,|$)")
 _TASK_ID = re.compile(r"%(\d*[aAjJ])")
 
 
@@ -42,11 +43,6 @@ def _cpus_unset(script: Script) -> Iterable[Hit]:
         uses = (number for number, line in enumerate(script.lines, start=1)
                 if not line.lstrip().startswith("#") and _CPUS.search(line))
         yield from map(Hit, itertools.islice(uses, 1))
-
-
-def _count_behind_equals(_: Script, option: Option) -> HitWords:
-    mended = re.sub(r"(?<!\w)(\w+)=(\d+)(?=,|$)", r"\1:\2", option.value or "")
-    return (f"--gres={option.value}", f"--gres={mended}") if option.name == "gres" and mended != option.value else None
 
 
 def _conflicts(script: Script) -> Iterable[tuple[Option, str, str, str]]:
@@ -80,11 +76,6 @@ def _megabytes(_: Script, option: Option) -> HitWords:
     value = option.value or ""
     wrong = option.name in MEMORY and value.isdecimal() and 0 < int(value) < A_GIGABYTE
     return (f"--{option.name}={value} is {value} MB", f"{value}G") if wrong else None
-
-
-def _fewer_tasks_than_nodes(script: Script, ntasks: Option) -> HitWords:
-    nodes, value = script.number("nodes") or 0, ntasks.value or ""
-    return (f"--ntasks={value} on {nodes} nodes", value) if value.isdecimal() and 0 < int(value) < nodes else None
 
 
 def _named_nodes(script: Script, name: str) -> frozenset[str]:
@@ -144,11 +135,6 @@ def _is_dir(path: Path) -> bool:
     return False
 
 
-def _nodes_without_gpus(script: Script, _: Option) -> HitWords:
-    used = any(script.commands("nvidia-smi")) or any(torchrun(command.words) for command in script.shell.commands)
-    return used and not script.asks_for_gpus
-
-
 def _one_file_for_an_array(script: Script) -> Iterable[Hit]:
     for name in ("output", "error"):
         option = script.option(name)
@@ -194,15 +180,19 @@ RULES: tuple[Rule[Script], ...] = rules_of("slurm/script-rules.toml", {
     "HM214": of_job("export", lambda _, export: drops_the_rest(export) and names_of(export)),
     "HM215": _export_commas,
     "HM216": of_job("gpus-per-task", lambda script, _: not any(map(script.option, NUMBERS_OF_TASKS))),
-    "HM217": of_job("exclusive", _nodes_without_gpus),
+    "HM217": of_job("exclusive", lambda script, _: not script.asks_for_gpus and (
+        any(script.commands("nvidia-smi")) or any(torchrun(command.words) for command in script.shell.commands))),
     "HM218": of_job("switches", lambda _, switches: "" if "@" in (switches.value or "@") else switches.value),
     "HM219": of_directives(lambda script, option: option.name == "array" and len(script.header.components) > 1),
     "HM220": of_options(_megabytes),
     "HM221": of_job("time", lambda _, time: (time.value, f"{time.value}:00:00") if time.value in HOURS else None),
-    "HM222": of_job("ntasks", _fewer_tasks_than_nodes),
+    "HM222": of_job("ntasks", lambda script, ntasks: (
+        f"--ntasks={ntasks.value} on {script.number('nodes')} nodes", ntasks.value) if ntasks.value and ntasks.value.isdecimal()
+        and 0 < int(ntasks.value) < (script.number("nodes") or 0) else None),
     "HM223": of_variables(THREADS, _more_threads_than_cpus),
     "HM224": _cpus_unset,
-    "HM225": of_directives(_count_behind_equals),
+    "HM225": of_directives(lambda _, option: (f"--gres={option.value}", f"--gres={mended}") if option.name == "gres" and (
+        mended := _COUNT_BEHIND_EQUALS.sub(r"\1:\2", option.value or "")) != option.value else None),
     "HM226": of_job("nodes", _fewer_nodes_than_named),
     "HM227": of_job("exclude", lambda script, _: compress(sorted(
         _named_nodes(script, "nodelist") & _named_nodes(script, "exclude")))),

@@ -7,6 +7,7 @@ from hpc_mp.base.assets import asset_table
 from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.base.rule_table import rules_of
 from hpc_mp.lint.sbatch.programs import node_launcher
+from hpc_mp.lint.sbatch.rules.finders import of_commands
 from hpc_mp.lint.sbatch.script import Script
 from hpc_mp.lint.sbatch.shell import Command
 
@@ -15,6 +16,8 @@ _OWN = r"(?:0|BASH_SOURCE)\b"
 _OWN_FOLDER = re.compile(rf'\bdirname\s+(-- )?"?\$\{{?{_OWN}|\b(realpath|readlink)\b[^|;)]*\$\{{?{_OWN}'
                          rf'|\$\{{{_OWN}(\[0\])?%/\*\}}')
 
+_CONDA_FILE = re.compile(r"(?:.*/)?(?:conda|mamba)\.sh|(?=.*conda).*/bin/activate", re.DOTALL)
+_LOGIN = re.compile(r"#!.*\s-\w*l")
 _NO_CONTINUATION = re.compile(r"[^#]*\s\\[ \t]+")
 _IN_JOB = r'\s+"?[${]*SLURM_(?:SUBMIT_DIR|JOB_?ID)'
 # A test and, behind it, the branch that no job reaches.
@@ -25,11 +28,7 @@ _NO_JOB = re.compile(
 def _activations(script: Script) -> list[Command]:
     return [command for command in script.shell.commands
             if (command.name in ("conda", "mamba", "micromamba") and command.arguments[:1] == ("activate",))
-            or (command.name in ("source", ".") and command.arguments and _conda_file(command.arguments[0]))]
-
-
-def _conda_file(path: str) -> bool:
-    return path.rpartition("/")[2] in ("conda.sh", "mamba.sh") or (path.endswith("/bin/activate") and "conda" in path)
+            or (command.name in ("source", ".") and _CONDA_FILE.fullmatch("".join(command.arguments[:1])))]
 
 
 def _nounset_and_conda(script: Script) -> Iterable[Hit]:
@@ -42,20 +41,6 @@ def _nounset_and_conda(script: Script) -> Iterable[Hit]:
         if command.line > strict.line and not any(strict.line < line <= command.line for line in relaxed):
             yield Hit(command.line)
             return
-
-
-def _conda_without_hook(script: Script) -> Iterable[Hit]:
-    login = re.match(r"#!.*\s-\w*l", script.lines[0])
-    hooked = any(command.name in ("source", ".", "module", "ml", "eval") for command in script.shell.commands)
-    if not login and not hooked:
-        yield from (Hit(call.line, call.name) for call in _activations(script) if call.name in ("conda", "mamba"))
-
-
-def _unlimited_stack(script: Script) -> Iterable[Hit]:
-    with_nccl = script.asks_for_gpus or any(node_launcher(command.words) for command in script.shell.commands)
-    for command in script.commands("ulimit") if with_nccl else ():
-        if "unlimited" in command.arguments and any(re.fullmatch(r"-[SH]*s", argument) for argument in command.arguments):
-            yield Hit(command.line)
 
 
 def _secret(script: Script) -> Iterable[Hit]:
@@ -110,8 +95,12 @@ def _blank_behind_backslash(script: Script) -> Iterable[Hit]:
 
 RULES: tuple[Rule[Script], ...] = rules_of("slurm/script-rules.toml", {
     "HM501": _nounset_and_conda,
-    "HM502": _conda_without_hook,
-    "HM503": _unlimited_stack,
+    "HM502": lambda script: (Hit(call.line, call.name) for call in _activations(script) if call.name in ("conda", "mamba")
+                            and not _LOGIN.match(script.lines[0])
+                            and not any(script.commands("source", ".", "module", "ml", "eval"))),
+    "HM503": of_commands(lambda script, command: command.name == "ulimit" and "unlimited" in command.arguments
+                         and any(re.fullmatch(r"-[SH]*s", argument) for argument in command.arguments)
+                         and (script.asks_for_gpus or any(node_launcher(other.words) for other in script.shell.commands))),
     "HM504": _secret,
     "HM505": _own_folder,
     "HM506": _modules_on_top,

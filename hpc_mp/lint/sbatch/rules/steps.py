@@ -10,9 +10,10 @@ from hpc_mp.base.rule_table import rules_of
 from hpc_mp.cluster.slurm.option_syntax import Option
 from hpc_mp.lint.sbatch.header import Step
 from hpc_mp.lint.sbatch.programs import is_training, torchrun
+from hpc_mp.lint.sbatch.rules.finders import HitWords, of_commands, of_steps, of_variables
 from hpc_mp.lint.sbatch.rules.request import drops_the_rest, names_of
-from hpc_mp.lint.sbatch.script import Script, gpus
-from hpc_mp.lint.sbatch.shell import Command, inner_script, read_shell
+from hpc_mp.lint.sbatch.script import Script, asks_for_gpus, gpus
+from hpc_mp.lint.sbatch.shell import Command, ShellAssignment, inner_script, read_shell
 
 INHERITS_CPUS = ((22, 5), (23, 11))  # srun does not inherit them from the first release until before the second
 CPU_VARIABLES = ("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK")
@@ -22,31 +23,11 @@ INSPECTIONS = frozenset({"ldd", "hostname", "nvidia-smi", "which"})  # programs 
 NAMING = ("which", "type", "command", "echo", "man")  # commands that name another command without starting it
 
 
-def _training_steps(script: Script) -> list[Step]:
-    return [step for step in script.steps if is_training(step.program)]
-
-
-def _lingering(script: Script) -> Iterable[Hit]:
-    for step in _training_steps(script):
-        decided = script.sets("SLURM_KILL_BAD_EXIT") or step.option("kill-on-bad-exit") is not None  # 0 decides it too (hpc-mp)
-        if script.several_tasks(step) and not step.opaque and not decided:
-            yield Hit(step.line)
-
-
-def _lost_cpus(script: Script) -> Iterable[Hit]:
+def _lost_cpus(script: Script, step: Step) -> HitWords:
     affected = script.version is None or INHERITS_CPUS[0] <= script.version < INHERITS_CPUS[1]
-    if affected and not script.sets("SRUN_CPUS_PER_TASK"):
-        for step in _training_steps(script):
-            cpus = script.of(step).value("cpus-per-task")
-            if cpus and cpus != "1" and not step.opaque and not step.option("cpus-per-task"):
-                yield Hit(step.line, f"--cpus-per-task={cpus}")
-
-
-def _export_none(script: Script) -> Iterable[Hit]:
-    none = (script.value("export") or "").upper() in ("NONE", "NIL")
-    unset = any("SLURM_EXPORT_ENV" in command.arguments for command in script.commands("unset"))
-    if none and not unset and not script.sets("SLURM_EXPORT_ENV"):
-        yield from (Hit(step.line) for step in script.steps if not step.opaque and not step.option("export"))
+    cpus = script.of(step).value("cpus-per-task") or "1"
+    lost = affected and cpus != "1" and is_training(step.program) and not step.opaque and not step.option("cpus-per-task")
+    return f"--cpus-per-task={cpus}" if lost and not script.sets("SRUN_CPUS_PER_TASK") else None
 
 
 def _left_behind(script: Script) -> Iterable[Hit]:
@@ -97,29 +78,11 @@ def _launchers_times_tasks(script: Script) -> Iterable[Hit]:
                 yield Hit(launcher.line, per_node)
 
 
-def _first_node_only(script: Script) -> Iterable[Hit]:
-    if script.nodes > 1 and script.starts_here:
-        for command in script.shell.commands:
-            launcher = torchrun(command.words)
-            if launcher and not command.captured and not launcher.alone:
-                yield Hit(command.line, str(script.nodes))
-
-
-def _one_of_many(script: Script) -> Iterable[Hit]:
-    if script.tasks > 1 and script.starts_here:
-        for command in script.shell.commands:
-            if command.name.startswith("python") and is_training(command.words) and not torchrun(command.words) \
-                    and not command.captured:
-                yield Hit(command.line, str(script.tasks))
-
-
-def _hidden_exit_code(script: Script) -> Iterable[Hit]:
-    if script.shell_option("", "pipefail") or "PIPESTATUS" in script.text:
-        return
-    for command in script.shell.commands:
-        is_run = _is_work(command) and not any(word.base in INSPECTIONS for word in command.words)
-        if command.piped and is_run and not command.captured and not command.task and not command.background:
-            yield Hit(command.line, command.name, command.piped[-1])
+def _hidden_exit_code(script: Script, command: Command) -> HitWords:
+    is_run = _is_work(command) and not any(word.base in INSPECTIONS for word in command.words)
+    hidden = is_run and command.piped and not command.captured and not command.task and not command.background
+    shown = script.shell_option("", "pipefail") or "PIPESTATUS" in script.text
+    return (command.name, command.piped[-1]) if hidden and not shown else None
 
 
 def _swallowed_exit_code(script: Script) -> Iterable[Hit]:
@@ -132,12 +95,11 @@ def _swallowed_exit_code(script: Script) -> Iterable[Hit]:
             yield Hit(command.line, following.name)
 
 
-def _two_cpu_counts(script: Script) -> Iterable[Hit]:
+def _two_cpu_counts(script: Script, variable: ShellAssignment) -> HitWords:
     cpus = script.value("cpus-per-task")
-    if cpus and (script.version is None or script.version >= INHERITS_CPUS[1]):
-        for variable in script.shell.assignments:
-            if variable.name in CPU_VARIABLES and variable.value.isdecimal() and variable.value != cpus and not variable.task:
-                yield Hit(variable.line, f"{variable.name}={variable.value}", f"--cpus-per-task={cpus}")
+    differs = cpus and variable.value.isdecimal() and variable.value != cpus and not variable.task
+    inherited = script.version is None or script.version >= INHERITS_CPUS[1]
+    return (f"{variable.name}={variable.value}", f"--cpus-per-task={cpus}") if differs and inherited else None
 
 
 def _order_from_nowhere(script: Script) -> Iterable[Hit]:
@@ -148,20 +110,6 @@ def _order_from_nowhere(script: Script) -> Iterable[Hit]:
             if option.name == "distribution" and (option.value or "").startswith("arbitrary") and not named \
                     and not {"nodelist", "nodefile"} & names:
                 yield Hit(option.line)
-
-
-def _unused_component(script: Script) -> Iterable[Hit]:
-    several = len(script.header.components) > 1
-    if several and script.steps and not any(step.option("het-group") or step.opaque for step in script.steps):
-        yield Hit(script.steps[0].line, str(len(script.header.components)))
-
-
-def _container_without_gpus(script: Script) -> Iterable[Hit]:
-    requested = any(option.name.startswith("gpus") or "gpu" in (option.value or "") for option in script.options)
-    for command in script.commands("apptainer", "singularity"):
-        if requested and command.arguments[:1] in (("exec",), ("run",)) and is_training(command.words) \
-                and not GPU_FLAGS & set(command.arguments) and not any("$" in argument for argument in command.arguments):
-            yield Hit(command.line, command.name)
 
 
 def _more_than_the_job(script: Script) -> Iterable[Hit]:
@@ -191,9 +139,13 @@ def _nodes(option: Option | None, end: int) -> int:
 
 
 RULES: tuple[Rule[Script], ...] = rules_of("slurm/script-rules.toml", {
-    "HM301": _lingering,
-    "HM302": _lost_cpus,
-    "HM303": _export_none,
+    "HM301": of_steps(lambda script, step: is_training(step.program) and script.several_tasks(step) and not step.opaque
+                      and step.option("kill-on-bad-exit") is None  # 0 decides it too (hpc-mp)
+                      and not script.sets("SLURM_KILL_BAD_EXIT")),
+    "HM302": of_steps(_lost_cpus),
+    "HM303": of_steps(lambda script, step: (script.value("export") or "").upper() in ("NONE", "NIL") and not step.opaque
+                      and not step.option("export") and not script.sets("SLURM_EXPORT_ENV")
+                      and not any("SLURM_EXPORT_ENV" in unset.arguments for unset in script.commands("unset"))),
     "HM304": lambda script: (Hit(option.line, names_of(option)) for step in script.steps
                             if (option := step.option("export")) and drops_the_rest(option)),
     "HM305": _left_behind,
@@ -202,15 +154,23 @@ RULES: tuple[Rule[Script], ...] = rules_of("slurm/script-rules.toml", {
     "HM307": lambda script: (Hit(command.line) for command in script.commands("srun")
                             if command.task and "--overlap" not in command.arguments),
     "HM308": _launchers_times_tasks,
-    "HM309": _first_node_only,
-    "HM310": _one_of_many,
+    "HM309": of_commands(lambda script, command: str(script.nodes) if (launcher := torchrun(command.words))
+                         and not launcher.alone and not command.captured and script.nodes > 1 and script.starts_here else None),
+    "HM310": of_commands(lambda script, command: str(script.tasks) if command.name.startswith("python")
+                         and is_training(command.words) and not torchrun(command.words) and not command.captured
+                         and script.tasks > 1 and script.starts_here else None),
     "HM311": lambda script: (Hit(command.line, command.name) for command in script.commands("sbatch", "salloc")
                             if not ("env" in command.prefixes or {"--export=NONE", "--export=NIL"} & set(command.arguments))),
-    "HM314": _hidden_exit_code,
+    "HM314": of_commands(_hidden_exit_code),
     "HM315": _swallowed_exit_code,
-    "HM316": _two_cpu_counts,
+    "HM316": of_variables(CPU_VARIABLES, _two_cpu_counts),
     "HM317": _order_from_nowhere,
-    "HM318": _unused_component,
-    "HM319": _container_without_gpus,
+    "HM318": lambda script: [Hit(script.steps[0].line, str(len(script.header.components)))] if (
+        len(script.header.components) > 1 and script.steps
+        and not any(step.option("het-group") or step.opaque for step in script.steps)) else [],
+    "HM319": of_commands(lambda script, command: command.name if command.name in ("apptainer", "singularity")
+                         and command.arguments[:1] in (("exec",), ("run",)) and is_training(command.words)
+                         and not GPU_FLAGS & set(command.arguments) and not any("$" in word for word in command.arguments)
+                         and any(asks_for_gpus(option) for option in script.options) else None),
     "HM320": _more_than_the_job,
 })
