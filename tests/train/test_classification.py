@@ -32,6 +32,7 @@ from hpc_mp.rundir import RunDirectory, read_lines
 from hpc_mp.train.checkpoint.export import export
 from hpc_mp.train.checkpoint.export_adapters import export_adapters
 from hpc_mp.train.data import IGNORE, LabelledRows, held_out_samples, prepare_held_out, prepare_job, training_samples
+from hpc_mp.train.data.sampler import permuted
 from hpc_mp.train.device.precision import StaysDouble
 from hpc_mp.train.rank.first_values import own_values
 
@@ -127,7 +128,7 @@ def test_the_first_token_stands_for_a_row_that_sees_no_padding(folder: Path) -> 
     mask = encoded(folder, [row["text"] for row in rows()])["attention_mask"]
     documents = samples.documents(range(60))
     assert (labels[:, 0] != IGNORE).all() and documents is not None and (documents == [(0, size) for size in mask.sum(1)]).all()
-    assert samples.label_count(range(50, 70)) == 10 and (samples.batch(range(60, 62))[1] == IGNORE).all()
+    assert (samples.batch(range(60, 62))[1] == IGNORE).all() and [*samples.documents([60])[0]] == [0, LENGTH]
 
 
 def test_rows_are_held_out_or_trained_on_each_once_in_an_epoch(folder: Path) -> None:
@@ -136,10 +137,12 @@ def test_rows_are_held_out_or_trained_on_each_once_in_an_epoch(folder: Path) -> 
     held_out = prepare_held_out(spec, 307, folder / "cache", lambda done, total: None, tokens)
     assert held_out is not None and tokens.rows + held_out.rows == 60 and 5 < held_out.rows < 40
     samples = training_samples(spec, read_shape(spec), tokens)
-    assert isinstance(samples, LabelledRows) and len(held_out_samples(spec, read_shape(spec), held_out)) == held_out.rows
+    assert len(samples) == tokens.rows and len(held_out_samples(spec, read_shape(spec), held_out)) == held_out.rows
     size = len(samples)
-    epochs = [[samples.row_at(position) for position in range(begin, begin + size)] for begin in (0, size)]
+    epochs = [[samples.first_token(position) for position in range(begin, begin + size)] for begin in (0, size)]
     assert sorted(epochs[0]) == sorted(epochs[1]) == [*range(size)] and epochs[0] != epochs[1]
+    assert epochs[1] == [permuted(place, size, seed=spec.train.seed, epoch=1) for place in range(size)], "as runs began"
+    assert samples.label_count(range(size, size + 7)) == 7
 
 
 REFUSED = {

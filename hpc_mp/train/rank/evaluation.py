@@ -16,7 +16,7 @@ from hpc_mp.job import JobSpec
 from hpc_mp.rundir import LineFile
 from hpc_mp.rundir.records import Evaluation, line_of, read_records
 from hpc_mp.rundir.retention import exhausted
-from hpc_mp.train.data import HeldOut, LabelledRows, PairRows, passes
+from hpc_mp.train.data import HeldOut, SampleRows, passes
 from hpc_mp.train.pipeline.stage import Microbatches
 from hpc_mp.train.rank import facts
 from hpc_mp.train.rank.bootstrap import status
@@ -42,7 +42,7 @@ class Evaluator:
     spec: JobSpec
     context: RankContext
     engine: Engine
-    held_out: HeldOut | LabelledRows | PairRows
+    held_out: HeldOut | SampleRows
     device: torch.device
     stop: StopFlag
     duties: Sequence[Callable[[], None]]
