@@ -12,7 +12,7 @@ import tokenizers
 import torch
 from engines import run_engine
 from exact import EXACT, check_state
-from layouts import STACKS, trained_run
+from layouts import STACKS, prepare, run_whole, start, trained_run
 from ranks import run_ranks
 from stacks import Training, plain_model, values
 from tokenizers import decoders
@@ -144,6 +144,21 @@ def test_a_run_equals_plain_transformers_from_checkpoint_to_export(tmp_path: Pat
 def test_ranks_hold_what_the_planner_counts(tmp_path: Path) -> None:
     spec = load_job(written(tmp_path, "t5 1.1"), ["train.steps=2", "parallel.zero=1", "evaluate.files=[]"])
     check_state(spec, run_engine(spec))
+
+
+@pytest.mark.prove
+def test_a_run_keeps_its_prompt_length(tmp_path: Path) -> None:
+    """Its own checkpoint is refused; another run may begin with it, at the first sample."""
+    path = written(tmp_path, "t5")
+    keys = ("job.ranks_per_node=1", "parallel.tensor=1", "parallel.pipeline=1", 'parallel.partition="auto"', "parallel.zero=0")
+    run = trained_run(load_job(path, [*keys, "train.steps=1"]))
+    changed = [*keys, f"data.prompt_length={PROMPT - 1}", "train.steps=2"]
+    prepare(spec := load_job(path, changed), run)
+    with pytest.raises(AssertionError, match=f"was trained with prompt_length = {PROMPT}, but this job has {PROMPT - 1}"):
+        run_whole(spec, run=run)
+    begun = start(load_job(path, [*changed, f'checkpoint.resume="{run.path}"']))
+    run_whole(load_job(begun.job), run=begun)
+    assert "samples begin anew" in begun.main_log.read_text()
 
 
 def test_rows_are_samples(tmp_path: Path) -> None:
