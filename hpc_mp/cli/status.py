@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.base.text import ago, data_size, duration, escaped, loss_number, loss_words, speed
+from hpc_mp.base.text import ago, data_size, duration, escaped, loss_number, speed
 from hpc_mp.cli.output import short_path
 from hpc_mp.cluster.slurm.jobs import UNKNOWN, SlurmJob
 from hpc_mp.cluster.slurm.nodelist import compress
@@ -153,7 +153,7 @@ def lines(status: RunStatus) -> Iterator[tuple[str, str]]:
     elif status.ended and status.step and status.steps:  # what a program has saved is unknown
         yield "saved", f"nothing: {lost_words(status.step)}"
     if status.best is not None:
-        yield "best", f"{status.best.path}, held out {loss_words(status.best.loss)}"
+        yield "best", f"{status.best.path}, held out {status.best.evaluation.words}"
     if status.usage is not None and (usage := status.usage.words()):
         yield "used", usage
     if status.successors:
