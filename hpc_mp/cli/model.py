@@ -14,7 +14,7 @@ from hpc_mp.job import load_job
 from hpc_mp.job.layout import whole_config
 from hpc_mp.layout.models.description import LayerKind, ModelDescription, describe
 from hpc_mp.layout.models.reading import model_shape
-from hpc_mp.layout.models.shape import TEXT_PART, config_of, text_part
+from hpc_mp.layout.models.shape import MOST, TEXT_PART, config_of, text_part
 from hpc_mp.layout.models.types import proved_with, verdicts
 
 
@@ -82,7 +82,7 @@ def picture(model: ModelDescription, part: str) -> Table:
         "parameters": f"{billions(model.parameters)}{active}; embedding {billions(model.embedding)}"
                       + (", which is also the head" if model.tied else ""),
         "sizes": f"hidden {model.hidden}, {model.heads} heads of {model.head_dim} elements, {model.kv_heads} of keys and values; "
-                 f"vocabulary {model.vocabulary}, {model.positions} positions",
+                 f"vocabulary {model.vocabulary}, {'any number of' if model.positions == MOST else model.positions} positions",
         "layers": "\n".join(map(kind, model.kinds)),
         "tensor ranks cut": ", ".join(model.cut),
         "whole": "\n".join([*whole, *filter(None, [model.shared])]),
