@@ -8,9 +8,10 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from itertools import cycle, product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -28,6 +29,7 @@ from hpc_mp.rundir.rank_env import identity
 from hpc_mp.train.checkpoint import checkpoint
 from hpc_mp.train.model.layer_list import LayerSpec
 from hpc_mp.train.model.listed_stage import ListedModel
+from hpc_mp.train.model.transformers_model import TransformersModel
 from hpc_mp.train.parallel import gloo
 from hpc_mp.train.parallel.communicators import build, everyone
 from hpc_mp.train.parallel.dropout import DropoutClock, HashDropout, Moment
@@ -374,6 +376,38 @@ def apart(reports: Sequence[Report], reference: Callable[[], Reference]) -> floa
     assert {key for key, _, _ in parts} == parameters.keys()
     return max(differences + [float((parameters[key][box] - torch.from_numpy(values)).abs().max())
                               for key, box, values in parts if values.size])
+
+
+class PlainTraining(Protocol):
+    """A model of transformers, and its batches."""
+
+    def model(self, recompute: str = "none") -> TransformersModel: ...
+
+    def batches(self) -> Sequence[Mapping[str, Tensor]]: ...
+
+
+Trained = TypeVar("Trained", bound=PlainTraining)
+
+
+def distance_of(sequence: int, values: Callable[[TransformersModel], Source], plain: Callable[[Trained], Reference]) -> Any:
+    """Return a function that returns the largest difference of any loss, norm or parameter between the engine and ``plain``
+    transformers.
+
+    Args:
+        sequence: tokens of a sample.
+        values: the first ones of a model.
+    """
+    def distance(layout: Layout, training: Trained, reference: Trained | None = None,
+                 before: Callable[[], None] = lambda: None) -> float:
+        """``before``: called in every rank first."""
+        def rank() -> Report:
+            before()
+            model = training.model(layout.recompute)
+            return on_rank(replace(layout, sequence=sequence), model, values(model), training.batches())
+
+        return apart(run_ranks(layout.ranks, rank), partial(plain, reference or training))
+
+    return distance
 
 
 SKIPS = ("skip", "part1.getitem_3")  # of the list, and of the module with cut points
