@@ -20,6 +20,7 @@ from ranks import run_ranks
 from torch import Tensor, nn
 
 from hpc_mp.layout.layout import Layout
+from hpc_mp.layout.models.tensor import kv_copies
 from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.layout.schedule.names import STAGES_PER_RANK
 from hpc_mp.layout.schedule_of import schedule_of
@@ -221,7 +222,9 @@ def engine_of(layout: Layout, model: StagedModel, ties: list[tuple[int, ...]] | 
     who, schedule, device = identity(os.environ), schedule_of(layout), torch.device("cpu")
     gloo.register()
     dist.init_process_group("gloo", store=dist.PrefixStore("list", _store()), rank=who.rank, world_size=who.world)
-    groups = build(place(layout.degrees, "DPT", 8), layout.shard_degree, device, "gloo", schedule, None, everyone(), ties=ties)
+    copies = kv_copies(model.shape, layout.degrees.tensor) if isinstance(model, TransformersModel) else ()
+    groups = build(place(layout.degrees, "DPT", 8), layout.shard_degree, device, "gloo", schedule, None, everyone(), copies,
+                   ties=ties)
     return Engine(model, EngineSettings(layout, schedule, SEED, Settings(), home=home_of(layout)), groups, device)
 
 
