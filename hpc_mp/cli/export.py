@@ -20,7 +20,7 @@ from hpc_mp.runs.find import find
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--output", required=True, type=click.Path(path_type=Path), help="Directory to write; new or empty.")
 @click.option("--step", type=int, help="Export the checkpoint of this step instead of the newest.")
-@click.option("--best", is_flag=True, help="Export the checkpoint with the least loss on evaluate.files.")
+@click.option("--best", is_flag=True, help="Export the checkpoint that is best on held-out text, by evaluate.best.")
 @click.option("--dtype", type=click.Choice(["keep", "float32", "bfloat16", "float64"]), default="keep",
               show_default=True, help="Type of the weights; keep: that of the training; bfloat16 rounds.")
 @click.option("--adapters", is_flag=True, help="Write the adapters of a run with [lora] alone, in PEFT's format. Without this "
@@ -64,4 +64,4 @@ def _best(run: RunDirectory, step: int | None) -> int:
     if best is None:
         raise HpcMpError(f"--best of run {run.path}", "has no checkpoint that was evaluated on held-out text",
                          "select one with --step, or set evaluate.files and evaluate.every for the next run")
-    return best.step
+    return best.evaluation.step

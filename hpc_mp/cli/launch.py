@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from hpc_mp.base.errors import RunFailed
-from hpc_mp.base.text import counted, loss_number, loss_words
+from hpc_mp.base.text import counted, loss_number
 from hpc_mp.cli.progress import TerminalListener
 from hpc_mp.cli.status import lost_words
 from hpc_mp.cluster.slurm.releases import Version, parse_version
@@ -20,6 +20,8 @@ from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.attempt import tail
 from hpc_mp.rundir.checkpoints import step_of
 from hpc_mp.rundir.outcome import Outcome
+from hpc_mp.rundir.records import Evaluation, read_records
+from hpc_mp.rundir.retention import best_evaluation
 from hpc_mp.rundir.runs import best_of, read_member
 from hpc_mp.runs.logs import Logs
 from hpc_mp.runs.status import go_on
@@ -94,14 +96,12 @@ def print_preview(shown: Preview, explain: bool, as_json: bool) -> None:
 def _conclude_sweep(outcome: Outcome, request: LaunchRequest, listener: Listener) -> int:
     """Report each run of a sweep, and the command that resumes incomplete ones. Return the exit code."""
     ended = [element for element in outcome.elements if element.state != "submitted"]
-    best = best_of((element.loss, element.best_evaluation_loss) for element in ended)
+    best = best_of((element.loss, best_evaluation(_evaluations(element))) for element in ended)
     for index, element in enumerate(ended):
         member = read_member(RunDirectory(element.run))
         marked = f"  ← best by {best[1]}" if best is not None and index == best[0] else ""
         values = words_of(member.values) if member is not None else ""
-        least = element.best_evaluation_loss
-        losses = _curve_words(element, ", loss ") + ("" if least is None else f", best held out {loss_words(least)}")
-        listener.say(f"{element.run.name:<9} {element.state}{losses}; {values or 'the job file as it is'}{marked}")
+        listener.say(f"{element.run.name:<9} {element.state}{_loss_words(element)}; {values or 'the job file as it is'}{marked}")
     if sum(element.steps > 0 for element in ended) > 1:
         listener.say(f"compare   {shlex.join(['hpc-mp', 'report', str(ended[0].run), '--all'])}")
     for element in ended:
@@ -112,6 +112,15 @@ def _conclude_sweep(outcome: Outcome, request: LaunchRequest, listener: Listener
     if outcome.not_started:
         listener.note(f"continue with: {again(request, outcome.run)}")
     return int(outcome.state in ("failed", "stopped"))
+
+
+def _evaluations(outcome: Outcome) -> list[Evaluation]:
+    return read_records(RunDirectory(outcome.run).evaluations, Evaluation)
+
+
+def _loss_words(outcome: Outcome) -> str:
+    held_out = best_evaluation(_evaluations(outcome))
+    return _curve_words(outcome, ", loss ") + ("" if held_out is None else f", best held out {held_out.words}")
 
 
 def _curve_words(outcome: Outcome, before: str) -> str:
@@ -131,14 +140,14 @@ def _conclude(outcome: Outcome, way: str, listener: Listener) -> int:
     if curve := _curve_words(outcome, "loss      "):
         speed = f", {outcome.tokens_per_s:,.0f} tokens/s on average" if outcome.tokens_per_s else ""
         listener.say(curve + speed)
-    if outcome.evaluation_loss is not None:
-        least = outcome.best_evaluation_loss
-        better = f", best {loss_words(least)}" if least is not None and least < outcome.evaluation_loss else ""
-        listener.say(f"held out  {loss_words(outcome.evaluation_loss)}{better}")
+    if evaluations := _evaluations(outcome):
+        newest, best = evaluations[-1], best_evaluation(evaluations)
+        better = f", best {best.words}" if best is not None and not best.cost >= newest.cost else ""
+        listener.say(f"held out  {newest.words}{better}")
     if outcome.checkpoint is not None:
         listener.say(f"saved     {outcome.checkpoint}")
     if outcome.best_checkpoint not in (None, outcome.checkpoint):
-        listener.say(f"best      {outcome.best_checkpoint}, by the least held-out loss (hpc-mp export --best exports it)")
+        listener.say(f"best      {outcome.best_checkpoint}, by evaluate.best (hpc-mp export --best exports it)")
     if outcome.report is not None:
         listener.say(f"report    {outcome.report}")
     cause = outcome.cause

@@ -15,7 +15,7 @@ from hpc_mp.job import load_job
 from hpc_mp.job.layout import whole_config
 from hpc_mp.layout.models.description import ModelDescription, describe
 from hpc_mp.layout.models.reading import model_shape
-from hpc_mp.layout.models.shape import TEXT_PART, config_of, text_part
+from hpc_mp.layout.models.shape import MOST, TEXT_PART, config_of, text_part
 from hpc_mp.layout.models.types import proved_with, verdicts
 
 
@@ -75,7 +75,7 @@ def configuration(model: str) -> tuple[dict[str, Any], str | None]:
 def picture(model: ModelDescription, part: str) -> Table:
     """Return the description as a table. ``part``: what the model is a part of."""
     table = Table(show_header=False, box=None, pad_edge=False)
-    for line in view("cli/model.txt.j2", billions=billions).rows(model, part).splitlines():
+    for line in view("cli/model.txt.j2", billions=billions, MOST=MOST).rows(model, part).splitlines():
         name, _, text = line.partition("|")
         if text:
             table.add_row(f"{name}  " if name else "", text)

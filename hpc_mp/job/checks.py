@@ -88,6 +88,9 @@ def check_arithmetic(spec: JobSpec) -> None:
         if (value := getattr(spec.evaluate, key)) and not getattr(spec.evaluate, needed):
             raise HpcMpError(f"evaluate.{key} = {value:g}", f"has no effect without evaluate.{needed}",
                              f"set evaluate.{needed}, or leave {key} out")
+    if spec.evaluate.best == "accuracy" and not (spec.data.labels and spec.evaluate.active):
+        raise HpcMpError('evaluate.best = "accuracy"', 'has no effect without train.objective = "classification", and '
+                         "evaluate.files or evaluate.share", "set them, or leave it out: the least loss is best")
     if spec.evaluate.files and spec.evaluate.share:
         raise HpcMpError(f"evaluate.share = {spec.evaluate.share:g}", "holds out text of data.files, but evaluate.files names "
                          "other text", "keep one of them")

@@ -289,10 +289,13 @@ class Evaluate(values.Section):
     every: values.NonNegative = 0
     """Steps between two evaluations; 0 = none in between. There is always one after the last step. Example: `500`."""
     patience: values.NonNegative = 0
-    """The run ends, as completed, after so many evaluations in a row whose loss is not less than the least one before; 0 = never.
+    """The run ends, as completed, after so many evaluations in a row that are not better than the best one before; 0 = never.
     Its best checkpoint is kept, see `checkpoint.keep`. Example: `3`."""
     gain: values.Rate = 0.0
-    """For `patience`: how much less a loss must be. Example: `0.01`."""
+    """For `patience`: how much less a loss, or more an accuracy, must be. Example: `0.01`."""
+    best: Literal["loss", "accuracy"] = "loss"
+    """Which evaluation is the best, for `patience` and the checkpoint that is kept: the one with the least loss or, of a
+    classification, with the highest accuracy; of equal ones the first. Example: `"accuracy"`."""
 
     @property
     def active(self) -> bool:
@@ -309,7 +312,7 @@ class Checkpoint(values.Section):
     """Train on while a checkpoint is written: ranks wait for a copy of what they write in host memory, which takes as much of
     that. The last checkpoint is written at once. Example: `true`."""
     keep: values.Count = 2
-    """The number of newest checkpoints to keep. The one with the least loss on `evaluate.files` is kept too, among those with an
+    """The number of newest checkpoints to keep. The best one by `evaluate.best` is kept too, among those with an
     evaluation at their step: let `evaluate.every` divide `checkpoint.every`."""
     failures: values.NonNegative = 2
     """The number of consecutive failures to save a checkpoint after which the run stops; 0 = it continues. If a node could not

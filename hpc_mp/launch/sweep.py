@@ -7,7 +7,7 @@ from itertools import count
 from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.base.text import counted, loss_number, loss_words
+from hpc_mp.base.text import counted, loss_number
 from hpc_mp.job import AnySpec
 from hpc_mp.job.sweep import runs_of, summary_of, words_of
 from hpc_mp.launch.listener import Listener
@@ -15,6 +15,8 @@ from hpc_mp.launch.plan import JobPlan, newest_run
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.history import complete, saved_step
 from hpc_mp.rundir.outcome import Outcome, together
+from hpc_mp.rundir.records import Evaluation, last_records
+from hpc_mp.rundir.retention import best_evaluation
 from hpc_mp.rundir.runs import SweepMember, best_of, is_run, members
 from hpc_mp.runs.status import RunStatus
 
@@ -123,7 +125,8 @@ def _joined(plans: Sequence[JobPlan]) -> list[SweepMember]:
 
 def _words(outcome: Outcome) -> str:
     loss = f", loss {loss_number(outcome.loss)} after step {outcome.steps}" if outcome.loss is not None else ""
-    held_out = f", held out {loss_words(outcome.evaluation_loss)}" if outcome.evaluation_loss is not None else ""
+    newest = last_records(RunDirectory(outcome.run).evaluations, Evaluation, 1)
+    held_out = f", held out {newest[-1].words}" if newest else ""
     cause = f": {outcome.cause.message}" if outcome.cause is not None else ""
     return f"{outcome.run} {outcome.state}{loss}{held_out}{cause}"
 
@@ -136,8 +139,9 @@ def best_runs(statuses: Sequence[RunStatus]) -> Mapping[Path, str]:
             sweeps.setdefault((status.run.parent, status.sweep.first), []).append(status)
     winners = {}
     for runs in sweeps.values():
-        held_out = [[record.loss for record in (status.best, status.evaluation) if record is not None] for status in runs]
-        numbers = [(status.loss, min(losses, default=None)) for status, losses in zip(runs, held_out, strict=True)]
+        held_out = ((status.best.evaluation if status.best else None, status.evaluation) for status in runs)
+        best_ones = (best_evaluation([evaluation for evaluation in pair if evaluation]) for pair in held_out)
+        numbers = zip((status.loss for status in runs), best_ones, strict=True)
         best = best_of(numbers) if all(status.ended for status in runs) else None
         if best is not None:
             winners[runs[best[0]].run] = best[1]

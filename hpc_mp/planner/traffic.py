@@ -16,7 +16,8 @@ cp       its neighbour in a ring      m × layers × (2 (C−1) × K forward and
 cp_pairs each other rank of its       m × layers × 4 (Q + K) / C, with ulysses instead: tokens for heads and back, forward and
          context group                backward; 2 (Q + K) / C more if recomputed. K counts a head once for each rank that
                                       gets it; where heads are cut unevenly, this is the mean of the first rank
-pp       the next and previous stage  m × A each, for every stage of the rank; A/T with sequence parallelism
+pp       the next and previous stage  m × A each, for every stage of the rank; A/T with sequence parallelism; and the tables
+                                      and the norm that layers behind a boundary need of an encoder and a decoder
 dp       its neighbour in the ring of without shards 2 (D−1)/D × the rank's gradients; with them (s−1) × its part of its units ×
          its shard group              (all-gathers in the compute format + reduce-scatters in the master format)
 replicas its neighbour in the ring of 2 (R−1)/R × its part of the gradients, in the master format
@@ -100,8 +101,9 @@ def rank_traffic(layout: Layout, shape: ModelShape, pipeline: int) -> Traffic:
     activation = layout.samples * -(-tokens // shares) * shape.hidden * computed
     units = units_of(layout, shape, pipeline, 0)
     tensor = _tensor_axis(layout, shape, [spans[stage] for stage in held], shares * activation)
-    onward = sum(stage + 1 < len(spans) and placement[stage + 1] != pipeline for stage in held)
-    back = sum(stage > 0 and placement[stage - 1] != pipeline for stage in held)
+    crossing = [activation + computed * _numbers_beside(layout, shape, span.layers.start) for span in spans]
+    onward = sum(crossing[stage + 1] for stage in held if stage + 1 < len(spans) and placement[stage + 1] != pipeline)
+    back = sum(crossing[stage] for stage in held if stage > 0 and placement[stage - 1] != pipeline)
     copied = TIED in units and not (first and last)
     same, expert = layout.state_degree // degrees.expert, layout.expert_cut()
     rank_spans, family = [spans[stage] for stage in held], family_of(shape)
@@ -111,10 +113,18 @@ def rank_traffic(layout: Layout, shape: ModelShape, pipeline: int) -> Traffic:
     choices_tp, choices_cp = _choices(layout, shape, rank_spans)
     return Traffic(
         tp=tensor + _shared_gradients(layout, units) + choices_tp, cp=cp + choices_cp, cp_pairs=cp_pairs,
-        pp=float(m * activation * max(onward, back)), ep=_expert_axis(layout, shape, rank_spans), dp=dp, replicas=replicas,
+        pp=float(m * max(onward, back)), ep=_expert_axis(layout, shape, rank_spans), dp=dp, replicas=replicas,
         expert_dp=expert_dp, expert_replicas=expert_replicas,
         tied=float(units[TIED].part * master) if copied and units[TIED].trained else 0.0,
         shards=_of_all(layout.shard_degree, layout.state_degree), expert_shards=_of_all(expert.shards, same))
+
+
+def _numbers_beside(layout: Layout, shape: ModelShape, begin: int) -> int:
+    """Return the numbers that cross beside hidden states to a stage that begins with this layer, see ``families/t5.py``."""
+    heads = len(heads_of(shape.heads, shape.heads, layout.degrees.tensor, 0).query)
+    needed = tuple(name for name, end in (("encoder.", shape.encoder), ("decoder.", shape.layers)) if begin < end)
+    weights = family_of(shape).embedding_weights(shape) if shape.encoder else ()
+    return sum(weight.shape[0] * (heads if weight.cut else 1) for weight in weights if weight.name.startswith(needed))
 
 
 def _tensor_axis(layout: Layout, shape: ModelShape, spans: list[StageSpan], activation: int) -> float:

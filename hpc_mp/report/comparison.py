@@ -115,7 +115,7 @@ def _range(panel: OverlayPanel, runs: Sequence[Sequence[float]]) -> tuple[float,
 COLOURS = 7  # of page.css; further lines repeat the colours, dashed
 DASHES = 4
 NONE = "–"
-LOSS, BEST_LOSS = "Loss, first and last", "Best held-out loss"
+LOSS, BEST = "Loss, first and last", "Best on held-out text"
 SECRET = ("environment.set.", "program.environment.")
 
 
@@ -180,9 +180,9 @@ def _value(key: str, job: Mapping[str, Any], swept: bool) -> str:
 
 def ends(runs: Sequence[RunFacts]) -> tuple[ComparedRow, ...]:
     """Return every run's progress, cost and result; rows without a value are left out."""
-    best = {index: evaluation.loss for index, run in enumerate(runs) if (evaluation := best_evaluation(run.evaluations))}
-    comparable = len(best) > 1 and _same_text(runs)
-    marks = {LOSS: _best_by_loss(runs), BEST_LOSS: min(best, key=best.__getitem__) if comparable else None}
+    best = {index: evaluation for index, run in enumerate(runs) if (evaluation := best_evaluation(run.evaluations))}
+    comparable = len(best) > 1 and _same_text(runs) and len({evaluation.criterion for evaluation in best.values()}) == 1
+    marks = {LOSS: _best_by_loss(runs), BEST: min(best, key=lambda index: best[index].cost) if comparable else None}
     rows = [ComparedRow(what, tuple(text(run) or NONE for run in runs), marks.get(what)) for what, text in ENDS]
     return tuple(row for row in rows if any(cell != NONE for cell in row.cells))
 
@@ -192,7 +192,7 @@ def _best_by_loss(runs: Sequence[RunFacts]) -> int | None:
     if len({(run.path.resolve().parent, run.sweep.first) if run.sweep else run.path for run in runs}) > 1:
         return None
     series = [losses(run.metrics) for run in runs]
-    best = best_of((values[-1] if values else None, min((evaluation.loss for evaluation in run.evaluations), default=None))
+    best = best_of((values[-1] if values else None, best_evaluation(run.evaluations))
                    for values, run in zip(series, runs, strict=True))
     return best[0] if best is not None and best[1] == "loss" else None
 
@@ -243,9 +243,9 @@ ENDS: tuple[tuple[str, Callable[[RunFacts], str]], ...] = (
     ("Tokens", lambda run: f"{run.metrics[-1].tokens:,}" if run.metrics and run.metrics[-1].tokens else ""),
     (LOSS, _loss),
     ("Held-out loss, last", lambda run: loss_number(run.evaluations[-1].loss) if run.evaluations else ""),
-    (BEST_LOSS, lambda run: f"{loss_number(best.loss)} after step {best.step:,}"
+    (BEST, lambda run: f"{best.criterion} {best.figure} after step {best.step:,}"
      if (best := best_evaluation(run.evaluations)) else ""),
-    ("Best checkpoint", lambda run: f"{run.best.path.name}, {loss_number(run.best.loss)}" if run.best else ""),
+    ("Best checkpoint", lambda run: f"{run.best.path.name}, {run.best.evaluation.figure}" if run.best else ""),
     ("Tokens per second", _speed),
     ("Wall clock", _wall_clock),
     ("Used", lambda run: run.usage.words() if run.usage else ""),

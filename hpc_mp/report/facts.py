@@ -41,7 +41,7 @@ class RunFacts:
         earlier: attempt → its placement, for attempts before the current one.
         sweep: its place in its sweep; None outside of a sweep.
         usage: its cost until it ended, or until its last record.
-        best: the checkpoint with the least loss on held-out text; None if none was evaluated.
+        best: the best checkpoint on held-out text; None if none was evaluated.
         written: unix seconds of the last write to ``metrics.jsonl``; None without the file.
         problems: existing files that could not be read.
     """

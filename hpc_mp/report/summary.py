@@ -137,14 +137,14 @@ def _used(used: Usage | None) -> list[Number]:
 
 
 def _best(facts: RunFacts) -> Iterator[Number]:
-    """Yield the least loss on held-out text, and the best checkpoint by it."""
-    least = best_evaluation(facts.evaluations)
-    if least is None:
+    """Yield the best evaluation, and the best checkpoint."""
+    best = best_evaluation(facts.evaluations)
+    if best is None:
         return
     saved = f"best checkpoint: {facts.best.path.name}" if facts.best else "no checkpoint of an evaluated step"
-    if facts.best and facts.best.step != least.step:
-        saved += f", {loss_number(facts.best.loss)}"
-    yield Number("Best held-out loss", loss_number(least.loss), f"after step {least.step:,}; {saved}")
+    if facts.best and facts.best.evaluation.step != best.step:
+        saved += f", {facts.best.evaluation.figure}"
+    yield Number(f"Best held-out {best.criterion}", best.figure, f"after step {best.step:,}; {saved}")
 
 
 def _loss(metrics: tuple[StepMetrics, ...]) -> Number:

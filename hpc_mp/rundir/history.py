@@ -106,6 +106,7 @@ def complete(run: RunDirectory, spec: AnySpec) -> bool:
     if not saved or problem(saved[-1]) is not None:
         return False
     evaluations = [evaluation for evaluation in read_records(run.evaluations, Evaluation) if evaluation.step <= last]
-    if evaluations and evaluations[-1].step == last and exhausted(evaluations, spec.evaluate.patience, spec.evaluate.gain):
+    rule = spec.evaluate
+    if evaluations and evaluations[-1].step == last and exhausted(evaluations, rule.patience, rule.gain, rule.best):
         return True
     return last == spec.train.steps and (not spec.evaluate.active or last in {evaluation.step for evaluation in evaluations})

@@ -29,6 +29,7 @@ class Origin:
         tokenizer: SHA-256 of its tokenizer.json.
         data: name of the token set, which identifies the text's content and its tokenizer.
         sequence_length, seed: with the token set they determine the order of samples.
+        prompt_length: value of ``data.prompt_length``, by which samples are cut.
         documents: value of ``data.documents``; "joined" for runs from before this key existed.
         weights: value of ``data.weights``, by which a mixture's samples are ordered too.
     """
@@ -41,11 +42,12 @@ class Origin:
     seed: int
     documents: str = "joined"
     weights: Sequence[float] = field(default_factory=list)
+    prompt_length: int | None = None
 
     def same_samples(self, other: "Origin") -> bool:
         """Return True if a position denotes the same sample in both."""
-        return ((self.data, self.sequence_length, self.seed, self.weights)
-                == (other.data, other.sequence_length, other.seed, other.weights))
+        return ((self.data, self.sequence_length, self.seed, self.weights, self.prompt_length)
+                == (other.data, other.sequence_length, other.seed, other.weights, other.prompt_length))
 
 
 @dataclass(frozen=True, slots=True)

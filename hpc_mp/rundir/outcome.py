@@ -52,9 +52,9 @@ class Outcome:
         first_step: number of the first step with a loss, 0 before it; above 1 for a run that continued from another run's
             state.
         first_loss, loss: loss of the first and the last step of the run that have one; None before the first.
-        evaluation_loss: loss of the newest evaluation on held-out text; None without one. best_evaluation_loss: the least.
+        evaluation_loss: loss of the newest evaluation on held-out text; None without one. best_evaluation_loss: of the best.
         tokens_per_s: mean over this attempt's steps, without the first, which warms up.
-        checkpoint: the newest one. best_checkpoint: the evaluated checkpoint with the least loss on held-out text.
+        checkpoint: the newest one. best_checkpoint: the best evaluated one, by ``evaluate.best``.
         report: the HTML report of the run; None without one.
         elements: for an array, the outcome of each of its runs; this outcome is then the worst. not_started: number of its runs
             that were never started.

@@ -102,6 +102,7 @@ class Evaluation:
         attempt: from 1.
         accuracy: share of the rows whose class a classification tells; NaN for other objectives.
         macro_f1: mean of F1 over the classes; likewise.
+        criterion: value of ``evaluate.best``.
     """
 
     step: Count
@@ -111,6 +112,17 @@ class Evaluation:
     attempt: Count = 1
     accuracy: Measured = math.nan
     macro_f1: Measured = math.nan
+    criterion: str = "loss"
+
+    @property
+    def cost(self) -> float:
+        """The number that is least in the best evaluation."""
+        return -self.accuracy if self.criterion == "accuracy" else self.loss
+
+    @property
+    def figure(self) -> str:
+        """The value of the criterion in words."""
+        return f"{self.accuracy:.4f}" if self.criterion == "accuracy" else loss_number(self.loss)
 
     @property
     def words(self) -> str:

@@ -12,6 +12,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.files import read_json, write_json
 from hpc_mp.base.text import several
 from hpc_mp.rundir.layout import RunDirectory
+from hpc_mp.rundir.records import Evaluation
 
 GIVE = "pass DIRECTORY/NAME/0001, or DIRECTORY/NAME for the newest run of a job"
 PRIVATE = 0o700  # logs and samples are the user's own: no other user may read a run directory
@@ -158,12 +159,14 @@ def end_sweep(run: RunDirectory) -> None:
         (run.path.parent / mine.first / RunDirectory.sweep_stop.name).touch()
 
 
-def best_of(losses: Iterable[tuple[float | None, float | None]]) -> tuple[int, str] | None:
-    """Return the index of the best run of a sweep, and the criterion: the least held-out loss if every run with a loss has one,
-    else the least last loss. None if fewer than two runs have a loss. ``losses``: last loss and least held-out loss of each
-    run."""
-    pairs = {index: pair for index, pair in enumerate(losses) if pair[0] is not None}
+def best_of(runs: Iterable[tuple[float | None, Evaluation | None]]) -> tuple[int, str] | None:
+    """Return the index of the best run of a sweep, and the criterion: that of evaluations if every run with a loss has one, else
+    the least last loss. None if fewer than two runs have a loss. ``runs``: last loss and best evaluation of each run."""
+    pairs = {index: (loss, evaluation) for index, (loss, evaluation) in enumerate(runs) if loss is not None}
     if len(pairs) < 2:
         return None
-    by, which = ("held-out loss", 1) if all(pair[1] is not None for pair in pairs.values()) else ("loss", 0)
-    return min(pairs, key=lambda index: pairs[index][which] or 0.0), by
+    costs = {index: evaluation.cost for index, (_, evaluation) in pairs.items() if evaluation is not None}
+    criteria = {evaluation and evaluation.criterion for _, evaluation in pairs.values()}
+    if costs.keys() == pairs.keys() and len(criteria) == 1:
+        return min(costs, key=costs.__getitem__), f"held-out {criteria.pop()}"
+    return min(pairs, key=lambda index: pairs[index][0]), "loss"

@@ -55,7 +55,7 @@ class RunStatus:
         successors: the jobs that continue after it, in their order.
         phase: rank 0's activity.
         step, steps: steps finished, and steps in all; 0 if unknown.
-        evaluation: the newest one on held-out text. best: the checkpoint with the least loss on it.
+        evaluation: the newest one on held-out text. best: the best checkpoint on it.
         tokens_per_s, mfu: throughput of the last step, and its share of the GPUs' peak; None if unknown.
         eta, step_age: seconds until the end of the last step, and since the newest one.
         checkpoint: the newest one.
@@ -98,7 +98,8 @@ class RunStatus:
 
     def document(self) -> dict[str, Any]:
         """Return the document for ``--json``."""
-        text = json.dumps(asdict(self), default=str)
+        best = {"best": {"path": self.best.path, **asdict(self.best.evaluation)}} if self.best else {}
+        text = json.dumps(asdict(self) | best, default=str)
         return cast("dict[str, Any]", json.loads(text, parse_constant=lambda _: None))  # JSON has no NaN
 
 

@@ -52,3 +52,8 @@ def test_of_a_model_that_sees_the_language_model_is_shown(tmp_path: Path) -> Non
     config.write_text('{"model_type": "llava", "text_config": {"model_type": "llama"}, "vision_config": {}}')
     text = " ".join(CliRunner().invoke(cli, ["model", str(config)]).stdout.split())
     assert "llama (LlamaForCausalLM)" in text and "language model of llava, whose other parts are left out" in text
+
+
+def test_a_model_without_a_table_of_positions_has_any_number() -> None:
+    texts = (" ".join(CliRunner().invoke(cli, ["model", name]).stdout.split()) for name in ("t5", "gpt2"))
+    assert ["vocabulary 32128, any number of positions" in next(texts), "1024 positions" in next(texts)] == [True, True]

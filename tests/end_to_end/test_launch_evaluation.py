@@ -44,7 +44,7 @@ def test_evaluations_are_seen_everywhere(tmp_path: Path, mark: str) -> None:  # 
     assert sorted(run.cache.glob("tokens-*")) == made and len(made) == 2, "nothing is left to tokenize"
     status = json.loads(CliRunner().invoke(cli, ["status", str(run.path), "--json"]).stdout)
     assert status["evaluation"] == found[-1] and status["state"] == "completed"
-    assert status["best"] == {"path": outcome["checkpoint"], "step": 3, "loss": found[-1]["loss"]}
+    assert status["best"] == found[-1] | {"path": outcome["checkpoint"]}
     words = CliRunner().invoke(cli, ["status", str(run.path)]).output
     assert "held out  after step 3: loss" in words and f"best      {outcome['checkpoint']}, held out loss" in words
     assert 'class="held-out"' in run.report.read_text() and "Held-out loss" in run.report.read_text()

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,6 +26,7 @@ from hpc_mp.launch.render import render
 from hpc_mp.launch.sweep import best_runs
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.outcome import verdict
+from hpc_mp.rundir.records import Evaluation
 from hpc_mp.rundir.runs import SweepMember, best_of, members, read_member, write_member
 from hpc_mp.runs.status import seen
 
@@ -167,10 +169,14 @@ def test_the_script_of_a_sweep(simultaneous: int | None, line: str) -> None:
 
 
 def test_the_best_run() -> None:
-    assert best_of([(2.0, None), (1.0, None)]) == best_of([(2.0, 3.0), (1.0, None)]) == (1, "loss")
-    assert best_of([(2.0, 3.0), (1.0, 4.0)]) == (0, "held-out loss")
-    assert best_of([(None, None), (2.0, 3.0), (1.0, 2.5)]) == (2, "held-out loss")
-    assert best_of([(2.0, 3.0), (None, None)]) is best_of([]) is None
+    least, less, more, told = (Evaluation(1, loss, 9, 1.0, accuracy=loss / 8) for loss in (2.5, 3.0, 4.0, 2.0))
+    assert best_of([(2.0, None), (1.0, None)]) == best_of([(2.0, less), (1.0, None)]) == (1, "loss")
+    assert best_of([(2.0, less), (1.0, more)]) == (0, "held-out loss")
+    assert best_of([(None, None), (2.0, less), (1.0, least)]) == (2, "held-out loss")
+    assert best_of([(2.0, less), (None, None)]) is best_of([]) is None
+    less, told = (replace(each, criterion="accuracy") for each in (less, told))
+    assert best_of([(1.0, told), (2.0, less)]) == (1, "held-out accuracy")
+    assert best_of([(1.0, told), (2.0, least)]) == (0, "loss"), "two criteria"
 
 
 def test_each_sweep_has_a_best_run_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -216,6 +216,16 @@ def test_families_with_other_blocks_send_what_was_predicted(place: Path, model: 
         assert sent == pytest.approx(predicted, rel=1e-12)
 
 
+@pytest.mark.prove
+@pytest.mark.parametrize("partition", [[1, 4], [3, 2]])
+def test_an_encoder_and_a_decoder_send_what_was_predicted(place: Path, partition: list[int]) -> None:
+    """Tables of positions cross with hidden states, as wide as those of the rank with the most heads."""
+    rows = ['data.format="prompt"', "data.prompt_length=200", "data.sequence_length=400", 'train.precision="bf16"']
+    pairs = run(place, "t5", [*rows, *layout(tensor=2, pipeline=2, partition=partition, microbatches=2)])
+    assert [[numbers.get("next"), numbers.get("previous")] for numbers, _ in pairs] == [
+        [numbers.get("next"), numbers.get("previous")] for _, numbers in pairs]
+
+
 EXPERTS = {name: [*more, *layout(**degrees)] for name, (more, degrees) in table(__file__, "traffic.toml", "experts").items()}
 
 

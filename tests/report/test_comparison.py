@@ -63,7 +63,7 @@ def test_two_runs_on_one_page(pair: tuple[Run, Run]) -> None:
     assert json.loads(lines[1]["data-values"] or "") == metrics, "all digits"
     assert {given["class"] for given in lines} == {"run-0 dashes-0", "run-1 dashes-0"}
     assert "parallel.pipeline 2 1" in page.text and "train.steps 20 30" in page.text
-    assert "5.5000 after step 20 5.0000 after step 10" in page.text
+    assert "loss 5.5000 after step 20 loss 5.0000 after step 10" in page.text
     assert len(page.all("td", class_="least")) == 1
 
 
@@ -88,8 +88,8 @@ def test_how_they_ended(pair: tuple[Run, Run]) -> None:
     rows = ends(facts)
     assert row(rows, "State").cells == ("completed", "completed")
     assert row(rows, "Steps").cells == ("20 of 20", "30 of 30")
-    assert row(rows, "Best held-out loss") == ComparedRow(
-        "Best held-out loss", ("5.5000 after step 20", "5.0000 after step 10"), marked=1)
+    assert row(rows, "Best on held-out text") == ComparedRow(
+        "Best on held-out text", ("loss 5.5000 after step 20", "loss 5.0000 after step 10"), marked=1)
     assert all("node hours" in cell for cell in row(rows, "Used").cells)
     assert row(rows, "Wall clock").cells == ("1 min 14 s",) * 2
     assert "Best checkpoint" not in {each.what for each in rows}, "there is none"
@@ -99,7 +99,7 @@ def test_how_they_ended(pair: tuple[Run, Run]) -> None:
 def test_losses_on_other_texts_are_not_compared(pair: tuple[Run, Run]) -> None:
     evaluate(pair[1], (10, 1.0), labels=50)
     facts = [read_facts(run.run) for run in pair]
-    assert row(ends(facts), "Best held-out loss").marked is None
+    assert row(ends(facts), "Best on held-out text").marked is None
     assert notes(facts, labels_of(facts)) == (
         "the held-out texts differ, so no best loss is marked; "
         "counted tokens: demo 0001 100, demo 0002 50",)

@@ -1,10 +1,12 @@
 """The run directory: numbering, records, line files on full disks, manifests, the plan, and which checkpoints stay."""
 
 import json
+import math
 import os
 import resource
 import stat
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import grimp
@@ -226,16 +228,29 @@ def test_the_newest_and_the_best_stay(tmp_path: Path, evaluations: list[tuple[in
     prune(run, keep=2)
     assert left(run) == names(*kept)
     found = best_checkpoint(run)
-    assert (found.step if found else None) == best
+    assert (found.evaluation.step if found else None) == best
     assert figures(run, 1)["best_checkpoint"] == (run.checkpoint(best) if best else None)
 
 
 def test_the_best_evaluation_may_have_no_checkpoint(tmp_path: Path) -> None:
     run = saved(tmp_path, range(2, 4), (1, 1.0, 9), (2, 3.0, 9), (3, 2.0, 9))
-    assert (found := best_checkpoint(run)) is not None and found.step == 3
+    assert (found := best_checkpoint(run)) is not None and found.evaluation.step == 3
     numbers = figures(run, 1)
     assert (numbers["best_evaluation_loss"], numbers["evaluation_loss"]) == (1.0, 2.0)
     assert best_evaluation([]) is None
+
+
+def test_the_best_by_accuracy_is_that_of_the_highest(tmp_path: Path) -> None:
+    """By the newest evaluation's criterion: one that was made before the key changed counts too."""
+    run = saved(tmp_path, range(1, 6))
+    made = [Evaluation(step, loss, 9, 1.0, accuracy=accuracy, criterion="accuracy" if step > 1 else "loss")
+            for step, loss, accuracy in ((1, 3.0, 0.5), (2, 2.0, 0.75), (3, 2.5, 0.75), (4, 1.0, 0.25), (5, 9.0, math.nan))]
+    run.evaluations.write_text("".join(line_of(evaluation) + "\n" for evaluation in made))
+    prune(run, keep=1)
+    assert left(run) == names(2, 5) and figures(run, 1)["best_evaluation_loss"] == 2.0
+    best = best_evaluation(made[:4])
+    assert best is not None and (best.words, best.figure) == ("loss 2.0000, accuracy 0.7500, macro F1 nan", "0.7500")
+    assert (least := best_evaluation([replace(each, criterion="loss") for each in made])) and least.step == 4
 
 
 def test_nothing_is_deleted_while_nobody_knows_the_best(tmp_path: Path) -> None:

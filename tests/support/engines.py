@@ -24,8 +24,7 @@ from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.rundir.rank_env import identity
 from hpc_mp.train.data import (
     HeldOut,
-    LabelledRows,
-    PairRows,
+    SampleRows,
     Samples,
     TokenSet,
     held_out_samples,
@@ -180,7 +179,7 @@ def _step(spec: JobSpec, engine: Engine, samples: Samples, step: int, traced: bo
     return engine.step(step, share(spec, samples, own, step, sum(map(samples.label_count, own)), engine), trace=traced)
 
 
-def _evaluate(spec: JobSpec, engine: Engine, rows: HeldOut | LabelledRows | PairRows, step: int) -> tuple[float, int]:
+def _evaluate(spec: JobSpec, engine: Engine, rows: HeldOut | SampleRows, step: int) -> tuple[float, int]:
     passes = evaluation.passes(len(rows), microbatch=spec.microbatch_size, microbatches=spec.microbatches,
                                data_degree=spec.data_degree, data_rank=engine.groups.data_rank)
     parts = [engine.evaluate(share(spec, rows, own, step, 0, engine)) for own in passes]

@@ -113,7 +113,7 @@ def write_job(directory: Path, model: str = "gpt2", more: str = "") -> Path:
 
 def job(directory: Path, model: str, overrides: Sequence[str] = ()) -> JobSpec:
     path = directory / f"{model}.toml"
-    path.write_text(JOB.format(model=(MODELS | VARIANTS | FAMILIES)[model]))
+    path.write_text(JOB.format(model=(MODELS | VARIANTS | FAMILIES | STACKS)[model]))
     return load_job(path, overrides)
 
 

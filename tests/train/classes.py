@@ -3,7 +3,6 @@
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -11,12 +10,10 @@ import torch
 import transformers
 from layouts import FAMILIES as OTHERS
 from layouts import MASKED, MODELS
-from lists import SAMPLES, SEED, Flat, Reference, Report, apart, by_torch, on_rank
+from lists import SAMPLES, SEED, Flat, Reference, by_torch, distance_of
 from masked import attention
-from ranks import run_ranks
 from torch import Tensor, nn
 
-from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.models import family_of
 from hpc_mp.layout.models.reading import model_shape
 from hpc_mp.train.device.precision import StaysDouble
@@ -128,13 +125,4 @@ def plain(training: Training) -> Reference:
     return losses, norms, {name: values.reshape(stored[name]) for name, values in parameters.items()}
 
 
-def distance(layout: Layout, training: Training, reference: Training | None = None,
-             before: Callable[[], None] = lambda: None) -> float:
-    """Return the largest difference of any loss, norm or parameter between the engine and plain transformers. ``before``: called
-    in every rank first."""
-    def rank() -> Report:
-        before()
-        model = training.model(layout.recompute)
-        return on_rank(replace(layout, sequence=LENGTH), model, values(model), training.batches())
-
-    return apart(run_ranks(layout.ranks, rank), partial(plain, reference or training))
+distance = distance_of(LENGTH, values, plain)

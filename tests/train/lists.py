@@ -7,9 +7,10 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,7 @@ from ranks import run_ranks
 from torch import Tensor, nn
 
 from hpc_mp.layout.layout import Layout
+from hpc_mp.layout.models.tensor import kv_copies
 from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.layout.schedule.names import STAGES_PER_RANK
 from hpc_mp.layout.schedule_of import schedule_of
@@ -27,6 +29,7 @@ from hpc_mp.rundir.rank_env import identity
 from hpc_mp.train.checkpoint import checkpoint
 from hpc_mp.train.model.layer_list import LayerSpec
 from hpc_mp.train.model.listed_stage import ListedModel
+from hpc_mp.train.model.transformers_model import TransformersModel
 from hpc_mp.train.parallel import gloo
 from hpc_mp.train.parallel.communicators import build, everyone
 from hpc_mp.train.parallel.dropout import DropoutClock, HashDropout, Moment
@@ -218,7 +221,9 @@ def engine_of(layout: Layout, model: StagedModel, ties: list[tuple[int, ...]] | 
     who, schedule, device = identity(os.environ), schedule_of(layout), torch.device("cpu")
     gloo.register()
     dist.init_process_group("gloo", store=dist.PrefixStore("list", _store()), rank=who.rank, world_size=who.world)
-    groups = build(place(layout.degrees, "DPT", 8), layout.shard_degree, device, "gloo", schedule, None, everyone(), ties=ties)
+    copies = kv_copies(model.shape, layout.degrees.tensor) if isinstance(model, TransformersModel) else ()
+    groups = build(place(layout.degrees, "DPT", 8), layout.shard_degree, device, "gloo", schedule, None, everyone(), copies,
+                   ties=ties)
     return Engine(model, EngineSettings(layout, schedule, SEED, Settings(), home=home_of(layout)), groups, device)
 
 
@@ -371,6 +376,38 @@ def apart(reports: Sequence[Report], reference: Callable[[], Reference]) -> floa
     assert {key for key, _, _ in parts} == parameters.keys()
     return max(differences + [float((parameters[key][box] - torch.from_numpy(values)).abs().max())
                               for key, box, values in parts if values.size])
+
+
+class PlainTraining(Protocol):
+    """A model of transformers, and its batches."""
+
+    def model(self, recompute: str = "none") -> TransformersModel: ...
+
+    def batches(self) -> Sequence[Mapping[str, Tensor]]: ...
+
+
+Trained = TypeVar("Trained", bound=PlainTraining)
+
+
+def distance_of(sequence: int, values: Callable[[TransformersModel], Source], plain: Callable[[Trained], Reference]) -> Any:
+    """Return a function that returns the largest difference of any loss, norm or parameter between the engine and ``plain``
+    transformers.
+
+    Args:
+        sequence: tokens of a sample.
+        values: the first ones of a model.
+    """
+    def distance(layout: Layout, training: Trained, reference: Trained | None = None,
+                 before: Callable[[], None] = lambda: None) -> float:
+        """``before``: called in every rank first."""
+        def rank() -> Report:
+            before()
+            model = training.model(layout.recompute)
+            return on_rank(replace(layout, sequence=sequence), model, values(model), training.batches())
+
+        return apart(run_ranks(layout.ranks, rank), partial(plain, reference or training))
+
+    return distance
 
 
 SKIPS = ("skip", "part1.getitem_3")  # of the list, and of the module with cut points

@@ -2,8 +2,7 @@
 
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import pairwise
 from typing import Any
@@ -11,11 +10,9 @@ from typing import Any
 import torch
 import transformers
 from layouts import MASKED
-from lists import SAMPLES, SEED, Flat, Reference, Report, apart, by_torch, on_rank
-from ranks import run_ranks
+from lists import SAMPLES, SEED, Flat, Reference, by_torch, distance_of
 from torch import Tensor, nn
 
-from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.models import FAMILIES, Family
 from hpc_mp.train.device.precision import StaysDouble
 from hpc_mp.train.model import initial
@@ -133,16 +130,4 @@ def plain(training: Training) -> Reference:
     return losses, norms, {weight.name: parameters[weight.name].view(weight.shape) for weight in weights}
 
 
-def distance(layout: Layout, training: Training, reference: Training | None = None,
-             before: Callable[[], None] = lambda: None) -> float:
-    """Return the largest difference of any loss, norm or parameter between the engine and plain transformers.
-
-    Args:
-        before: called in every rank first.
-    """
-    def rank() -> Report:
-        before()
-        model = training.model(layout.recompute)
-        return on_rank(replace(layout, sequence=LENGTH), model, values(model), training.batches())
-
-    return apart(run_ranks(layout.ranks, rank), partial(plain, reference or training))
+distance = distance_of(LENGTH, values, plain)

@@ -8,13 +8,11 @@ from typing import Any
 
 import torch
 from layouts import STACKS
-from lists import SAMPLES, SEED, Flat, Reference, Report, apart, by_torch, on_rank
-from ranks import run_ranks
+from lists import SAMPLES, SEED, Flat, Reference, by_torch, distance_of
 from torch import Tensor, nn
 from transformers import T5Config, T5ForConditionalGeneration
 from transformers.models.t5 import modeling_t5
 
-from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.models import FAMILIES, family_of
 from hpc_mp.train.device.precision import StaysDouble
 from hpc_mp.train.model import initial
@@ -131,16 +129,4 @@ def plain(training: Training) -> Reference:
     return losses, norms, parameters
 
 
-def distance(layout: Layout, training: Training, reference: Training | None = None,
-             before: Callable[[], None] = lambda: None) -> float:
-    """Return the largest difference of any loss, norm or parameter between the engine and plain transformers.
-
-    Args:
-        before: called in every rank first.
-    """
-    def rank() -> Report:
-        before()
-        model = training.model(layout.recompute)
-        return on_rank(replace(layout, sequence=PROMPT + RESPONSE), model, values(model), training.batches())
-
-    return apart(run_ranks(layout.ranks, rank), partial(plain, reference or training))
+distance = distance_of(PROMPT + RESPONSE, values, plain)

@@ -13,8 +13,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
+from click.testing import CliRunner
 from exact import EXACT, cases
-from layouts import MASKED, layout, run_whole, start
+from layouts import MASKED, layout, run_whole, start, trained_run
 from safetensors.torch import load_file
 from transformers import (
     AutoConfig,
@@ -27,13 +28,21 @@ from transformers import (
 )
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cli.launch import _conclude, _loss_words
+from hpc_mp.cli.main import cli
 from hpc_mp.job import JobSpec, load_job
 from hpc_mp.job.layout import check_pretrained, read_shape
+from hpc_mp.launch.listener import Teller
+from hpc_mp.launch.sweep import _words
 from hpc_mp.layout.models import family_of
 from hpc_mp.rundir import RunDirectory, read_lines
+from hpc_mp.rundir.checkpoints import complete_steps, step_of
+from hpc_mp.rundir.history import complete
+from hpc_mp.rundir.outcome import Outcome, figures
 from hpc_mp.train.checkpoint.export import export
 from hpc_mp.train.checkpoint.export_adapters import export_adapters
 from hpc_mp.train.data import IGNORE, LabelledRows, held_out_samples, prepare_held_out, prepare_job, training_samples
+from hpc_mp.train.data.sampler import permuted
 from hpc_mp.train.device.precision import StaysDouble
 from hpc_mp.train.rank.first_values import own_values
 
@@ -131,7 +140,7 @@ def test_the_first_token_stands_for_a_row_that_sees_no_padding(folder: Path) -> 
     mask = encoded(folder, [row["text"] for row in rows()])["attention_mask"]
     documents = samples.documents(range(60))
     assert (labels[:, 0] != IGNORE).all() and documents is not None and (documents == [(0, size) for size in mask.sum(1)]).all()
-    assert samples.label_count(range(50, 70)) == 10 and (samples.batch(range(60, 62))[1] == IGNORE).all()
+    assert (samples.batch(range(60, 62))[1] == IGNORE).all() and [*samples.documents([60])[0]] == [0, LENGTH]
 
 
 def test_rows_are_held_out_or_trained_on_each_once_in_an_epoch(folder: Path) -> None:
@@ -140,10 +149,12 @@ def test_rows_are_held_out_or_trained_on_each_once_in_an_epoch(folder: Path) -> 
     held_out = prepare_held_out(spec, 307, folder / "cache", lambda done, total: None, tokens)
     assert held_out is not None and tokens.rows + held_out.rows == 60 and 5 < held_out.rows < 40
     samples = training_samples(spec, read_shape(spec), tokens)
-    assert isinstance(samples, LabelledRows) and len(held_out_samples(spec, read_shape(spec), held_out)) == held_out.rows
+    assert len(samples) == tokens.rows and len(held_out_samples(spec, read_shape(spec), held_out)) == held_out.rows
     size = len(samples)
-    epochs = [[samples.row_at(position) for position in range(begin, begin + size)] for begin in (0, size)]
+    epochs = [[samples.first_token(position) for position in range(begin, begin + size)] for begin in (0, size)]
     assert sorted(epochs[0]) == sorted(epochs[1]) == [*range(size)] and epochs[0] != epochs[1]
+    assert epochs[1] == [permuted(place, size, seed=spec.train.seed, epoch=1) for place in range(size)], "as runs began"
+    assert samples.label_count(range(size, size + 7)) == 7
 
 
 REFUSED = {
@@ -198,6 +209,29 @@ def test_an_export_computes_the_evaluation_of_its_run(folder: Path, model: str, 
     line, held_out = [*read_lines(run.evaluations)][-1], held_out_of(spec, run, folder)
     accuracy, loss = accuracy_and_loss(exported, target, held_out)
     assert line["label_tokens"] == len(held_out) and abs(line["loss"] - loss) < EXACT and abs(line["accuracy"] - accuracy) < EXACT
+
+
+@pytest.mark.prove
+def test_the_best_checkpoint_is_that_of_the_highest_accuracy(folder: Path) -> None:
+    """A run ends by it too, and wherever an evaluation is in words, its accuracy is."""
+    keys = ("train.steps=9", "train.learning_rate=0.03", "checkpoint.every=1", "checkpoint.keep=1", "evaluate.every=1")
+    spec = job(folder, LLAMA, 'evaluate.best="accuracy"', *keys, "evaluate.patience=3")
+    run = trained_run(spec)
+    lines = read_lines(run.evaluations)
+    best = max(lines, key=lambda line: line["accuracy"])
+    assert len(lines) < 9 and lines[-1]["step"] - best["step"] == 3 and best["loss"] > min(line["loss"] for line in lines)
+    assert "no higher accuracy on the held-out text for 3 evaluations: the run ends" in run.main_log.read_text()
+    assert [step_of(path) for path in complete_steps(run.checkpoints)] == [best["step"], lines[-1]["step"]]
+    assert complete(run, spec) and not complete(run, job(folder, LLAMA, *keys, "evaluate.patience=9"))
+    outcome, said = Outcome(run.path, "completed", **figures(run, 1)), list[str]()
+    _conclude(outcome, "", Teller(said.append))
+    newest, highest = (f"loss {line['loss']:.4f}, accuracy {line['accuracy']:.4f}" for line in (lines[-1], best))
+    assert any(text.startswith(f"held out  {newest}") for text in said)
+    shown = CliRunner().invoke(cli, ["status", str(run.path)]).output
+    assert f"best      {run.checkpoint(best['step'])}, held out {highest}" in shown and f": {newest}" in shown
+    for text in (_words(outcome), _loss_words(outcome), shown, run.main_log.read_text(), *said):
+        assert "accuracy" in text or "held out" not in text
+        assert "perplexity" not in text
 
 
 def begun(folder: Path, name: str, labels: Sequence[str] = NAMES, *overrides: str, model: str = "llama") -> JobSpec:

@@ -22,9 +22,11 @@ RISING = (*HELD_OUT, "evaluate.every=1", "train.learning_rate=3.0", "checkpoint.
     ([math.nan, 1.0], 1, 0.0, False), ([1, 2, 3, 4], 0, 0.0, False), ([2, 1, 2, 0.5], 2, 0.0, False)])
 def test_the_rule(losses: list[float], patience: int, gain: float, ends: bool) -> None:
     made = [Evaluation(step, loss, 90, 1.0) for step, loss in enumerate(losses, 1)]
-    assert exhausted(made, patience, gain) is ends
+    assert exhausted(made, patience, gain, "loss") is ends
     another_text = [Evaluation(1, 0.0, 7, 1.0), *made]
-    assert exhausted(another_text, patience, gain) is ends, "losses on another text do not count"
+    assert exhausted(another_text, patience, gain, "loss") is ends, "losses on another text do not count"
+    of_rows = [Evaluation(step, -loss, 90, 1.0, accuracy=1 - loss / 8) for step, loss in enumerate(losses, 1)]
+    assert exhausted(of_rows, patience, gain / 8, "accuracy") is ends, "a higher accuracy is better, whatever the loss"
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.prove)])

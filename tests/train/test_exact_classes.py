@@ -30,6 +30,12 @@ def test_classification_equals_one_process(model: str, name: str) -> None:
 
 
 @pytest.mark.prove
+@pytest.mark.parametrize("heads", [1, 2])
+def test_ranks_share_key_value_heads(heads: int) -> None:
+    assert distance(LAYOUTS["sequence tp4 zero3"], Training("llama", {"num_key_value_heads": heads})) < EXACT
+
+
+@pytest.mark.prove
 @pytest.mark.parametrize("name", ["recompute full", "sequence tp4 zero3", "tp2 pp2 dp2"])
 @pytest.mark.parametrize("model", ["bert", "roberta", "modernbert"])
 def test_dropout_before_the_classifier_is_that_of_one_process(model: str, name: str) -> None:

@@ -12,7 +12,7 @@ import tokenizers
 import torch
 from engines import run_engine
 from exact import EXACT, check_state
-from layouts import STACKS, trained_run
+from layouts import STACKS, prepare, run_whole, start, trained_run
 from ranks import run_ranks
 from stacks import Training, plain_model, values
 from tokenizers import decoders
@@ -26,8 +26,7 @@ from hpc_mp.job import JobSpec, load_job
 from hpc_mp.job.layout import check_job, read_shape
 from hpc_mp.rundir import RunDirectory, read_lines
 from hpc_mp.train.checkpoint.export import export
-from hpc_mp.train.data import IGNORE, PairRows, Samples, TokenSet, load_tokens, prepare_job
-from hpc_mp.train.data.pairs import pairs_of
+from hpc_mp.train.data import IGNORE, PairRows, TokenSet, load_tokens, prepare_job, rows_of, training_samples
 from hpc_mp.train.device.precision import StaysDouble
 from hpc_mp.train.own_loop.hugging_face import HuggingFace
 
@@ -104,7 +103,7 @@ def of_plain_transformers(spec: JobSpec, run: RunDirectory, exported: Path) -> t
     directory = Path(spec.model.pretrained or "")
     tokenizer = AutoTokenizer.from_pretrained(run.tokenizer.read_text())
     tokens = load_tokens(run.cache / run.tokens.read_text().split()[0])
-    order = Samples(tokens, LENGTH, spec.train.seed, pairs=pairs_of(spec, tokens))
+    order = training_samples(spec, read_shape(spec), tokens)
     given = [json.loads(line) for line in (directory.parent / "rows.jsonl").read_text().splitlines()]
     model = T5ForConditionalGeneration.from_pretrained(directory, dtype=torch.float64)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.95), eps=1e-2, weight_decay=0.0)
@@ -147,20 +146,35 @@ def test_ranks_hold_what_the_planner_counts(tmp_path: Path) -> None:
     check_state(spec, run_engine(spec))
 
 
+@pytest.mark.prove
+def test_a_run_keeps_its_prompt_length(tmp_path: Path) -> None:
+    """Its own checkpoint is refused; another run may begin with it, at the first sample."""
+    path = written(tmp_path, "t5")
+    keys = ("job.ranks_per_node=1", "parallel.tensor=1", "parallel.pipeline=1", 'parallel.partition="auto"', "parallel.zero=0")
+    run = trained_run(load_job(path, [*keys, "train.steps=1"]))
+    changed = [*keys, f"data.prompt_length={PROMPT - 1}", "train.steps=2"]
+    prepare(spec := load_job(path, changed), run)
+    with pytest.raises(AssertionError, match=f"was trained with prompt_length = {PROMPT}, but this job has {PROMPT - 1}"):
+        run_whole(spec, run=run)
+    begun = start(load_job(path, [*changed, f'checkpoint.resume="{run.path}"']))
+    run_whole(load_job(begun.job), run=begun)
+    assert "samples begin anew" in begun.main_log.read_text()
+
+
 def test_rows_are_samples(tmp_path: Path) -> None:
     """Every row once in an epoch, and behind the last one nothing that counts."""
     spec = load_job(written(tmp_path, "t5"))
     tokens = prepare_job(spec, 307, tmp_path / "cache", lambda done, total: None)
-    pairs = pairs_of(spec, tokens)
-    assert pairs is not None and (pairs.parts, len(pairs)) == ([40], 40)
-    order = Samples(tokens, LENGTH, 0, pairs=pairs)
+    pairs = rows_of(spec, read_shape(spec), tokens)
+    assert isinstance(pairs, PairRows) and (pairs.parts, len(pairs)) == ([40], 40)
+    order = training_samples(spec, read_shape(spec), tokens)
     assert sorted(map(order.first_token, range(40))) == [*range(40)] and len(order) == 40
     inputs, labels = pairs.batch(range(39, 42))
     assert (labels[1:] == IGNORE).all() and [*inputs[1]] == [0] * PROMPT + [5] + [0] * (LENGTH - PROMPT - 1)
     assert pairs.documents([39, 40]).tolist() == [[0, pairs.prompts[39]], [0, 1]]
     longest = int(pairs.prompts.max())
     with pytest.raises(HpcMpError, match=f"a prompt of {longest} tokens with its end: has more than the {longest - 1} places"):
-        pairs_of(load_job(tmp_path / "job.toml", [f"data.prompt_length={longest - 1}"]), tokens)
+        rows_of(spec, replace(read_shape(spec), prompt=longest - 1), tokens)
     with pytest.raises(HpcMpError, match="a prompt follows on a completion"):
         PairRows(replace(tokens, directory=reversed_loss(tokens, tmp_path / "reversed")), LENGTH, PROMPT, 5, "data.files")
 

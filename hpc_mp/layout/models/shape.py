@@ -43,6 +43,7 @@ class ModelShape:
         adapters: what is trained in place of the model's own weights; None: these are.
         encoder: the number of its first layers that are an encoder; 0: it has none.
         prompt: the first tokens of a sample, which the encoder has; the layers behind it have the others.
+        start: the token that the layers behind the encoder start with.
     """
 
     model_type: str
@@ -72,6 +73,7 @@ class ModelShape:
     adapters: Adapters | None = None
     encoder: int = 0
     prompt: int = 0
+    start: int = 0
 
     def tokens_of(self, layer: int, sequence: int) -> int:
         """Return the number of tokens of a sample that a layer computes."""

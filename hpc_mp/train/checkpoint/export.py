@@ -28,7 +28,6 @@ from hpc_mp.job.tokenizer_files import read_object
 from hpc_mp.layout.flat import Box
 from hpc_mp.layout.models import ModelShape, Weight, family_of
 from hpc_mp.layout.models.adapter_weights import keeps_values, trained_weights
-from hpc_mp.layout.models.families.t5 import start_token
 from hpc_mp.layout.models.peft_files import CONFIG
 from hpc_mp.rundir import RunDirectory, newest_complete, problem, sync, write_json
 from hpc_mp.rundir.checkpoint_index import read_indexes
@@ -110,7 +109,7 @@ def export(run: RunDirectory, output: Path, *, step: int | None = None, dtype: s
     outputs, fill = _outputs(config, model), _filler(partial(own_values, spec, model), model, reader, saved)
     config.dtype = DTYPES.get(dtype, saved)
     if model.encoder:  # as releases of transformers before 5 need it
-        config.tie_word_embeddings, config.decoder_start_token_id = model.tied, start_token(read_config(spec))
+        config.tie_word_embeddings, config.decoder_start_token_id = model.tied, model.start
     split = split_torch_state_dict_into_shards(
         {name: torch.empty(output.shape, dtype=config.dtype, device="meta") for name, output in outputs.items()},
         max_shard_size=file_bytes)

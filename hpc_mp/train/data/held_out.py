@@ -12,8 +12,10 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import several
 from hpc_mp.job import JobSpec
 from hpc_mp.job.inputs import find_files
-from hpc_mp.train.data.pairs import PairRows, pairs_of
+from hpc_mp.job.layout import read_shape
+from hpc_mp.layout.models import ModelShape
 from hpc_mp.train.data.rows import IGNORE, TokenRows
+from hpc_mp.train.data.sample_rows import SampleRows, rows_of
 from hpc_mp.train.data.sampler import positions
 from hpc_mp.train.data.tokens import TokenSet, prepare, reading_of
 
@@ -36,14 +38,13 @@ def prepare_held_out(spec: JobSpec, vocabulary: int, cache: Path, progress: Call
     reading = replace(reading_of(spec, held_out=True), template=None)  # the training's tokenizer has it
     tokens = prepare(files, vocabulary=vocabulary, cache=cache, progress=progress, files_key="data.files" if share else KEY,
                     tokenizer_directory=training.tokenizer_directory, pretrained=None, reading=reading)
-    if not tokens.rows:
-        held_out_of(spec, tokens)
+    held_out_samples(spec, read_shape(spec), tokens)
     return tokens
 
 
-def held_out_of(spec: JobSpec, tokens: TokenSet) -> "HeldOut | PairRows":
+def held_out_samples(spec: JobSpec, shape: ModelShape, tokens: TokenSet) -> "HeldOut | SampleRows":
     """Return the held-out samples of a job. Raises HpcMpError if they have no label, or a row is too long."""
-    return pairs_of(spec, tokens, KEY) or HeldOut(tokens, spec.data.sequence_length, spec.data.documents)
+    return rows_of(spec, shape, tokens, KEY) or HeldOut(tokens, spec.data.sequence_length, spec.data.documents)
 
 
 class HeldOut:

@@ -19,9 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.job import JobSpec
 from hpc_mp.job.epochs import samples_of
-from hpc_mp.train.data.pairs import PairRows
+from hpc_mp.layout.models import ModelShape
 from hpc_mp.train.data.rows import TokenRows
+from hpc_mp.train.data.sample_rows import Arrays, SampleRows, rows_of
 from hpc_mp.train.data.tokens import TokenSet
 
 
@@ -40,14 +42,14 @@ class Samples:
     Sequence i is the tokens [i × S, i × S + S]: S inputs, and the same shifted by one as labels. Sequences run over the ends of
     documents, see ``rows``. Tokens after the last whole sequence are not used. In a mixture each part has sequences of its own.
     ``sequence_length``: S, tokens. ``seed``, ``documents``, ``weights``: ``train.seed``, ``data.documents`` and ``data.weights``.
-    ``pairs``: rows that are the samples instead.
+    ``rows``: those that are the samples instead.
     Raises HpcMpError if the text, or a part of a mixture, is shorter than one sequence.
     """
 
     def __init__(self, token_set: TokenSet, sequence_length: int, seed: int, documents: str = "joined",
-                 weights: Sequence[float] = (), pairs: PairRows | None = None) -> None:
+                 weights: Sequence[float] = (), rows: SampleRows | None = None) -> None:
         parts = token_set.parts if weights else (token_set.count,)
-        if (least := min(parts)) <= (sequence_length if pairs is None else 0):
+        if (least := min(parts)) <= (sequence_length if rows is None else 0):
             text = f"the files of data.weights[{parts.index(least)}] have" if weights else "the text has"
             raise HpcMpError(f"data.sequence_length = {sequence_length}",
                              f"{text} {least} tokens, and one sequence with its labels takes "
@@ -56,10 +58,10 @@ class Samples:
         self.sequence_length = sequence_length
         self.seed = seed
         self._slots = slots(weights) if weights else ()
-        self._sizes = [samples_of(count, sequence_length) for count in parts] if pairs is None else pairs.parts
-        self._firsts = [*accumulate(parts if pairs is None else pairs.parts, initial=0)]
-        self._rows: TokenRows | PairRows = TokenRows(token_set, documents) if pairs is None else pairs
-        self._step = sequence_length if pairs is None else 1
+        self._sizes = [samples_of(count, sequence_length) for count in parts] if rows is None else rows.parts
+        self._firsts = [*accumulate(parts if rows is None else rows.parts, initial=0)]
+        self._rows: TokenRows | SampleRows = TokenRows(token_set, documents) if rows is None else rows
+        self._step = sequence_length if rows is None else 1
 
     def __len__(self) -> int:
         """Return the number of samples per epoch; of a mixture those of all its parts."""
@@ -70,9 +72,9 @@ class Samples:
         """True if some tokens do not count in the loss."""
         return self._rows.masked
 
-    def at(self, position: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def at(self, position: int) -> Arrays:
         """Return inputs and labels at a global position (0, 1, … without end), each of shape (S,), int64. Labels are already
-        shifted, and ``IGNORE`` for a token that does not count in the loss."""
+        shifted, and ``IGNORE`` for a token that does not count in the loss. Of texts with a class, kinds of tokens too."""
         return self._rows.at(self.first_token(position), self.sequence_length)
 
     def first_token(self, position: int) -> int:
@@ -97,14 +99,19 @@ class Samples:
             return self.sequence_length * sum(1 for _ in positions)
         return sum(self._rows.label_count(self.first_token(position), self.sequence_length) for position in positions)
 
-    def batch(self, positions: Iterable[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return inputs and labels at n global positions, each of shape (n, S), int64."""
-        inputs, labels = zip(*map(self.at, positions), strict=True)
-        return np.stack(inputs), np.stack(labels)
+    def batch(self, positions: Iterable[int]) -> Arrays:
+        """Return the same at n global positions, each of shape (n, S)."""
+        return tuple(map(np.stack, zip(*map(self.at, positions), strict=True)))
 
     def documents(self, positions: Iterable[int]) -> NDArray[np.int64] | None:
         """Return the places in each sequence at which documents begin, see ``TokenRows.documents``; None if they are joined."""
         return self._rows.documents([self.first_token(position) for position in positions], self.sequence_length)
+
+
+def training_samples(spec: JobSpec, shape: ModelShape, tokens: TokenSet) -> Samples:
+    """Return the samples of a job. Raises HpcMpError as ``Samples`` and ``rows_of``."""
+    return Samples(tokens, spec.data.sequence_length, spec.train.seed, spec.data.documents, spec.data.weights,
+                   rows_of(spec, shape, tokens))
 
 
 BLOCK = 1000  # positions; shares are exact to a thousandth

@@ -99,7 +99,7 @@ def restore(spec: JobSpec, shape: ModelShape, context: RankContext, engine: Engi
     configuration = hugging_face_config(read_config(spec), family, spec.train.dropout).to_dict()
     now = Origin(model_fields(configuration, family.dropouts) | adapter_fields(shape.adapters), spec.train.optimizer,
                  tokens.tokenizer_sha256, tokens.directory.name, spec.data.sequence_length, spec.train.seed, spec.data.documents,
-                 [*spec.data.weights])
+                 [*spec.data.weights], spec.data.prompt_length)
     damaged: set[Path] = set()
     if keeps := keeps_values(family, shape):
         _start(spec, shape, context, engine)
@@ -160,7 +160,7 @@ def _counters(path: Path, now: Origin, spec: JobSpec, context: RankContext) -> C
         if counters.origin.documents != now.documents:
             context.log.say(f"documents were {counters.origin.documents} there, and are {now.documents} from now on")
         if not counters.origin.same_samples(now):
-            context.log.say("the text, the sequence length or the seed is another than there: samples begin anew")
+            context.log.say("the text, the lengths of its samples or the seed is another than there: samples begin anew")
             return replace(counters, samples=0, origin=now)
     elif difference := first_difference(counters.origin, asdict(now)):
         if difference.what in ("tokenizer", "data"):

@@ -4,6 +4,7 @@ It runs before the checkpoint of its step. A request to stop does not wait for i
 and the next attempt begins with the evaluation. A run is done when its last evaluation is done.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -16,7 +17,7 @@ from hpc_mp.job import JobSpec
 from hpc_mp.rundir import LineFile
 from hpc_mp.rundir.records import Evaluation, line_of, read_records
 from hpc_mp.rundir.retention import exhausted
-from hpc_mp.train.data import HeldOut, LabelledRows, PairRows, passes
+from hpc_mp.train.data import HeldOut, SampleRows, passes
 from hpc_mp.train.pipeline.stage import Microbatches
 from hpc_mp.train.rank import facts
 from hpc_mp.train.rank.bootstrap import status
@@ -42,7 +43,7 @@ class Evaluator:
     spec: JobSpec
     context: RankContext
     engine: Engine
-    held_out: HeldOut | LabelledRows | PairRows
+    held_out: HeldOut | SampleRows
     device: torch.device
     stop: StopFlag
     duties: Sequence[Callable[[], None]]
@@ -64,10 +65,11 @@ class Evaluator:
 
     def enough(self) -> bool:
         """Return True if ``evaluate.patience`` is exhausted, the same on all ranks."""
-        patience, gain = self.spec.evaluate.patience, self.spec.evaluate.gain
-        if not exhausted(self.evaluations, patience, gain):
+        rule = self.spec.evaluate
+        if not exhausted(self.evaluations, rule.patience, rule.gain, rule.best):
             return False
-        self.context.log.say(f"no lower loss on the held-out text for {counted(patience, 'evaluation')}: the run ends")
+        better = "lower loss" if rule.best == "loss" else "higher accuracy"
+        self.context.log.say(f"no {better} on the held-out text for {counted(rule.patience, 'evaluation')}: the run ends")
         return True
 
     def _evaluate(self, step: int) -> str | None:
@@ -86,7 +88,7 @@ class Evaluator:
             counts += result.classes
         self.watchdog.now("step")
         self.evaluations.append(Evaluation(step, loss / labels, labels, time.perf_counter() - began, self.context.attempt,
-                                           *(shares_of(counts) if named else ())))
+                                           *(shares_of(counts) if named else (math.nan, math.nan)), self.spec.evaluate.best))
         self._say(self.evaluations[-1])
         return None
 

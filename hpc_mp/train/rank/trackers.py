@@ -23,7 +23,7 @@ from hpc_mp.rundir.records import Evaluation, StepMetrics
 from hpc_mp.train.rank.failures import RankContext
 
 TABLES = {"model", "data", "parallel", "train", "evaluate"}  # of the job file, which are sent
-UNSENT = {"step", "attempt"}
+UNSENT = {"step", "attempt", "criterion"}
 Track = Callable[[str, StepMetrics | Evaluation], None]  # ("train" or "held_out", numbers)
 
 

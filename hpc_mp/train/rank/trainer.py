@@ -21,7 +21,7 @@ from hpc_mp.layout.learning_rate import learning_rate
 from hpc_mp.rundir import LineFile, RunDirectory
 from hpc_mp.rundir.origin import Counters
 from hpc_mp.rundir.records import RankTrace, StepMetrics, line_of
-from hpc_mp.train.data import LabelledRows, Samples, positions
+from hpc_mp.train.data import Samples, positions
 from hpc_mp.train.device.readback import to_device
 from hpc_mp.train.parallel.dropout import Moment
 from hpc_mp.train.parallel.groups import Groups, Tree
@@ -99,7 +99,7 @@ class Trainer:
     saver: Saver
     engine: Engine
     groups: Groups
-    samples: Samples | LabelledRows
+    samples: Samples
     device: torch.device
     log: Log
     stop: StopFlag

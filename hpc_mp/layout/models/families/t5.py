@@ -45,7 +45,10 @@ def read(config: Mapping[str, Any]) -> ReadShape:
     """Return the shape, with a family that has this model's number of layers and buckets."""
     shape = read_sizes(config, DEFAULT, OWN)
     tied = config.get("scale_decoder_outputs", config.get("tie_word_embeddings")) is not False  # transformers writes the former
-    if type(start := start_token(config)) is not int or not 0 <= start < shape.vocabulary:
+    # transformers' T5 says that the decoder usually starts with padding, which is 0.
+    names = "decoder_start_token_id", "pad_token_id"
+    start = next((config[name] for name in names if config.get(name) is not None), 0)
+    if type(start) is not int or not 0 <= start < shape.vocabulary:
         raise HpcMpError(f"the model's decoder_start_token_id = {shown(start)}",
                          f"must be a whole number from 0 to {shape.vocabulary - 1}", "set it to that of padding")
     family = replace(
@@ -53,13 +56,8 @@ def read(config: Mapping[str, Any]) -> ReadShape:
         embedding_weights=partial(embedding_weights, count(config, "relative_attention_num_buckets", BUCKETS)))
     values = {field.name: getattr(shape, field.name) for field in fields(shape)} | {
         "encoder": shape.layers, "layers": shape.layers + count(config, "num_decoder_layers", shape.layers),
-        "tied": tied, "gated_mlp": str(config.get("feed_forward_proj")).startswith(GATED)}
+        "tied": tied, "start": start, "gated_mlp": str(config.get("feed_forward_proj")).startswith(GATED)}
     return ReadShape(**values, family=family)
-
-
-def start_token(config: Mapping[str, Any]) -> int:
-    """Return the token that the decoder starts with: transformers' T5 says that it usually is that of padding, which is 0."""
-    return next((config[name] for name in ("decoder_start_token_id", "pad_token_id") if config.get(name) is not None), 0)
 
 
 def _matrix(make: Callable[..., tuple[Weight, ...]], name: str, out: int, inner: int, deviation: float) -> Weight:
