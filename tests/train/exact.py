@@ -87,15 +87,16 @@ def pairs(*given: Any, **named: Any) -> pytest.MarkDecorator:
 
 
 DEGREES = ("tensor", "pipeline", "data", "context", "expert")
-# What a model may meet in another way than others do; numbers of microbatches and the like meet all models alike.
-MET = (*DEGREES, "zero", "schedule", "partition", "sequence", "reduce", "shard_degree", "context_method")
+# What cuts the modules of a model; then what is done with its parameters as flat numbers and its layers as units, alike for all
+# models but for a weight that two units have.
+CUTS = ("tensor", "pipeline", "context", "expert", "context_method", "sequence", "partition")
+FLAT = ("data", "zero", "schedule", "reduce", "shard_degree")
 
 
 def settings_of(keys: Mapping[str, Any]) -> frozenset[tuple[str, Any]]:
     """Return the kind of cut on every axis, with the values that other keys have by default."""
-    given = {"zero": 1, "schedule": "1f1b", "microbatches": 1, **dict.fromkeys(MET), **dict.fromkeys(DEGREES, 1), **keys}
-    ranks, part = given["pipeline"], given["partition"]
-    count = given["microbatches"]
+    given = dict.fromkeys((*CUTS, *FLAT)) | dict.fromkeys((*DEGREES, "zero", "microbatches"), 1) | {"schedule": "1f1b"} | keys
+    ranks, count, part = given["pipeline"], given["microbatches"], given["partition"]
     given["microbatches"] = "one" if count == 1 else "fewer" if count < ranks else "as many" if count == ranks else "more"
     given["partition"] = part and ("without layers" if 0 in part else "uneven")
     given["zero"] = given["zero"] if given["data"] * given["context"] > 1 else None
@@ -103,10 +104,10 @@ def settings_of(keys: Mapping[str, Any]) -> frozenset[tuple[str, Any]]:
 
 
 def shown(model: str, name: str) -> frozenset[Any]:
-    """Return the facts that a proof of a layout with a model shows: that a layout works, that every two settings go together and
-    that a setting goes with a model; and that two of ``MET`` go together with it."""
+    """Return the facts that a proof of a layout with a model shows: that the layout works, that every two settings go together,
+    that a setting goes with the model; and that two settings of ``CUTS`` do, with a tied weight also those of ``FLAT``."""
     settings = sorted(settings_of(KEYS[name]))
-    met = [setting for setting in settings if setting[0] in MET]
+    met = [setting for setting in settings if setting[0] in CUTS or (model == TIED and setting[0] in FLAT)]
     return frozenset([name, *combinations(settings, 2), *product([model], settings), *product([model], combinations(met, 2))])
 
 
@@ -115,8 +116,8 @@ def ranks_of(name: str) -> int:
 
 
 def covering(every: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return few of the models with layouts that show all that ``every`` shows; next to each other those with as many ranks, which
-    train one job after another."""
+    """Return few of the models with layouts that show all that ``every`` shows, by the number of ranks, so that the same ranks
+    train them one after another."""
     return sorted(cover({case: shown(*case) for case in every}, lambda case: 1 + ranks_of(case[1])),
                   key=lambda case: ranks_of(case[1]))
 
