@@ -248,7 +248,8 @@ SIZES = {
 @pytest.mark.prove
 @pytest.mark.parametrize(("size", "nodes", "pipeline", "batch", "rank"), table(__file__, "dry_run.toml", "large_models"))
 def test_large_models(tmp_path: Path, size: str, nodes: int, pipeline: int, batch: int, rank: int) -> None:
-    """Of rank 0 also the command as a user gives it. It prints its CPU time, some 20 s; the timeout is for one that would take hours."""
+    """Of rank 0 also the command as a user gives it: it prints its CPU time, some 20 s; the timeout is for one that would take
+    hours."""
     path = tmp_path / "job.toml"
     path.write_text(LARGE % SIZES[size])
     overrides = [f"job.nodes={nodes}", f"parallel.pipeline={pipeline}", f"train.global_batch={batch}"]
