@@ -31,13 +31,17 @@ CONFIGS = MODELS | OTHERS | MASKED | {"mistral": MISTRAL}
 Batch = dict[str, Tensor]
 
 
+def unchanged(batch: Batch) -> Batch:
+    return batch
+
+
 @dataclass(frozen=True)
 class Training:
     """A model and its rows. ``config``: keys of the configuration that differ. ``change``: of each batch."""
 
     name: str
     config: Mapping[str, Any] = field(default_factory=dict)
-    change: Callable[[Batch], Batch] = lambda batch: batch
+    change: Callable[[Batch], Batch] = unchanged
 
     def model(self, recompute: str = "none") -> TransformersModel:
         config = tomllib.loads(f"config = {{ {CONFIGS[self.name]} }}")["config"] | {"pad_token_id": PADDING} | self.config

@@ -1,12 +1,14 @@
 """Layouts, and the models that each of them meets in ``make test``; in ``make prove`` every layout meets every model."""
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from itertools import product
+from itertools import combinations, product
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import layouts
 import pytest
+from covering import cover
 from layouts import Result, layout
 from tables import table
 
@@ -33,10 +35,10 @@ OPTIMIZERS = {
 
 PLAIN = ("gpipe", "1f1b", "zero_bubble")  # one stage per rank
 SEVERAL = ("interleaved_1f1b", "breadth_first", "zero_bubble_v")  # two: four stages for five layers
-AXES: dict[str, dict[str, list[str]]] = {
-    axis: {name: layout(**keys) for name, keys in table(__file__, "exact.toml", axis).items()}
-    for axis in ("tensor", "pipeline", "zero", "once", "products", "context", "sequence", "ends", "expert")}
-LAYOUTS = {name: keys for rows in AXES.values() for name, keys in rows.items()}
+GROUPS: dict[str, dict[str, dict[str, Any]]] = {axis: table(__file__, "exact.toml", axis) for axis in (
+    "tensor", "pipeline", "zero", "once", "products", "context", "sequence", "ends", "expert")}
+KEYS = {name: keys for rows in GROUPS.values() for name, keys in rows.items()}
+LAYOUTS = {name: layout(**keys) for name, keys in KEYS.items()}
 
 
 def keys_of(also: list[str], how: str | dict[str, Any]) -> list[str]:
@@ -68,16 +70,56 @@ def cases(every: Iterable[Any], quick: Container[Any]) -> list[Any]:
             for case in every]
 
 
+def together(names: Iterable[str], models: Iterable[str] = MODELS) -> list[tuple[str, str]]:
+    """Return every model with every layout of these names, but for layouts that a model refuses."""
+    return [(model, name) for model, name in product(models, names) if model == MIXTRAL or name not in GROUPS["expert"]]
+
+
 def paired(names: Iterable[str], models: Iterable[str] = MODELS, quick: Mapping[str, Sequence[str]] = COVER) -> list[Any]:
-    """Return every model with every layout of these names, but for layouts that a model refuses; pairs that ``quick`` lacks are
-    for ``make prove``."""
-    every = [(model, name) for model, name in product(models, names) if model == MIXTRAL or name not in AXES["expert"]]
+    """Return cases of what ``together`` returns; pairs that ``quick`` lacks are for ``make prove``."""
+    every = together(names, models)
     return cases(every, [(model, name) for model, name in every if model in quick.get(name, ())])
 
 
 def pairs(*given: Any, **named: Any) -> pytest.MarkDecorator:
     """Runs a test with the pairs that ``paired`` returns."""
     return pytest.mark.parametrize(("model", "name"), paired(*given, **named))
+
+
+DEGREES = ("tensor", "pipeline", "data", "context", "expert")
+# What cuts the modules of a model; then what is done with its parameters as flat numbers and its layers as units, alike for all
+# models but for a weight that two units have.
+CUTS = ("tensor", "pipeline", "context", "expert", "context_method", "sequence", "partition")
+FLAT = ("data", "zero", "schedule", "reduce", "shard_degree")
+
+
+def settings_of(keys: Mapping[str, Any]) -> frozenset[tuple[str, Any]]:
+    """Return the kind of cut on every axis, with the values that other keys have by default."""
+    given = dict.fromkeys((*CUTS, *FLAT)) | dict.fromkeys((*DEGREES, "zero", "microbatches"), 1) | {"schedule": "1f1b"} | keys
+    ranks, count, part = given["pipeline"], given["microbatches"], given["partition"]
+    given["microbatches"] = "one" if count == 1 else "fewer" if count < ranks else "as many" if count == ranks else "more"
+    given["partition"] = part and ("without layers" if 0 in part else "uneven")
+    given["zero"] = given["zero"] if given["data"] * given["context"] > 1 else None
+    return frozenset((key, str(value)) for key, value in given.items())
+
+
+def shown(model: str, name: str) -> frozenset[Any]:
+    """Return the facts that a proof of a layout with a model shows: that the layout works, that every two settings go together,
+    that a setting goes with the model; and that two settings of ``CUTS`` do, with a tied weight also those of ``FLAT``."""
+    settings = sorted(settings_of(KEYS[name]))
+    met = [setting for setting in settings if setting[0] in CUTS or (model == TIED and setting[0] in FLAT)]
+    return frozenset([name, *combinations(settings, 2), *product([model], settings), *product([model], combinations(met, 2))])
+
+
+def ranks_of(name: str) -> int:
+    return prod(KEYS[name].get(axis, 1) for axis in DEGREES[:-1])
+
+
+def covering(every: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return few of the models with layouts that show all that ``every`` shows, by the number of ranks, so that the same ranks
+    train them one after another."""
+    return sorted(cover({case: shown(*case) for case in every}, lambda case: 1 + ranks_of(case[1])),
+                  key=lambda case: ranks_of(case[1]))
 
 
 def check_state(spec: JobSpec, result: Result) -> None:

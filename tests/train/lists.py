@@ -4,10 +4,11 @@ They have a skip, two tensors between stages, a tied weight on three stages, a b
 """
 
 import os
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
@@ -324,9 +325,11 @@ def lay(tensor: int = 1, pipeline: int = 1, data: int = 1, microbatches: int = 2
 
 
 def scheduled(three: Sequence[int], four: Sequence[int]) -> dict[str, Layout]:
-    """Return all schedules with every ZeRO stage and recomputation. ``three``, ``four``: layers of so many stages."""
+    """Return all schedules with every ZeRO stage, and each of either with every recomputation. ``three``, ``four``: layers of so
+    many stages."""
     layouts = {}
-    for schedule, zero, recompute in product(STAGES_PER_RANK, range(4), ("none", "full", "every-2")):
+    for (number, schedule), zero in product(enumerate(STAGES_PER_RANK), range(4)):
+        recompute = ("none", "full", "every-2")[(number + zero) % 3]
         several = STAGES_PER_RANK[schedule] != 1
         layouts[f"{schedule} zero{zero} {recompute}"] = lay(
             pipeline=2 if several else 3, data=2, microbatches=4, layers=four if several else three, schedule=schedule,
@@ -369,13 +372,20 @@ def distance(layout: Layout, before: Callable[[], None] = lambda: None, make: Ca
 
 def apart(reports: Sequence[Report], reference: Callable[[], Reference]) -> float:
     """Return the same of what ranks report of the last steps."""
-    losses, norms, parameters = run_ranks(1, reference)[0]
+    losses, norms, parameters = _computed(pickle.dumps(reference))
     differences = [abs(a - b) for report in reports for mine, other in ((report[0], losses), (report[1], norms))
                    for a, b in zip(mine, other[-len(mine):], strict=True)]
     parts = [part for report in reports for part in report[2]]
     assert {key for key, _, _ in parts} == parameters.keys()
     return max(differences + [float((parameters[key][box] - torch.from_numpy(values)).abs().max())
                               for key, box, values in parts if values.size])
+
+
+@cache
+def _computed(reference: bytes) -> Reference:
+    """Return the result of a reference, which is pickled so that another layout's is known to be the same."""
+    result: Reference = run_ranks(1, pickle.loads(reference))[0]
+    return result
 
 
 class PlainTraining(Protocol):

@@ -26,6 +26,10 @@ LENGTH, STEPS, PADDING = 14, 3, 3
 Batch = dict[str, Tensor]
 
 
+def unchanged(family: Family) -> Family:
+    return family
+
+
 @dataclass(frozen=True)
 class Training:
     """A model and its batches.
@@ -39,7 +43,7 @@ class Training:
     """
 
     config: Mapping[str, Any] = field(default_factory=dict)
-    family: Callable[[Family], Family] = lambda family: family
+    family: Callable[[Family], Family] = unchanged
     without: frozenset[str] = frozenset()
     kind: str = "bert"
     packed: bool = False

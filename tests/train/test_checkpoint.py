@@ -70,7 +70,7 @@ QUICK = {"tp2pp2-dp4": (GPT2,), "dp4-tp2pp2": (LLAMA,), "zero3-tp2pp2": (GPT2,),
 
 RESUMED = [*((model, name, 6) for name, models in QUICK.items() for model in models),
            *((model, name, 23) for model in (GPT2, LLAMA) for name in OTHER),
-           *((GPT2, name, 303) for name in ("tp2pp2-dp4", "dp4-tp2pp2"))]
+           *((GPT2, name, 103) for name in ("tp2pp2-dp4", "dp4-tp2pp2"))]
 
 
 @pytest.mark.parametrize(("model", "name", "steps"), cases(RESUMED, [case for case in RESUMED if case[2] == 6]))

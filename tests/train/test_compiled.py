@@ -35,10 +35,11 @@ from hpc_mp.train.rank.assemble import check_compiler
 from hpc_mp.train.step.engine import Engine as Steps
 
 LAYOUTS = {
-    "microbatches": layout(microbatches=2), "tp2": layout(2), "recompute": layout(microbatches=2, recompute='"full"'),
+    "microbatches": layout(microbatches=2), "tp2": layout(2, microbatches=2),
+    "recompute": layout(microbatches=2, recompute='"full"'),
     "sequence": layout(2, sequence="true"), "ulysses": layout(context=2, context_method='"ulysses"'),
     "ring": layout(context=2, context_method='"ring"')}
-CASES = [*product([*MODELS, *FAMILIES], ("microbatches", "tp2", "recompute")),
+CASES = [*product([*MODELS, *FAMILIES], ("tp2", "recompute")), *product(("gpt2", "llama", "mixtral"), ("microbatches",)),
          *product(("llama", "gemma2", "qwen3_moe"), ("sequence",)), *product(("llama",), ("ulysses", "ring"))]
 KINDS = {"gemma2": 2, "qwen3_moe": 2}  # layers with and without a window, or experts; 1 in other models
 

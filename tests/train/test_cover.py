@@ -31,7 +31,7 @@ FEATURES: dict[str, list[Any]] = {
     "capacity": [0.0, 0.75],  # of experts; 0.0 stands for none
     "documents": ["joined", "separate"],
 }
-SEEDS = range(4)  # with the values in another order most combinations are others
+SEEDS = range(2)  # with the values in another order most combinations are others
 GLOBAL_BATCH = 24  # of the tests' job
 QUICK = 3  # of them are in ``make test``
 
@@ -101,11 +101,11 @@ def test_a_combination_is_exact(place: Path, engine: Engine, reference: Referenc
 
 
 def test_a_job_may_have_each_of_them(place: Path, tmp_path: Path) -> None:
-    """At least eighty; every value of every feature stands in one of them."""
+    """At least sixty; every value of every feature stands in one of them."""
     for c in COMBINATIONS:
         spec = job(place, c["model"], overrides(c, tmp_path))
         check_job(spec, read_shape(spec))
-    assert len(COMBINATIONS) >= 80
+    assert len(COMBINATIONS) >= 60
     for name, values in FEATURES.items():
         assert {c[name] for c in COMBINATIONS} == set(values)
     assert {c["model"] for c in COMBINATIONS} <= set(MODELS)

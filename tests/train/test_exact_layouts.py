@@ -2,6 +2,7 @@
 engine alone and as a whole run; and so does every order of ranks, option of a model, and optimizer. Ranks hold the state that the
 planner predicts."""
 
+from collections import Counter
 from itertools import permutations
 from pathlib import Path
 
@@ -22,6 +23,7 @@ WHOLE = {
     "pp2 dp2 zero3 zero_bubble_v": TIED, "tp2 pp2 dp2 zero2 interleaved_1f1b": GPT2, "sp2 pp2 zero_bubble": GPT2,
     "dp2 cp2 zero1 shard2": TIED, "ep2 dp4 zero3 shard2": MIXTRAL,
 }
+EVALUATED = exact.covering(exact.together(LAYOUTS))
 COVERED = [(model, name) for name, models in COVER.items() for model in models if WHOLE.get(name) != model]
 
 
@@ -41,13 +43,22 @@ def test_a_layout_equals_one_process(engine: Engine, reference: Reference, model
     assert engine(model, *LAYOUTS[name]).distance(reference(model)) < EXACT
 
 
-@pairs(LAYOUTS, quick={})
+@pytest.mark.parametrize(("model", "name"), cases(EVALUATED, ()))
 def test_a_layout_evaluates_as_one_process(engine: Engine, reference: Reference, model: str, name: str) -> None:
     """The third step comes after an evaluation, which training does not notice."""
     result = engine(model, *HELD_OUT, *LAYOUTS[name])
     expected = reference(model, *HELD_OUT)
     assert result.distance(expected) < EXACT and [step for step, _, _ in result.evaluations] == [2, 3]
     exact.check_evaluations(result, expected)
+
+
+def test_any_two_settings_are_evaluated_together() -> None:
+    """The proofs that a layout evaluates as one process show what all models with all layouts would. The negative control: each
+    of them shows something that no other does."""
+    product = exact.together(LAYOUTS)
+    every, few = (Counter(fact for case in given for fact in exact.shown(*case)) for given in (product, EVALUATED))
+    assert few.keys() == every.keys() and len(EVALUATED) < 0.5 * len(product)
+    assert all(1 in [few[fact] for fact in exact.shown(*case)] for case in EVALUATED)
 
 
 @pytest.mark.parametrize("name", WHOLE)

@@ -1,12 +1,15 @@
 """Models of masked tokens equal one process of plain transformers on every axis, in fp64 to 1e-12."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
+from covering import cover
 from exact import EXACT, WRONG, cases
 from lists import lay, on_rank
 from masked import LENGTH, STEPS, Training, distance, values
@@ -68,7 +71,29 @@ CASES = [(training, name) for training in TRAININGS for name in LAYOUTS
          if name != "ulysses" or TRAININGS[training].model().shape.narrowest(LENGTH) is None]  # ranks of context have no windows
 
 
-@pytest.mark.parametrize(("training", "name"), cases(CASES, QUICK))
+def shown(training: str, name: str) -> frozenset[Any]:
+    """Return the facts that a case shows: that a layout works with a family and with what else is particular to a training; and
+    that each axis that is cut works with this training."""
+    given, layout = TRAININGS[training], LAYOUTS[name]
+    features = {"documents": given.packed, "less": given.without, "dropout": [key for key in given.config if "dropout" in key]}
+    cuts = {axis: getattr(layout.degrees, axis) > 1 for axis in ("tensor", "pipeline", "data", "context")} | {
+        "zero 3": layout.zero == 3, "sequence": layout.sequence_parallel, "recompute": layout.recompute != "none",
+        "modules": layout.tensor_modules != lay().tensor_modules}
+    return frozenset([*product([given.kind, *(word for word, is_so in features.items() if is_so)], [name]),
+                      *((training, cut) for cut, is_so in cuts.items() if is_so)])
+
+
+COVER = cover({case: shown(*case) for case in CASES}, lambda case: 1 + LAYOUTS[case[1]].ranks)
+
+
+def test_every_layout_meets_every_family() -> None:
+    """The proofs show what all trainings on all layouts would. The negative control: each shows something that no other does."""
+    every, few = (Counter(fact for case in given for fact in shown(*case)) for given in (CASES, COVER))
+    assert few.keys() == every.keys() and len(COVER) < 0.5 * len(CASES)
+    assert all(1 in [few[fact] for fact in shown(*case)] for case in COVER)
+
+
+@pytest.mark.parametrize(("training", "name"), cases(sorted({*COVER, *QUICK}), QUICK))
 def test_a_model_of_masked_tokens_equals_one_process(training: str, name: str) -> None:
     assert distance(LAYOUTS[name], TRAININGS[training]) < EXACT
 
