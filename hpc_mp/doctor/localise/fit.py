@@ -141,7 +141,8 @@ def _factors(table: PairTable, residual: Floats, witness: Bools, ends: int, coun
 
 def medians(group: Ints, value: Floats, groups: int) -> Floats:
     """Return the median of the values of each group, nan for a group without values."""
-    order = np.lexsort((value, group))
+    order = np.argsort(value)
+    order = order[np.argsort(group[order].astype(np.min_scalar_type(groups)), kind="stable")]  # of small integers a radix sort
     counts = np.bincount(group, minlength=groups)
     last = np.cumsum(counts)
     middles = np.full(groups, np.nan)
