@@ -57,8 +57,8 @@ def test_ranks_that_train_alone_would_be_seen(tmp_path: Path, name: str, told: s
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_rank_is_killed_and_the_run_is_gone_on_with(tmp_path: Path, name: str) -> None:
-    """On one node: with more it runs on Slurm. The control goes on from the same state, with a program that does not load all of it,
-    and ends elsewhere. The undisturbed run has no hpc_mp."""
+    """On one node: with more it runs on Slurm. The control goes on from the same state, with a program that does not load all of
+    it, and ends elsewhere. The undisturbed run has no hpc_mp."""
     example, whole = installed(name), copy(name, tmp_path)
     (whole / "hidden").mkdir()
     (whole / "hidden/hpc_mp.py").write_text("raise ImportError('not installed')\n")

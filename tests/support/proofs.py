@@ -16,17 +16,25 @@ import os
 import subprocess
 import sys
 import time
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from dependencies import state_of
+from dependencies import helpers_of, state_of
+from lab_users import uses_the_lab
+from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
 
 ROOT = Path(__file__).resolve().parents[2]
 WHICH = ["-m", "(prove or hypothesis) and not gpu", "--hypothesis-profile=nightly"]
-WORKERS = ["-n", "2", "--dist", "loadfile"]
+WORKERS = ["-n", "5", "--dist", "loadfile", "--no-loadscope-reorder"]
+WAITING = ("gw0", "gw1", "gw2")  # the workers that begin with proofs on a Slurm of the lab
+LAB = ROOT / "tests/slurm_lab/lab.py"
+NICE, YIELDS = os.nice(0), 10  # niceness of this process, and what proofs that compute add to it: they take what the others leave
 END = "HPC_MP_PROVE_UNTIL"  # unix seconds, for the plugin
 SHORT = 10  # characters of a key in the record
 
@@ -112,13 +120,59 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     wanted = set(due([item.nodeid for item in items]))
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in wanted])
-    items[:] = [item for item in items if item.nodeid in wanted]
+    took = seconds()
+    items[:] = sorted((item for item in items if item.nodeid in wanted), key=lambda item: -took[scope_of(item.nodeid)])
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
     """Start no proof after the deadline: workers silently skip the rest of their queues."""
-    return True if time.time() > float(os.environ.get(END, "inf")) else None
+    if time.time() > float(os.environ.get(END, "inf")):
+        return True
+    if END in os.environ and os.geteuid() == 0:  # others may not take it back, and have no lab
+        os.setpriority(os.PRIO_PROCESS, 0, NICE + YIELDS * (not waits(item.nodeid.partition("::")[0])))
+    return None
+
+
+def seconds() -> Counter[str]:
+    """Return how long the proofs of each scope took when they last passed: the longest go first."""
+    last = {note["proof"]: note["seconds"] for note in lines_of(memory()) if "seconds" in note}
+    took = Counter[str]()
+    for proof, spent in last.items():
+        took[scope_of(proof)] += spent
+    return took
+
+
+def scope_of(nodeid: str) -> str:
+    """Return the name of what one worker gets: a file, or all proofs of one of the two labs that a session's tests share."""
+    file = nodeid.partition("::")[0]
+    shared = (ROOT / file).is_file() and uses_the_lab(ROOT, nodeid)
+    return f"lab {zlib.crc32(file.encode()) % 2}" if shared else file
+
+
+@cache
+def waits(file: str) -> bool:
+    """Return True for a file of tests with a Slurm of the lab, which wait more than they compute."""
+    return LAB in helpers_of(ROOT / file)
+
+
+class ByPlace(LoadFileScheduling):
+    """Gives proofs that wait to some workers and those that compute to the others, until one kind is done."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return scope_of(nodeid)
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        """Assign the first unit of the worker's kind."""
+        kind = node.gateway.id in WAITING
+        own = (scope for scope, unit in self.workqueue.items() if waits(next(iter(unit)).partition("::")[0]) == kind)
+        self.workqueue.move_to_end(next(own, next(iter(self.workqueue))), last=False)
+        super()._assign_work_unit(node)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByPlace | None:
+    return ByPlace(config, log) if END in os.environ else None
 
 
 class Noting:
