@@ -16,7 +16,6 @@ import os
 import subprocess
 import sys
 import time
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -25,7 +24,6 @@ from typing import Any
 
 import pytest
 from dependencies import helpers_of, state_of
-from lab_users import uses_the_lab
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
@@ -69,7 +67,7 @@ def reasons(proofs: Iterable[str]) -> dict[str, str]:
 
 
 def key_of(nodeid: str) -> str:
-    state = state_of(ROOT / nodeid.partition("::")[0])
+    state = state_of(ROOT / file_of(nodeid))
     return hashlib.sha256(f"{nodeid}\n{sys.version_info[:2]}\n{state}".encode()).hexdigest()
 
 
@@ -91,7 +89,7 @@ def write_record(proofs: Sequence[str]) -> None:
     known = reasons(proofs)
     rows: dict[str, dict[str, Any]] = {}
     for proof in sorted(known):
-        file, key = proof.partition("::")[0], key_of(proof)[:SHORT]
+        file, key = file_of(proof), key_of(proof)[:SHORT]
         row = rows.setdefault(file, {"file": file, "passed": [], "unrun": {}})
         if known[proof]:
             row["unrun"][key] = known[proof]
@@ -115,13 +113,13 @@ def collected(words: Sequence[str]) -> list[str]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect proofs that have passed."""
+    """Deselect proofs that have passed; the files that took longest go first."""
     if END not in os.environ:
         return
     wanted = set(due([item.nodeid for item in items]))
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in wanted])
     took = seconds()
-    items[:] = sorted((item for item in items if item.nodeid in wanted), key=lambda item: -took[scope_of(item.nodeid)])
+    items[:] = sorted((item for item in items if item.nodeid in wanted), key=lambda item: -took[file_of(item.nodeid)])
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -130,24 +128,21 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
     if time.time() > float(os.environ.get(END, "inf")):
         return True
     if END in os.environ and os.geteuid() == 0:  # others may not take it back, and have no lab
-        os.setpriority(os.PRIO_PROCESS, 0, NICE + YIELDS * (not waits(item.nodeid.partition("::")[0])))
+        os.setpriority(os.PRIO_PROCESS, 0, NICE + YIELDS * (not waits(file_of(item.nodeid))))
     return None
 
 
 def seconds() -> Counter[str]:
-    """Return how long the proofs of each scope took when they last passed: the longest go first."""
+    """Return how long the proofs of each file took when they last passed."""
     last = {note["proof"]: note["seconds"] for note in lines_of(memory()) if "seconds" in note}
     took = Counter[str]()
     for proof, spent in last.items():
-        took[scope_of(proof)] += spent
+        took[file_of(proof)] += spent
     return took
 
 
-def scope_of(nodeid: str) -> str:
-    """Return the name of what one worker gets: a file, or all proofs of one of the two labs that a session's tests share."""
-    file = nodeid.partition("::")[0]
-    shared = (ROOT / file).is_file() and uses_the_lab(ROOT, nodeid)
-    return f"lab {zlib.crc32(file.encode()) % 2}" if shared else file
+def file_of(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
 
 
 @cache
@@ -157,15 +152,12 @@ def waits(file: str) -> bool:
 
 
 class ByPlace(LoadFileScheduling):
-    """Gives proofs that wait to some workers and those that compute to the others, until one kind is done."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        return scope_of(nodeid)
+    """Gives files that wait to some workers, which have a lab each, and the others to the rest, until one kind is done."""
 
     def _assign_work_unit(self, node: WorkerController) -> None:
         """Assign the first unit of the worker's kind."""
         kind = node.gateway.id in WAITING
-        own = (scope for scope, unit in self.workqueue.items() if waits(next(iter(unit)).partition("::")[0]) == kind)
+        own = (file for file in self.workqueue if waits(file) == kind)
         self.workqueue.move_to_end(next(own, next(iter(self.workqueue))), last=False)
         super()._assign_work_unit(node)
 
@@ -195,8 +187,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 def show(proofs: Sequence[str]) -> None:
     known = reasons(proofs)
-    wanting = Counter(proof.partition("::")[0] for proof in proofs if proof not in known)
-    unrun = Counter((proof.partition("::")[0], reason) for proof, reason in known.items() if reason)
+    wanting = Counter(file_of(proof) for proof in proofs if proof not in known)
+    unrun = Counter((file_of(proof), reason) for proof, reason in known.items() if reason)
     if wanting:
         print(f"{wanting.total()} proofs have not passed on this tree:")
     for file, count in sorted(wanting.items()):
