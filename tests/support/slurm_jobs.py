@@ -108,8 +108,8 @@ def steps(run: RunDirectory) -> int:
 
 
 def until(condition: Callable[[], object], what: str, timeout: float = 120) -> float:
-    """Wait for a condition, and return the seconds that it took. To ask Slurm costs: the pause before the next look is three times
-    as long as the last one took."""
+    """Wait for a condition, and return the seconds that it took. To ask Slurm costs: the pause before the next look is three
+    times as long as the last one took."""
     began = asked = time.monotonic()
     while not condition():
         assert time.monotonic() - began < timeout, f"not within {timeout} s: {what}"
