@@ -108,7 +108,7 @@ def steps(run: RunDirectory) -> int:
 
 
 def until(condition: Callable[[], object], what: str, timeout: float = 120, pause: float = 0.05) -> float:
-    """Wait for a condition, and return the seconds that it took. To ask Slurm costs: 0.3 s is pause enough for the end of a job."""
+    """Wait for a condition, and return the seconds that it took. To ask Slurm costs: for a job's end 0.3 s is pause enough."""
     began = time.monotonic()
     while not condition():
         assert time.monotonic() - began < timeout, f"not within {timeout} s: {what}"
