@@ -105,7 +105,7 @@ class LabCluster:
 
     def wait_idle(self, timeout: float = 60.0) -> None:
         """Wait until every node is idle."""
-        wait_until(lambda: self.idle() == len(self.nodes), "all nodes idle", timeout)
+        wait_until(lambda: self.idle() == len(self.nodes), "all nodes idle", timeout, 0.2)
 
     def logs(self, lines: int = 20) -> str:
         """Return the last lines of all daemons' logs."""

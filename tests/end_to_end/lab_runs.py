@@ -160,7 +160,7 @@ def saving(run: RunDirectory) -> bool:
 
 def job_ends(lab: Cluster, job_id: str, run: RunDirectory, expected: str = "COMPLETED", timeout: float = 240) -> None:
     """Wait until Slurm has ended the job, and check how."""
-    until(lambda: state(lab, job_id) in ENDS, "the job's end", timeout)
+    until(lambda: state(lab, job_id) in ENDS, "the job's end", timeout, 0.3)
     assert state(lab, job_id) == expected, logs_of(run)
 
 

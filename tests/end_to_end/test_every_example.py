@@ -1,6 +1,7 @@
 """Every example on emulated nodes: as it is, and killed and gone on with."""
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -9,9 +10,24 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from example_programs import EXAMPLES, LAUNCH, PATH, RANK_1, ROOT, assert_same, copy, installed, local, newest, replace, steps
+from example_programs import (
+    EXAMPLES,
+    LAUNCH,
+    PATH,
+    RANK_1,
+    ROOT,
+    Example,
+    assert_same,
+    copy,
+    installed,
+    local,
+    newest,
+    replace,
+    steps,
+)
 from slurm_jobs import until
 
+ONE_NODE = ("--set", "job.nodes=1")
 LONG = ("hf-trainer", "torch-ddp")  # to start takes the first long; the second is run as it is by the test on Slurm, too
 
 
@@ -33,27 +49,25 @@ def test_ranks_that_train_alone_would_be_seen(tmp_path: Path, name: str, told: s
     if torch.cuda.is_available():
         pytest.skip("there are GPUs")
     replace(where / example.program, told, "")
-    local(where)
+    local(where, *ONE_NODE)
     assert steps(newest(where)) != list(example.steps)
 
 
 @pytest.mark.prove
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("forgets", [False, True])
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_a_rank_is_killed_and_the_run_is_gone_on_with(tmp_path: Path, name: str, forgets: bool) -> None:
-    """The control: a program that does not load all of its state ends elsewhere. The undisturbed run has no hpc_mp."""
+def test_a_rank_is_killed_and_the_run_is_gone_on_with(tmp_path: Path, name: str) -> None:
+    """On one node: with more it runs on Slurm. The control goes on from the same state, with a program that does not load all of
+    it, and ends elsewhere. The undisturbed run has no hpc_mp."""
     example, whole = installed(name), copy(name, tmp_path)
     (whole / "hidden").mkdir()
     (whole / "hidden/hpc_mp.py").write_text("raise ImportError('not installed')\n")
-    done = local(whole, "--set", f'program.environment={{ PYTHONPATH = "{whole}/hidden" }}')
+    done = local(whole, *ONE_NODE, "--set", f'program.environment={{ PYTHONPATH = "{whole}/hidden" }}')
     assert done.returncode == 0 and " steps" not in done.stdout, done.stdout + done.stderr
     assert steps(newest(whole)) == list(example.steps)
 
     disturbed = copy(name, tmp_path, example.seconds)
-    if forgets:
-        replace(disturbed / example.program, *example.forget)
-    launched = subprocess.Popen([*LAUNCH, "--on", "local"], cwd=disturbed, text=True, stderr=subprocess.PIPE,
+    launched = subprocess.Popen([*LAUNCH, "--on", "local", *ONE_NODE], cwd=disturbed, text=True, stderr=subprocess.PIPE,
                                 env={**os.environ, "PATH": PATH, "PYTHONPATH": str(ROOT)})
     try:
         until(lambda: list(disturbed.glob(f"runs/*/0001/{example.first}")) or launched.poll() is not None, "a checkpoint", 200)
@@ -64,11 +78,20 @@ def test_a_rank_is_killed_and_the_run_is_gone_on_with(tmp_path: Path, name: str,
     finally:
         launched.terminate()
     assert launched.returncode == 1 and "rank 1 on node0 was killed by SIGKILL" in said, said
-    again = local(disturbed, "--resume")
-    assert again.returncode == 0, again.stderr
-    assert steps(newest(disturbed)) == list(example.later)
-    if not forgets:
-        assert_same(example, newest(whole), newest(disturbed))
-        return
+    killed = shutil.copytree(disturbed, tmp_path / "killed", symlinks=True)
+
+    resume(example, disturbed)
+    assert_same(example, newest(whole), newest(disturbed))
+
+    shutil.rmtree(disturbed)
+    killed.rename(disturbed)
+    replace(disturbed / example.program, *example.forget)
+    resume(example, disturbed)
     with pytest.raises(AssertionError):
         assert_same(example, newest(whole), newest(disturbed))
+
+
+def resume(example: Example, disturbed: Path) -> None:
+    again = local(disturbed, "--resume", *ONE_NODE)
+    assert again.returncode == 0, again.stderr
+    assert steps(newest(disturbed)) == list(example.later)

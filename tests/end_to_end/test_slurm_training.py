@@ -185,7 +185,7 @@ def test_a_rank_that_eats_all_memory_is_named(rank: int, local: int, coordinates
         eat = "x = [os.urandom(2**26) for _ in range(48)]; time.sleep(20)"
         fault = with_fault(job, eat, step=2, local=local)
         run, job_id = submit(lab, job, (*overrides, *fault, "slurm.extra.mem=2000"))
-        until(lambda: state(lab, job_id) in ("FAILED", "OUT_OF_MEMORY"), "the job's end", 180)
+        until(lambda: state(lab, job_id) in ("FAILED", "OUT_OF_MEMORY"), "the job's end", 180, 0.3)
         message = read_json(run.outcome)["cause"]["message"]
         assert f"rank {rank} ({coordinates}) on n2 ran out of memory" in message, message
         assert [(end.kind, end.action) for end in history(run)] == [("memory", "fail")]
@@ -214,7 +214,7 @@ def test_a_lost_node_is_replaced_by_the_spare(lab: Cluster, job: Path, fault: st
         print(f"\n{fault}: {took:.1f} s from the fault to the first new step")
     if fault == "link cut":
         lab.link(victim, up=True)  # what still runs there comes back, and must change nothing
-    until(lambda: state(lab, job_id) in ("COMPLETED", "FAILED"), "the job's end", 240)
+    until(lambda: state(lab, job_id) in ("COMPLETED", "FAILED"), "the job's end", 240, 0.3)
     assert losses(run.path) == expected, logs(job)
     assert victim not in read_json(run.attempt_record)["hosts"]
     if fault == "dead":
@@ -250,7 +250,7 @@ print("refused:", refused, "without", node, flush=True)
                       "echo start ${SLURM_RESTART_COUNT:-0} on $SLURM_JOB_NODELIST\n"
                       f'[ "${{SLURM_RESTART_COUNT:-0}}" -ge 20 ] || {sys.executable} {run}/again.py\n')
     job_id = lab.run(["sbatch", "--parsable", str(script)], user=USER, check=True).stdout.strip()
-    until(lambda: state(lab, job_id) in ENDS, "20 requeues", 900)
+    until(lambda: state(lab, job_id) in ENDS, "20 requeues", 900, 0.3)
     said = log.read_text()
     assert state(lab, job_id) == "COMPLETED" and said.count("refused: None") == 20, said
     nodes = [line.split()[-1] for line in said.splitlines() if line.startswith("start")]

@@ -108,6 +108,14 @@ def test_what_has_passed_is_not_run_again(tmp_path: Path) -> None:
     assert "1 passed" in prove(memory), "it is tried again"
 
 
+@pytest.mark.parametrize(("file", "waits"), [
+    ("tests/end_to_end/test_deaths_slurm.py", True), ("tests/end_to_end/test_campaign_slurm.py", True),
+    ("tests/doctor/test_survey_prove.py", True), ("tests/doctor/test_localise.py", False),
+    ("tests/end_to_end/test_every_example.py", False), (TWO, False)])
+def test_proofs_on_a_slurm_of_the_lab_wait(file: str, waits: bool) -> None:
+    assert proofs.waits(file) == waits
+
+
 def test_the_record_tells_a_new_machine_what_others_have_proved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     notes = tmp_path / "proved.jsonl"
     monkeypatch.setenv("HPC_MP_PROVED", str(notes))

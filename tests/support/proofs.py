@@ -18,15 +18,21 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from dependencies import state_of
+from dependencies import helpers_of, state_of
+from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
 
 ROOT = Path(__file__).resolve().parents[2]
 WHICH = ["-m", "(prove or hypothesis) and not gpu", "--hypothesis-profile=nightly"]
-WORKERS = ["-n", "2", "--dist", "loadfile"]
+WORKERS = ["-n", "5", "--dist", "loadfile", "--no-loadscope-reorder"]
+WAITING = ("gw0", "gw1", "gw2")  # the workers that begin with proofs on a Slurm of the lab
+LAB = ROOT / "tests/slurm_lab/lab.py"
+NICE, YIELDS = os.nice(0), 10  # niceness of this process, and what proofs that compute add to it: they take what the others leave
 END = "HPC_MP_PROVE_UNTIL"  # unix seconds, for the plugin
 SHORT = 10  # characters of a key in the record
 
@@ -61,7 +67,7 @@ def reasons(proofs: Iterable[str]) -> dict[str, str]:
 
 
 def key_of(nodeid: str) -> str:
-    state = state_of(ROOT / nodeid.partition("::")[0])
+    state = state_of(ROOT / file_of(nodeid))
     return hashlib.sha256(f"{nodeid}\n{sys.version_info[:2]}\n{state}".encode()).hexdigest()
 
 
@@ -83,7 +89,7 @@ def write_record(proofs: Sequence[str]) -> None:
     known = reasons(proofs)
     rows: dict[str, dict[str, Any]] = {}
     for proof in sorted(known):
-        file, key = proof.partition("::")[0], key_of(proof)[:SHORT]
+        file, key = file_of(proof), key_of(proof)[:SHORT]
         row = rows.setdefault(file, {"file": file, "passed": [], "unrun": {}})
         if known[proof]:
             row["unrun"][key] = known[proof]
@@ -107,18 +113,58 @@ def collected(words: Sequence[str]) -> list[str]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect proofs that have passed."""
+    """Deselect proofs that have passed; the files that took longest go first."""
     if END not in os.environ:
         return
     wanted = set(due([item.nodeid for item in items]))
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in wanted])
-    items[:] = [item for item in items if item.nodeid in wanted]
+    took = seconds()
+    items[:] = sorted((item for item in items if item.nodeid in wanted), key=lambda item: -took[file_of(item.nodeid)])
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
     """Start no proof after the deadline: workers silently skip the rest of their queues."""
-    return True if time.time() > float(os.environ.get(END, "inf")) else None
+    if time.time() > float(os.environ.get(END, "inf")):
+        return True
+    if END in os.environ and os.geteuid() == 0:  # others may not take it back, and have no lab
+        os.setpriority(os.PRIO_PROCESS, 0, NICE + YIELDS * (not waits(file_of(item.nodeid))))
+    return None
+
+
+def seconds() -> Counter[str]:
+    """Return how long the proofs of each file took when they last passed."""
+    last = {note["proof"]: note["seconds"] for note in lines_of(memory()) if "seconds" in note}
+    took = Counter[str]()
+    for proof, spent in last.items():
+        took[file_of(proof)] += spent
+    return took
+
+
+def file_of(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
+
+
+@cache
+def waits(file: str) -> bool:
+    """Return True for a file of tests with a Slurm of the lab, which wait more than they compute."""
+    return LAB in helpers_of(ROOT / file)
+
+
+class ByPlace(LoadFileScheduling):
+    """Gives files that wait to some workers, which have a lab each, and the others to the rest, until one kind is done."""
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        """Assign the first unit of the worker's kind."""
+        kind = node.gateway.id in WAITING
+        own = (file for file in self.workqueue if waits(file) == kind)
+        self.workqueue.move_to_end(next(own, next(iter(self.workqueue))), last=False)
+        super()._assign_work_unit(node)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByPlace | None:
+    return ByPlace(config, log) if END in os.environ else None
 
 
 class Noting:
@@ -141,8 +187,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 def show(proofs: Sequence[str]) -> None:
     known = reasons(proofs)
-    wanting = Counter(proof.partition("::")[0] for proof in proofs if proof not in known)
-    unrun = Counter((proof.partition("::")[0], reason) for proof, reason in known.items() if reason)
+    wanting = Counter(file_of(proof) for proof in proofs if proof not in known)
+    unrun = Counter((file_of(proof), reason) for proof, reason in known.items() if reason)
     if wanting:
         print(f"{wanting.total()} proofs have not passed on this tree:")
     for file, count in sorted(wanting.items()):

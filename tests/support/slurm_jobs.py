@@ -6,6 +6,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -105,19 +107,33 @@ def steps(run: RunDirectory) -> int:
     return len(read_lines(run.metrics))
 
 
-def until(condition: Callable[[], object], what: str, timeout: float = 120) -> float:
-    """Wait for a condition, and return the seconds that it took."""
+def until(condition: Callable[[], object], what: str, timeout: float = 120, pause: float = 0.05) -> float:
+    """Wait for a condition, and return the seconds that it took. To ask Slurm costs: for a job's end 0.3 s is pause enough."""
     began = time.monotonic()
     while not condition():
         assert time.monotonic() - began < timeout, f"not within {timeout} s: {what}"
-        time.sleep(0.05)
+        time.sleep(pause)
     return time.monotonic() - began
 
 
+@dataclass(frozen=True)
+class Emulation:
+    """A job by the text of its file: two with the same text have the same losses, whatever their place."""
+
+    text: str
+    overrides: tuple[str, ...]
+    path: Path = field(compare=False)
+
+
 def emulated(job: Path, overrides: Sequence[str]) -> list[float]:
-    """Return the losses of the same job on emulated nodes."""
-    words = [*hpc_mp("launch", job, "--on", "local", "--json"), *(word for each in overrides for word in ("--set", each))]
-    done = warm.Program(words[1:], os.environ).end(240)
+    """Return the losses of the same job on emulated nodes, which run it once for all tests of a process."""
+    return emulate(Emulation(job.read_text(), tuple(overrides), job))
+
+
+@cache
+def emulate(job: Emulation) -> list[float]:
+    overrides = (word for override in job.overrides for word in ("--set", override))
+    done = warm.Program(hpc_mp("launch", job.path, "--on", "local", "--json", *overrides)[1:], os.environ).end(240)
     assert done.returncode == 0, done.stderr
     return losses(json.loads(done.stdout)["run"])
 

@@ -141,13 +141,13 @@ def _factors(table: PairTable, residual: Floats, witness: Bools, ends: int, coun
 
 def medians(group: Ints, value: Floats, groups: int) -> Floats:
     """Return the median of the values of each group, nan for a group without values."""
-    order = np.lexsort((value, group))
+    order = np.argsort(value)
+    ordered = value[order[np.argsort(group[order].astype(np.min_scalar_type(groups)), kind="stable")]]  # a radix sort
     counts = np.bincount(group, minlength=groups)
     last = np.cumsum(counts)
     middles = np.full(groups, np.nan)
     some = counts > 0
     first = (last - counts)[some]
-    ordered = value[order]
     middles[some] = (ordered[first + (counts[some] - 1) // 2] + ordered[first + counts[some] // 2]) / 2
     return middles
 
