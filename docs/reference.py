@@ -162,7 +162,8 @@ def run_directory() -> str:
     text = [table(("file", "holds", "written by", "read by"), rows)]
     for file, record in LINES:
         fields = attributes(record)
-        text += [f"## {file.name}", "", f"JSON lines: {described()[file.name]['holds']}. What is not finite is `null`. Other programs may read it "
+        holds = described()[file.name]["holds"]
+        text += [f"## {file.name}", "", f"JSON lines: {holds}. What is not finite is `null`. Other programs may read it "
                  "while the run goes on; keys may be added, none is renamed.", "",
                  table(("field", "holds"), ((f"`{each.name}`", fields[each.name]) for each in dataclasses.fields(record)))]
     return "\n".join(text)

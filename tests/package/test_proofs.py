@@ -15,7 +15,7 @@ from lab_users import lab_users, uses_the_lab
 from long_tests import long_cases
 from tables import table
 
-TWO = "tests/layout/test_stages.py"  # proofs that take a moment
+TWO = "tests/doctor/test_bench_table.py"  # proofs that take a moment
 
 
 def reached(test: str) -> set[str]:
