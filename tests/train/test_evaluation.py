@@ -86,7 +86,7 @@ def written(place: Path, name: str, model: str, *overrides: str) -> tuple[list[d
 
 @planted(Pipeline, "evaluate")
 def a_changed_parameter(evaluate: Any, line: Pipeline, work: Any) -> Any:
-    next(iter(line.data.units.values())).master.mul_(1 + 1e-6)
+    next(iter(line.data.units.values())).master.mul_(1 + 1e-5)
     return evaluate(line, work)
 
 

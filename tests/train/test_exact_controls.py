@@ -44,8 +44,8 @@ unseen_window = wrapped(transformers_stage, "first_seen", lambda seen: lambda be
 window_off_by_one = wrapped(transformers_stage, "first_seen", lambda seen: lambda begins, window, positions: seen(
     begins, window + 1, positions))
 # Every tensor rank drops attention weights as if its heads were the first ones.
-cut_heads_all_alike = wrapped(dropout.HashDropout, "__init__", lambda init: lambda self, p, site, clock, rows: init(
-    self, p, site, clock, rows - rows.min() if site.startswith("attention.") else rows))
+cut_heads_all_alike = wrapped(dropout.HashDropout, "__init__", lambda init: lambda self, p, site, clock, rows, *calls: init(
+    self, p, site, clock, rows - rows.min() if site.startswith("attention.") else rows, *calls))
 unsummed_tensor_gradient = wrapped(projection.TensorAxis, "_input_gradient", lambda summed: lambda self, gradient: gradient)
 unsummed_tensor_output = wrapped(projection, "all_reduce", lambda reduce: nothing_sent)
 # Norms and row biases keep the gradient of this rank's tokens.
