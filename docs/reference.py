@@ -49,8 +49,8 @@ profile; `track.to` also sends curves to other programs.""",
 
 A job file is TOML. `hpc-mp init` writes one that runs. `hpc-mp launch` prints every default that it uses, and writes the
 resolved file, with all defaults, to the run directory. `--set KEY=VALUE` overrides a key for one start. Relative paths are
-relative to the file. If a key does not exist, the error suggests the most similar key. `launch` lists the keys that have no effect
-where the job runs (emulated nodes, mpirun, a step of an allocation). “–” means that there is no value.""",
+relative to the file. If a key does not exist, the error suggests the most similar key. `launch` lists the keys that have no
+effect where the job runs (emulated nodes, mpirun, a step of an allocation). “–” means that there is no value.""",
     "run-directory": """The run directory
 
 `job.directory`/NAME/0001, 0002 … holds everything that the launcher and the ranks exchange, as text files. Only you have access
@@ -73,8 +73,8 @@ cut.""",
     "model-types": """Types of models
 
 The causal language models of transformers, by `model_type`. Verified: loss, gradient norms and parameters of training equal one
-process of plain transformers to 1e-12, in fp64, with tensor and pipeline ranks, both, sequence parallelism and ZeRO-3. Other types
-are refused before a job starts. `hpc-mp model --list` prints this table; `hpc-mp model TYPE` shows how a type is cut.""",
+process of plain transformers to 1e-12, in fp64, with tensor and pipeline ranks, both, sequence parallelism and ZeRO-3. Other
+types are refused before a job starts. `hpc-mp model --list` prints this table; `hpc-mp model TYPE` shows how a type is cut.""",
     "queue-reasons": """Why a job is waiting in Slurm
 
 `hpc-mp status` and `launch --wait` show these explanations next to Slurm's reason. The names are those that `squeue --format=%r`
