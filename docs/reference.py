@@ -40,42 +40,45 @@ NOTICE = "<!-- made by docs/reference.py: `make reference` writes it anew -->"
 TITLES = {
     "coming-from": """Coming from Hugging Face, DeepSpeed, Megatron or torchtitan
 
-Names of Hugging Face's Trainer and TRL, DeepSpeed, Megatron-LM, torchtitan, torchrun, Lightning and sbatch, and what stands
-for each in a [job file](../reference/job-file.md). Who writes one of them in a job file gets the same answer. Whole programs
-that are there already (multi-node torchrun, scripts of Accelerate or DeepSpeed) run as they are: [`hpc-mp run`](programs.md), or
-[`hpc-mp adopt`](adopt.md) for a script of sbatch. Curves and a profile of a run are in its report; `track.to` sends curves
-elsewhere.""",
+The tables list names from Hugging Face's Trainer and TRL, DeepSpeed, Megatron-LM, torchtitan, torchrun, Lightning and sbatch,
+and the corresponding key of a [job file](../reference/job-file.md). If you use one of these names in a job file, the error gives
+the same answer. Existing programs (multi-node torchrun, scripts of Accelerate or DeepSpeed) run unchanged with
+[`hpc-mp run`](programs.md); for an sbatch script, use [`hpc-mp adopt`](adopt.md). The report of a run has its curves and its
+profile; `track.to` also sends curves to other programs.""",
     "job-file": """The job file
 
-A job file is TOML. `hpc-mp init` writes one that runs; `hpc-mp launch` prints every default that it takes, and writes the
-resolved file, with all of them, into the run directory. `--set KEY=VALUE` overrides a key for one start. Relative paths are
-seen from the file. A key that does not exist is answered with the nearest one that does. Keys that do nothing where the job runs
-(emulated nodes, mpirun, a step of an allocation) are named when it is launched. “–” means: no value.""",
+A job file is TOML. `hpc-mp init` writes one that runs. `hpc-mp launch` prints every default that it uses, and writes the
+resolved file, with all defaults, to the run directory. `--set KEY=VALUE` overrides a key for one start. Relative paths are
+relative to the file. If a key does not exist, the error suggests the most similar key. `launch` lists the keys that have no
+effect where the job runs (emulated nodes, mpirun, a step of an allocation). “–” means that there is no value.""",
     "run-directory": """The run directory
 
-`job.directory`/NAME/0001, 0002 …: everything that the launcher and the ranks tell each other, as readable files.
-Only you can read it.""",
+`job.directory`/NAME/0001, 0002 … holds everything that the launcher and the ranks exchange, as text files. Only you have access
+to it.""",
     "checks": """The doctor's checks
 
-“Grew” means: within the last three hours, or within a second where there is no earlier reading.""",
+“Grew” means within the last three hours, or within one second if there is no earlier reading.""",
     "rules": """The linters' rules
 
-A code never changes its meaning. An error is wrong on any cluster; what depends on the site or the case is at most a warning.""",
+A code never changes its meaning. An error is wrong on every cluster. A finding that depends on the site or the case is at most a
+warning.""",
     "keywords": """Keywords of hpc_mp.parallel
 
-For [a training loop of your own](../user/own-loop.md). Most are keys of a [job file](job-file.md) under a name that loops know,
-with the same values, checks and defaults (`microbatches` is 1). Besides these, `loss_fn` is a loss of your own, `optimizer` has
-the optimizer's settings (below), `batches` is `"global"` or `"replica"`, and `example` a batch whose shapes are checked at once.
-Of layers that you have written, `outputs` names the tensors of a list that `loss_fn` gets, `inputs` the arguments with defaults
-that a batch has, and `cut` the linear modules that tensor ranks cut.""",
+These keywords are for [your own training loop](../user/own-loop.md). Most are keys of a [job file](job-file.md) under the name
+that is usual in training loops, with the same values, checks and defaults (`microbatches` is 1). In addition, `loss_fn` is your
+own loss, `optimizer` has the optimizer's settings (below), `batches` is `"global"` or `"replica"`, and `example` is a batch whose
+shapes are checked immediately. For layers that you have written, `outputs` names the tensors of a list that are passed to
+`loss_fn`, `inputs` names the arguments with defaults that a batch provides, and `cut` names the linear modules that tensor ranks
+cut.""",
     "model-types": """Types of models
 
 The causal language models of transformers, by `model_type`. Verified: loss, gradient norms and parameters of training equal one
-process of plain transformers to 1e-12, in fp64, over tensor and pipeline ranks, both, sequence parallelism and ZeRO-3. Others are
-refused before a job starts. `hpc-mp model --list` prints this table, `hpc-mp model TYPE` how a type is cut.""",
-    "queue-reasons": """Why Slurm lets a job wait
+process of plain transformers to 1e-12, in fp64, with tensor and pipeline ranks, both, sequence parallelism and ZeRO-3. Other
+types are refused before a job starts. `hpc-mp model --list` prints this table; `hpc-mp model TYPE` shows how a type is cut.""",
+    "queue-reasons": """Why a job is waiting in Slurm
 
-`hpc-mp status` and `launch --wait` show these words beside Slurm's reason. Names are as `squeue --format=%r` prints them.""",
+`hpc-mp status` and `launch --wait` show these explanations next to Slurm's reason. The names are those that `squeue --format=%r`
+prints.""",
     "commands": """Commands
 
 Every command exits 0 (done), 1 (the run or a check failed) or 2 (the input is wrong: the value, the rule and the remedy on
@@ -264,7 +267,7 @@ def coming_from() -> str:
             *((", ".join(f"`{name}`" for name in names), f"`{ours}`") for ours, names in _by_answer(tables.names).items()),
             *within,
             (options, "`slurm.extra`: `extra = { mem = \"64G\" }` in `[slurm]`")]),
-        "## Had in another way, or not at all", table(("elsewhere", "here"), [
+        "## Different or unsupported", table(("elsewhere", "here"), [
             (", ".join(f"`{name}`" for name in names), way) for way, names in _by_answer(tables.instead).items()]),
         "## Values", table(("key", "elsewhere", "here"), [
             (f"`{key}`", ", ".join(f"`{theirs}`" for theirs, value in values.items() if value == ours), f"`{toml_value(ours)}`")
