@@ -26,6 +26,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.train import command
 from hpc_mp.job import JobSpec, load_job
 from hpc_mp.job.layout import check_job, layout_of, read_shape
+from hpc_mp.layout.models import kv_copies
 from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.planner.memory import state_bytes
 from hpc_mp.planner.traffic import rank_traffic
@@ -105,7 +106,7 @@ def real_rank(spec: JobSpec, directory: Path) -> Real:
     division = layout_of(spec, shape)
     schedule = schedule_of(division)
     groups = build(lay_out(spec), division.shard_degree, CPU, "gloo", schedule, None, host,
-                   expert_shards=division.expert_cut().shards)
+                   kv_copies(shape, division.degrees.tensor), expert_shards=division.expert_cut().shards)
     facts.gather("here", host)
     opened = len(os.listdir("/proc/self/fd")) - before
     with PromptGloo():
