@@ -291,5 +291,6 @@ def _absolute(spec: Spec, base: Path) -> Spec:
             "schedule": absolute(parallel.schedule) if is_table(parallel.schedule) else parallel.schedule,
             "offload_directory": maybe(parallel.offload_directory), "profile": maybe(parallel.profile)}),
         "evaluate": spec.evaluate.model_copy(update={"files": tuple(map(absolute, spec.evaluate.files))}),
+        "lora": spec.lora.model_copy(update={"pretrained": maybe(spec.lora.pretrained)}),
         "checkpoint": checkpoint.model_copy(update={"resume": maybe(checkpoint.resume)}),
     })

@@ -171,6 +171,12 @@ def test_paths_are_seen_from_the_file(here: Path, monkeypatch: pytest.MonkeyPatc
     assert spec.job.directory == f"{here}/sub/runs"
 
 
+@pytest.mark.parametrize("key", ["data.tokenizer", "data.template", "checkpoint.resume", "lora.pretrained"])
+def test_a_path_is_seen_from_the_file(here: Path, key: str) -> None:
+    section, _, name = key.partition(".")
+    assert getattr(getattr(load_job(here / "job.toml", [f"{key}=there/it"]), section), name) == f"{here}/there/it"
+
+
 @given(st.integers(1, 200), st.integers(1, 6), st.integers(1, 4))
 def test_the_default_microbatches_are_the_most_that_divide(per_replica: int, pipeline: int, data: int) -> None:
     spec = resolve({

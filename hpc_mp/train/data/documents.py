@@ -121,6 +121,7 @@ def _rows(path: Path, files_key: str, reading: DocumentReading) -> Iterator[Text
     skipped = 0  # bytes of rows that are not read here
     for number, row, size in rows(path, files_key, columns_of(reading.form)):
         if isinstance(row, bytes) and row.isspace():
+            skipped += size
             continue
         try:
             content = row_content(row, reading.form)
