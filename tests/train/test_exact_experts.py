@@ -27,7 +27,6 @@ from hpc_mp.layout.models import expert_capacity
 from hpc_mp.planner.memory import units_of
 from hpc_mp.rundir.rank_env import identity
 from hpc_mp.train.parallel import capacity, expert_axis, gradients, groups, router_loss
-from hpc_mp.train.parallel.collectives import Running
 from hpc_mp.train.rank.rendezvous import connect, meet, rendezvous
 
 MANY = "mixtral with one choice of many experts"
@@ -239,7 +238,7 @@ CONTROLS: dict[str, tuple[Callable[[], None], str, list[str], list[str]]] = {
     "capacity: the last positions first": (wrapped(capacity, "kept", lambda kept: lambda index, most: kept(
         index.flip(1), most).flip(1)), *LIMITED["one M6"], SMALL),
     "capacity: own tokens alone": (
-        wrapped(capacity, "all_reduce", lambda reduce: lambda values, axis: Running()), *LIMITED["cp2 ring ep2 none"], SMALL),
+        wrapped(capacity, "sum_over", lambda total: lambda values, axes: values), *LIMITED["cp2 ring ep2 none"], SMALL),
 }
 
 

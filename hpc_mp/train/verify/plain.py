@@ -76,7 +76,8 @@ class Plain(StaysDouble):
             language_model = AutoModelForCausalLM if self.family.decoder is None else AutoModelForSeq2SeqLM
             kind = AutoModelForSequenceClassification if self.classes else language_model
             model = kind.from_config(hugging_face, attn_implementation=attention).double().train()
-        model.config.pad_token_id = None if self.classes else model.config.pad_token_id  # drawn tokens are no padding
+        if self.classes:
+            model.config.pad_token_id = None  # drawn tokens are no padding
         return cast(PreTrainedModel, model)
 
     def __torch_function__(self, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
