@@ -56,7 +56,7 @@ def stays(*names: str) -> Callable[[], None]:
         name: replace(tensor, differentiable=name not in names) for name, tensor in received(*given).items()})
 
 
-@planted(EncoderDecoderStage, "_biases")
+@planted(EncoderDecoderStage, "_score_biases")
 def later_tokens_are_seen(biases: Callable[..., Any], stage: EncoderDecoderStage, tensors: Any, documents: Tensor | None) -> Any:
     added = biases(stage, tensors, documents)
     return {name: bias.clamp(min=-1.0) if name == encoder_decoder.BIAS[DECODER] else bias for name, bias in added.items()}
