@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 import transformers
+from beside import SAMPLES, SEED, Flat, Reference, by_torch, distance_of
 from layouts import FAMILIES as OTHERS
 from layouts import MASKED, MODELS
-from lists import SAMPLES, SEED, Flat, Reference, by_torch, distance_of
 from masked import attention
 from torch import Tensor, nn
 

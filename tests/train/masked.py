@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 import transformers
+from beside import SAMPLES, SEED, Flat, Reference, by_torch, distance_of
 from layouts import MASKED
-from lists import SAMPLES, SEED, Flat, Reference, by_torch, distance_of
 from torch import Tensor, nn
 
 from hpc_mp.layout.models import FAMILIES, Family

@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
-from lists import SEED, STEPS, WIDTH, WORDS, Block, Join, Reference, Split, Words, distance, drop_flat, listed, steps
+from beside import SEED, STEPS, Reference, drop_flat
+from lists import WIDTH, WORDS, Block, Join, Split, Words, distance, listed, steps
 from torch import Tensor, nn
 
 from hpc_mp.layout.layout import Layout

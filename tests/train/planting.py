@@ -17,7 +17,9 @@ from hpc_mp.train.rank.trainer import Trainer
 
 
 def wrapped(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Callable[[], None]:
-    """Put ``wrap`` of an attribute in its place."""
+    """Put ``wrap`` of an attribute in its place. Raises AttributeError at once if there is none, not in the rank: a control whose
+    target was renamed is noticed when its file is collected."""
+    getattr(owner, name)
     return lambda: setattr(owner, name, wrap(getattr(owner, name)))
 
 

@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 import torch
+from beside import SAMPLES, SEED, Flat, Reference, by_torch, distance_of
 from layouts import STACKS
-from lists import SAMPLES, SEED, Flat, Reference, by_torch, distance_of
 from torch import Tensor, nn
 from transformers import T5Config, T5ForConditionalGeneration
 from transformers.models.t5 import modeling_t5

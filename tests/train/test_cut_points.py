@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from beside import SAMPLES
 from exact import EXACT, WRONG, cases
-from lists import LENGTH, SAMPLES, WIDTH, WORDS, lay, listed, no_gradient_of_the_skip, no_sum_over_ties, scheduled
+from lists import LENGTH, WIDTH, WORDS, lay, listed, no_gradient_of_the_skip, no_sum_over_ties, scheduled
 from modules import off, parts, row, written
 from torch import Tensor, nn
 

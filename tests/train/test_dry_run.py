@@ -249,7 +249,7 @@ SIZES = {
 @pytest.mark.prove
 @pytest.mark.parametrize(("size", "nodes", "pipeline", "batch", "rank"), table(__file__, "dry_run.toml", "large_models"))
 def test_large_models(tmp_path: Path, size: str, nodes: int, pipeline: int, batch: int, rank: int) -> None:
-    """Of rank 0 also the command as a user gives it: it prints its CPU time, some 20 s; the timeout is for one that would take
+    """Rank 0 also runs the command as a user gives it: it prints its CPU time, some 20 s; the timeout is for one that would take
     hours."""
     path = tmp_path / "job.toml"
     path.write_text(LARGE % SIZES[size])

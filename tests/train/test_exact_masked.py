@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from beside import on_rank
 from covering import cover
 from exact import EXACT, WRONG, cases
-from lists import lay, on_rank
+from lists import lay
 from masked import LENGTH, STEPS, Training, distance, values
 from planting import planted, wrapped
 from ranks import run_ranks

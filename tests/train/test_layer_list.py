@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from beside import SAMPLES
 from exact import EXACT, WRONG, cases
 from lists import (
     CUT,
@@ -13,7 +14,6 @@ from lists import (
     LAYOUTS,
     LENGTH,
     QUICK,
-    SAMPLES,
     WIDTH,
     Block,
     Join,

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from beside import STEPS, Reference, apart
 from exact import EXACT, WRONG, cases
-from lists import STEPS, Reference, apart, lay, listed, plain, trained
+from lists import lay, listed, plain, trained
 from modules import alone, fewer, parts, row, written
 from planting import planted
 from ranks import run_ranks

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import beside
 import lists
 import modules
 import pytest
@@ -27,7 +28,7 @@ WRONG = 1e-6
 CONFIG = {"num_hidden_layers": 4, "hidden_size": 32, "intermediate_size": 40, "num_attention_heads": 4, "num_key_value_heads": 2,
           "vocab_size": 61, "max_position_embeddings": 32}
 ADAMW = {"name": "adamw", "lr": 0.02, "eps": 0.1, "betas": (0.9, 0.95), "weight_decay": 0.0}
-DECAYED = {"lr": 0.05, "eps": 0.1, "weight_decay": 0.1, "no_decay": ("*.bias", "*norm.weight")}  # as lists.Settings
+DECAYED = {"lr": 0.05, "eps": 0.1, "weight_decay": 0.1, "no_decay": ("*.bias", "*norm.weight")}  # as beside.Settings
 SAMPLES, TOKENS, STEPS = 8, 12, 4
 
 Loss = Callable[[Any, Mapping[str, Tensor]], tuple[Tensor, Tensor]]
@@ -151,10 +152,10 @@ def test_another_count_is_seen(directory: Path) -> None:
 def of_layers(keywords: Mapping[str, Any]) -> Trained:
     torch.set_num_threads(1)
     run = hpc_mp.parallel(
-        lists.LAYERS, loss_fn=lists.objective, outputs=("scores", "extra"), seed=lists.SEED, precision="fp64", clip=0.5,
+        lists.LAYERS, loss_fn=lists.objective, outputs=("scores", "extra"), seed=beside.SEED, precision="fp64", clip=0.5,
         optimizer=DECAYED, **keywords)
-    losses = [float(run.step(lists.data(step))) for step in range(lists.STEPS)]
-    evaluated = run.evaluate(lists.data(lists.STEPS))
+    losses = [float(run.step(lists.data(step))) for step in range(beside.STEPS)]
+    evaluated = run.evaluate(lists.data(beside.STEPS))
     state = {name: values.numpy() for name, values in run.model_state().items()}
     run.close()
     return Trained(losses, evaluated, state)
@@ -170,7 +171,7 @@ LISTED: dict[str, tuple[int, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", cases(LISTED, ("tp2 pp2 dp2",)))
 def test_a_list_of_layers_equals_one_process(name: str) -> None:
     world, keywords = LISTED[name]
-    losses, _, parameters = run_ranks(1, partial(lists.plain, apart=lists.SAMPLES))[0]
+    losses, _, parameters = run_ranks(1, partial(lists.plain, apart=beside.SAMPLES))[0]
     first = run_ranks(world, of_layers, keywords)[0]
     expected = Trained(losses[:-1], losses[-1], {name: values.numpy() for name, values in parameters.items()})
     assert first.distance(expected) < EXACT
@@ -241,12 +242,12 @@ def scores_of(outputs: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor
 
 def of_a_module(keywords: Mapping[str, Any], checkpoint: Path, goes_on: bool) -> Trained:
     torch.set_num_threads(1)
-    run = hpc_mp.parallel(modules.written(), loss_fn=scores_of, seed=lists.SEED, precision="fp64", clip=0.5, optimizer=DECAYED,
+    run = hpc_mp.parallel(modules.written(), loss_fn=scores_of, seed=beside.SEED, precision="fp64", clip=0.5, optimizer=DECAYED,
                           **keywords)
     if goes_on:
         run.resume(checkpoint)
     losses = [float(run.step(lists.data(step))) for step in range(run.progress.step, 1 + goes_on)]
-    evaluated = run.evaluate(lists.data(lists.STEPS))
+    evaluated = run.evaluate(lists.data(beside.STEPS))
     run.checkpoint(checkpoint)
     state = {name: values.numpy() for name, values in run.model_state().items()}
     run.close()
@@ -254,7 +255,7 @@ def of_a_module(keywords: Mapping[str, Any], checkpoint: Path, goes_on: bool) ->
 
 
 def test_a_module_with_cut_points_equals_itself_and_goes_on_from_another_layout(tmp_path: Path) -> None:
-    losses, _, parameters = run_ranks(1, partial(modules.alone, modules.written, apart=lists.SAMPLES))[0]
+    losses, _, parameters = run_ranks(1, partial(modules.alone, modules.written, apart=beside.SAMPLES))[0]
     keywords = {"tp_size": 2, "pp_size": 2, "microbatches": 2, "cut": modules.CUT}
     first = run_ranks(4, of_a_module, keywords, tmp_path / "at", False)[0]
     assert abs(first.losses[0] - losses[0]) < EXACT

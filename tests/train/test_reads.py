@@ -102,7 +102,7 @@ def test_of_a_checkpoint_a_rank_reads_its_own_part_alone(tmp_path: Path, stored:
 ], ids=["short parts of rows", "rows", "control: whole rows, and then the parts"])
 def test_a_part_takes_a_chunk_of_memory_beside_itself(tmp_path: Path, box: tuple[slice, ...], whole_rows: bool,
                                                       most: int) -> None:
-    """Of a weight of 64 MiB."""
+    """A weight of 64 MiB is read in chunks."""
     shape, name = (2048, 8192), "model.layers.0.mlp.down_proj.weight"
     save_file({name: torch.zeros(shape)}, tmp_path / "model.safetensors")
 

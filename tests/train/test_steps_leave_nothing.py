@@ -67,10 +67,10 @@ def _growth(directory: Path, overrides: Sequence[str], forget: bool = False) -> 
 
     kept: list[Tensor] = []
 
-    @planted(gradients, "_add_product")
-    def keeping(add: Any, target: Tensor, empty: bool, left: Tensor, right: Tensor) -> None:
+    @planted(gradients.Sink, "add_product")
+    def keeping(add: Any, sink: gradients.Sink, left: Tensor, right: Tensor, more: bool = False) -> None:
         kept.append(left @ right)
-        add(target, empty, left, right)
+        add(sink, left, right, more)
 
     def before() -> None:
         os.environ["TORCH_FR_BUFFER_SIZE"] = "0"  # torch's flight recorder keeps the last 2,000 messages, and grows until then
