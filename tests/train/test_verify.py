@@ -187,7 +187,8 @@ FAULTS: dict[str, tuple[str, str, Callable[[], None], str]] = {
         Family, "attention_probability", lambda right: lambda family, config: 0.0), "transformer.h.0.attn: its output"),
     "table of positions": ("t5", "pairs tp2 pp2", wrapped(
         EncoderDecoderStage, "_score_biases", lambda right: lambda stage, *given: {
-            name: bias * 1.01 for name, bias in right(stage, *given).items()}), "encoder.block.0.layer.0.SelfAttention: its output"),
+            name: bias * 1.01 for name, bias in right(stage, *given).items()}),
+        "encoder.block.0.layer.0.SelfAttention: its output"),
     "sum of gradients": ("llama", "tp2 pp2", unsummed, "model.norm.weight: its gradient"),
 }
 
