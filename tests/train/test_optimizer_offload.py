@@ -1,6 +1,5 @@
 """Optimizer state in the host's memory or on a disk: the same training to the last bit, with little of the state in memory."""
 
-import ctypes
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,6 +13,7 @@ import torch
 from engines import run_engine
 from exact import EXACT, GPT2, LAYOUTS, LLAMA, ONE_STEP, OPTIMIZERS, TIED, Engine, Reference, cases, check_state, disk_of
 from layouts import MODELS, job, relaunch, start, trained_run
+from memory import measure_from_here
 from planting import planted, small_chunks
 from ranks import run_ranks, train
 
@@ -192,16 +192,6 @@ def test_a_run_goes_on_with_means_in_16_bits(place: Path, engine: Engine) -> Non
 # --- how much of it is in memory -------------------------------------------------------------------------------------
 
 BIG = StateShape({"one": 11_000_000, "two": 4_000_000}, ("exp_avg", "exp_avg_sq"), torch.float32)  # 120 MB
-M_MMAP_THRESHOLD = -3  # of mallopt(3)
-
-
-def measure_from_here() -> None:
-    """In a fork: what its parent had free goes back to the system, what is large comes from there and goes back there, and the
-    largest memory is counted anew. Otherwise two runs would differ by what their parents have done before."""
-    libc = ctypes.CDLL(None)
-    libc.mallopt(M_MMAP_THRESHOLD, 1 << 16)
-    libc.malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")
 
 
 def keep_all(self: FileStore, values: torch.Tensor) -> None:
