@@ -74,7 +74,8 @@ class UnitGradient:
         reductions: number of REDUCE actions in a step of all stages that have the unit.
 
     Attributes:
-        held: array that lives between steps: the whole gradient, or this rank's part.
+        held: array that lives between steps: the whole gradient, or this rank's part. It has no meaning before the
+            first step, and takes no memory until then: loading does not wait for zeros.
         part: receives the sum of this rank's part, (part,).
         whole: array in which the gradient accumulates, (padded,); None: a bucket, which is taken when it is needed.
     """
@@ -83,7 +84,7 @@ class UnitGradient:
         holders = groups.holders(layout.of_experts)
         self.layout, self.kept, self.reductions, self.slabs = layout, complete, reductions, slabs
         self.shard, self.replicate = holders.shard, holders.replicate
-        self.held = torch.zeros(layout.padded if complete else layout.part, dtype=slabs.dtype, device=slabs.device)
+        self.held = torch.empty(layout.padded if complete else layout.part, dtype=slabs.dtype, device=slabs.device)
         begin = self.shard.rank * layout.part if complete else 0
         self.part = self.held[begin:begin + layout.part]
         self.shared = list(_stretches(layout, groups.sharing))
