@@ -27,7 +27,6 @@ from example_programs import (
 )
 from slurm_jobs import until
 
-ONE_NODE = ("--set", "job.nodes=1")
 LONG = ("hf-trainer", "torch-ddp")  # to start takes the first long; the second is run as it is by the test on Slurm, too
 
 
@@ -49,7 +48,7 @@ def test_ranks_that_train_alone_would_be_seen(tmp_path: Path, name: str, told: s
     if torch.cuda.is_available():
         pytest.skip("there are GPUs")
     replace(where / example.program, told, "")
-    local(where, *ONE_NODE)
+    local(where, *one_node(example))
     assert steps(newest(where)) != list(example.steps)
 
 
@@ -62,12 +61,12 @@ def test_a_rank_is_killed_and_the_run_is_gone_on_with(tmp_path: Path, name: str)
     example, whole = installed(name), copy(name, tmp_path)
     (whole / "hidden").mkdir()
     (whole / "hidden/hpc_mp.py").write_text("raise ImportError('not installed')\n")
-    done = local(whole, *ONE_NODE, "--set", f'program.environment={{ PYTHONPATH = "{whole}/hidden" }}')
+    done = local(whole, *one_node(example), "--set", f'program.environment={{ PYTHONPATH = "{whole}/hidden" }}')
     assert done.returncode == 0 and " steps" not in done.stdout, done.stdout + done.stderr
     assert steps(newest(whole)) == list(example.steps)
 
     disturbed = copy(name, tmp_path, example.seconds)
-    launched = subprocess.Popen([*LAUNCH, "--on", "local", *ONE_NODE], cwd=disturbed, text=True, stderr=subprocess.PIPE,
+    launched = subprocess.Popen([*LAUNCH, "--on", "local", *one_node(example)], cwd=disturbed, text=True, stderr=subprocess.PIPE,
                                 env={**os.environ, "PATH": PATH, "PYTHONPATH": str(ROOT)})
     try:
         until(lambda: list(disturbed.glob(f"runs/*/0001/{example.first}")) or launched.poll() is not None, "a checkpoint", 200)
@@ -91,7 +90,11 @@ def test_a_rank_is_killed_and_the_run_is_gone_on_with(tmp_path: Path, name: str)
         assert_same(example, newest(whole), newest(disturbed))
 
 
+def one_node(example: Example) -> list[str]:
+    return ["--set", "job.nodes=1", "--set", f"job.ranks_per_node={example.ranks}"]
+
+
 def resume(example: Example, disturbed: Path) -> None:
-    again = local(disturbed, "--resume", *ONE_NODE)
+    again = local(disturbed, "--resume", *one_node(example))
     assert again.returncode == 0, again.stderr
     assert steps(newest(disturbed)) == list(example.later)

@@ -48,7 +48,7 @@ def test_an_ordinary_user_runs_it_on_two_hosts(lab: Lab, here: Path, name: str) 
 def test_a_node_dies_and_the_job_goes_on_without_it(lab: Lab, here: Path, name: str) -> None:
     """Its parameters are those of a run on this machine that nothing has disturbed; of as few ranks as are on two hosts."""
     example, whole = on_slurm(lab, name), copy(name, here)
-    few = ("--set", f"job.ranks_per_node={2 if name == 'megatron' else 1}")  # that one cuts its model in four
+    few = ("--set", f"job.ranks_per_node={example.ranks // 2}")
     undisturbed = local(whole, *few)
     assert undisturbed.returncode == 0, undisturbed.stderr
 

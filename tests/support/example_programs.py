@@ -68,6 +68,7 @@ class Example:
     forget: source text, and its replacement that makes a resumed run lose a part of the saved state.
     parameters: reads the last state that a run saved. needs: a library that may not be installed.
     steps: the steps that rank 0 reports; it saves after a quarter of them. seconds: the delay per step of a slow example.
+    ranks: the fewest with which it makes these steps.
     """
 
     pace: str
@@ -78,6 +79,7 @@ class Example:
     program: str = "train.py"
     steps: Sequence[int] = range(1, 41)
     seconds: float = 0.15
+    ranks: int = 2
 
     @property
     def later(self) -> Sequence[int]:
@@ -102,13 +104,13 @@ EXAMPLES = {
     "accelerate": Example(
         "accelerator.backward(loss)", "checkpoints/step-10",
         ('step-{done}"))', 'step-{done}"))\n        optimizer.optimizer.state.clear()'),
-        lambda run: load_file(run / "checkpoints/step-40/model.safetensors"), "accelerate"),
+        lambda run: load_file(run / "checkpoints/step-40/model.safetensors"), "accelerate", ranks=4),
     "deepspeed": Example(
         "engine.backward(loss)", "checkpoints/latest",
         ("load_checkpoint(str(SAVED))", "load_checkpoint(str(SAVED), load_optimizer_states=False)"), of_deepspeed, "deepspeed"),
     "megatron": Example(
         "optimizer.step()", "checkpoints/latest_checkpointed_iteration.txt",
-        ("    optimizer.load_state_dict", "    (lambda _: None)"), of_megatron),
+        ("    optimizer.load_state_dict", "    (lambda _: None)"), of_megatron, ranks=4),  # it cuts its model in four
     "mpi4py": Example(
         "change = world", "plate.npz", ('plate, done = saved["plate"]', '_, done = saved["plate"]'), of_plate, "mpi4py",
         "solve.py", range(10, 401, 10), 0.02),
