@@ -68,7 +68,7 @@ class Example:
     forget: source text, and its replacement that makes a resumed run lose a part of the saved state.
     parameters: reads the last state that a run saved. needs: a library that may not be installed.
     steps: the steps that rank 0 reports; it saves after a quarter of them. seconds: the delay per step of a slow example.
-    ranks: the fewest with which it makes these steps.
+    ranks: the number with which it makes these steps.
     """
 
     pace: str
