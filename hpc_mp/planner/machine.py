@@ -34,7 +34,7 @@ def machine_named(name: str) -> Machine:
         return machine.fabric.casefold() == word
 
     def has_gpu(machine: MachineType) -> bool:
-        return machine.gpu is not None and word in f"{machine.gpu.name} {machine.gpu.title}".casefold()
+        return any(text.casefold().startswith(word) for text in (machine.gpu.name, machine.gpu.title)) if machine.gpu else False
 
     rows = [row for row in types.machines.values() if row.gpu and row.gpu.memory and row.gpu.memory_gbs and fabric_of(row)]
     exact = [row for row in (types.machine(name),) if row in rows]
