@@ -79,7 +79,8 @@ def footprint(layout: Layout, shape: ModelShape) -> tuple[Footprint, ...]:
             EMBEDDING, 0)
         whole, most = sorted([*ends.values(), *[block] * len(layers)]), min(len(layers), 4 - len(inner))
         arrays = sum(ends.values()) + most * block  # numbers of gradients that are there at once
-        under_way = ((arrays + part, arrays, arrays, arrays + 2 * part) if layout.microbatches > 1 else
+        last = part + ends.get(EMBEDDING, 0) / layout.shard_degree  # numbers of the last sums of a microbatch
+        under_way = ((arrays + last, arrays + last, arrays, arrays + 2 * part) if layout.microbatches > 1 else
                      (0, head, head + block, head + most * block + 2 * part))
         made = {stage: _stage(layout, shape, span, blocks, block * gathers, head * gathers) for stage, span in mine.items()}
         others = _others(actions, {stage: chunk for stage, (chunk, _) in made.items()}, layout.offload_horizon)
@@ -131,12 +132,12 @@ def _stage(layout: Layout, shape: ModelShape, span: StageSpan, kinds: Sequence[P
         return (kept, 0.0, waiting), moments
     rows, width = (own, shape.classes) if shape.classes else (whole, -(-shape.vocabulary // degrees.tensor))
     chunk, row = min(rows, LOGITS // width // TILE * TILE or LOGITS // width), shape.hidden * c
-    (norm, most), before = _norm(layout, shape, own * shape.hidden), rows // chunk - 1  # whole chunks before the last one
+    (norm, most), many, product = _norm(layout, shape, own * shape.hidden), rows > chunk, row * width * (c < master)
     slopes, base = (rows - (rows - 1) // chunk * chunk) * width * c, kept + norm + rows * row
-    scores = chunk * width * (c * (1 + (before > 0)) + max(4, c) * (1 + (c < 4)))
-    sums = max(row * width * (c < master), (1 + (layout.samples > 1)) * sequence * rows * row) + 2 * hidden * sequence
+    scores = chunk * width * c * (1 + many) + max(chunk * width * max(4, c) * (1 + (c < 4)), product * many)
+    sums = max(product, (1 + (layout.samples > 1)) * sequence * rows * row) + 2 * hidden * sequence
     return (base + rows * row + slopes, 0.0, waiting + rows * row + slopes), [
-        *moments, ("F", 0, base, scores, head, before * chunk * row + hidden * sequence), ("B", 1, kept, 0.0, head, most),
+        *moments, ("F", int(many), base, scores, head, (rows // chunk - 1) * chunk * row + hidden * sequence), ("B", 1, kept, 0.0, head, most),
         ("B", 1, base, slopes, head, rows * row + sums)]
 
 
