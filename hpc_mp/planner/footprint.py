@@ -78,9 +78,10 @@ def footprint(layout: Layout, shape: ModelShape) -> tuple[Footprint, ...]:
         block, part, head = sum(unit.padded for unit in inner), sum(unit.part for unit in inner), sum(ends.values()) - ends.get(
             EMBEDDING, 0)
         whole, most = sorted([*ends.values(), *[block] * len(layers)]), min(len(layers), 4 - len(inner))
-        arrays = sum(ends.values()) + most * block  # numbers of gradients that are there at once
-        last = part + ends.get(EMBEDDING, 0) / layout.shard_degree  # numbers of the last sums of a microbatch
-        under_way = ((arrays + last, arrays + last, arrays, arrays + 2 * part) if layout.microbatches > 1 else
+        arrays = sum(ends.values()) + most * block + ends.get(TIED, 0)  # numbers of gradients that are there at once
+        first, last = (ends.get(EMBEDDING, ends.get(TIED, 0)) / layout.shard_degree, head / layout.shard_degree)
+        under_way = ((arrays + part + first, arrays + part + first, arrays + first + last, arrays + 2 * part)
+                     if layout.microbatches > 1 else
                      (0, head, head + block, head + most * block + 2 * part))
         made = {stage: _stage(layout, shape, span, blocks, block * gathers, head * gathers) for stage, span in mine.items()}
         others = _others(actions, {stage: chunk for stage, (chunk, _) in made.items()}, layout.offload_horizon)
@@ -137,7 +138,7 @@ def _stage(layout: Layout, shape: ModelShape, span: StageSpan, kinds: Sequence[P
     scores = chunk * width * c * (1 + many) + max(chunk * width * max(4, c) * (1 + (c < 4)), product * many)
     sums = max(product, (1 + (layout.samples > 1)) * sequence * rows * row) + 2 * hidden * sequence
     return (base + rows * row + slopes, 0.0, waiting + rows * row + slopes), [
-        *moments, ("F", int(many), base, scores, head, (rows // chunk - 1) * chunk * row + hidden * sequence), ("B", 1, kept, 0.0, head, most),
+        *moments, ("F", int(many), base, scores, head, hidden * sequence + row * (rows // chunk * chunk - chunk if many else 2 * rows * (c >= 4))), ("B", 1, kept, 0.0, head, most),
         ("B", 1, base, slopes, head, rows * row + sums)]
 
 
