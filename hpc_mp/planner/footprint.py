@@ -17,16 +17,15 @@ from hpc_mp.layout.schedule import Action, Residency, residency
 from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.planner.memory import BYTES, state_bytes
 
-CONTEXT, GAPS = 1 << 30, 0.06  # bytes of a CUDA context with its kernels, and the share of activations and temporaries
-BUFFERS = 32 * ((1 << 22) + 120 * 640 * 8 * 8 + 8 * 512 * 8 * 16)  # bytes of a communicator of NCCL
-LOGITS, TILE = 1 << 26, 64  # logits of a chunk of the loss, and what the number of its rows is a multiple of
-# numbers for each of a norm: kept wide and narrow, most in a backward; for each inner one of an MLP: kept, added, columns before
+CONTEXT, BUFFERS = 1 << 30, 32 * ((1 << 22) + 120 * 640 * 8 * 8 + 8 * 512 * 8 * 16)  # bytes, BUFFERS for each communicator
+GAPS, LOGITS, TILE = 0.06, 1 << 26, 64  # logits of a chunk of the loss, and what the number of its rows is a multiple of
+# Numbers for each of a norm: kept, wide and narrow, and most in a backward; for each inner one of an MLP: kept, added, columns.
 RMS, LAYER, GATED, PLAIN = (1, 1, 6, 0), (0, 1, 0, 3), (4, 2, 2), (2, 1, 1)
 NORMS = {"t5": (1, 2, 5, 1), "gemma2": (2, 0, 6, 0), "gemma3_text": (2, 0, 6, 0),
          **dict.fromkeys(("bert", "gpt2", "gptj", "gpt_neox", "modernbert", "roberta"), LAYER)}
 MLPS = {(True, "t5"): (7, 2, 2), (False, "t5"): (1, 2, 1), (False, "gpt2"): (5, 2, 1), (False, "gptj"): (5, 2, 1)}
 Part = tuple[float, ...]  # bytes kept for a backward, there at most at once, left to a W; and of a norm: kept, and at most
-Moments = list[tuple[str, int, float, float, float, float]]  # F or B, gradients' place, activations, logits, gathered, working
+Moments = list[tuple[str, int, float, float, float, float]]  # F or B, place of gradients, activations, logits, gathered, more
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +91,15 @@ def _others(actions: tuple[Action, ...], stages: dict[int, Part], horizon: int |
     """Return what other chunks keep at most during forwards, F, and backwards, B, of a stage."""
     held, most, plan = 0.0, dict[tuple[str, int], float](), Residency() if horizon is None else residency(actions, horizon)
     for action in (action for action in actions if action.kind in "FBIW"):
-        (kept, _, waiting), key = stages[action.stage], (action.kind.replace("I", "B"), action.stage)
-        held += sum(stages[stage][0] for stage, _ in plan.returns.get(action, ()))
-        held -= {"F": 0.0, "W": waiting}.get(action.kind, kept)
+        (kept, _, left), key = stages[action.stage], (action.kind.replace("I", "B"), action.stage)
+        held += sum(stages[stage][0] for stage, _ in plan.returns.get(action, ())) - {"F": 0, "W": left}.get(action.kind, kept)
         most[key] = max(most.get(key, 0.0), held)
-        held += {"F": kept * ((action.stage, action.microbatch) not in plan.away), "I": waiting}.get(action.kind, 0.0)
+        held += {"F": kept * ((action.stage, action.microbatch) not in plan.away), "I": left}.get(action.kind, 0.0)
     return most
 
 
-def _stage(layout: Layout, shape: ModelShape, span: StageSpan, kinds: list[Part], block: int, head: int) -> tuple[Part, Moments]:
-    """Return a stage's chunk with the bytes of its message, and its moments. ``block``, ``head``: bytes to gather for them."""
+def _stage(layout: Layout, shape: ModelShape, span: StageSpan, kinds: list[Part], unit: int, head: int) -> tuple[Part, Moments]:
+    """Return a stage's chunk, with its message in place of ``most``, and moments. ``unit``, ``head``: bytes of gathered ones."""
     (master, c), sequence, together = BYTES[layout.precision], layout.sequence_parallel, blocks_together(layout.recompute)
     lengths, row, degrees = [shape.tokens_of(layer, layout.sequence) for layer in span.layers], shape.hidden * c, layout.degrees
     tokens, size = layout.samples * [layout.sequence, *lengths][-1] // degrees.context, together or 1
@@ -111,13 +109,13 @@ def _stage(layout: Layout, shape: ModelShape, span: StageSpan, kinds: list[Part]
         parts = [kinds[shape.kinds[layer]] for layer in span.layers[begin:begin + size]]
         kept, more = sum(part[0] for part in parts), parts[-1][1] - parts[-1][0]
         groups.append((own * row, kept - shared + more) if together else (kept, more))
-    kept, waiting = sum(kept for kept, _ in groups), sum(kinds[shape.kinds[layer]][2] for layer in span.layers)
+    kept, left = sum(kept for kept, _ in groups), sum(kinds[shape.kinds[layer]][2] for layer in span.layers)
     kept += sum(c * shape.heads // degrees.tensor * length**2 for length in {*lengths} if shape.encoder)  # biases of scores
-    moments: Moments = [("F", 0, kept, 0.0, block * size, (4 * own + sequence * tokens) * row), *(
-        ("B", place, kept - sum(kept for kept, _ in groups[len(groups) - later:]), 0.0, block * (1 + size), groups[-1 - later][1])
+    moments: Moments = [("F", 0, kept, 0.0, unit * size, (4 * own + sequence * tokens) * row), *(
+        ("B", place, kept - sum(one for one, _ in groups[len(groups) - later:]), 0.0, unit * (1 + size), groups[-1 - later][1])
         for place, later in ((2, 0), (3, 2), (4, len(groups) - 1)) if 0 <= later < len(groups))]
     if not span.last:
-        return (kept, own * row, waiting), moments
+        return (kept, own * row, left), moments
     rows, width = (own, shape.classes) if shape.classes else (tokens, -(-shape.vocabulary // degrees.tensor))
     chunk, product = min(rows, LOGITS // width // TILE * TILE or LOGITS // width), row * width * (c < master)
     many, ends = rows > chunk, sequence * (1 + (layout.samples > 1)) * rows * row
@@ -126,21 +124,18 @@ def _stage(layout: Layout, shape: ModelShape, span: StageSpan, kinds: list[Part]
     moments += [("F", int(many), base, scores, head, row * (rows // chunk * chunk - chunk + own * sequence)),
                 ("B", 1, base, slopes, head, rows * row + max(product, ends) + 2 * own * row * sequence),
                 ("B", 1, kept, 0.0, head, kinds[-1][4])]
-    return (base + rows * row + slopes, own * row, waiting + rows * row + slopes), moments
+    return (base + rows * row + slopes, own * row, left + rows * row + slopes), moments
 
 
 def _block(layout: Layout, shape: ModelShape, kind: int) -> Part:
     """Return a block of a kind, whose parts run one after another."""
     (master, c), h, degrees, sequence = BYTES[layout.precision], shape.hidden, layout.degrees, layout.sequence_parallel
-    layer, again, wide, gated = shape.kinds.index(kind), blocks_together(layout.recompute), max(4, c), shape.gated_mlp
+    layer, again, wide = shape.kinds.index(kind), blocks_together(layout.recompute), max(4, c)
     length, heads = shape.tokens_of(layer, layout.sequence), heads_of(shape.heads, shape.kv_heads, degrees.tensor, 0)
     tokens, norms = layout.samples * length // degrees.context, NORMS.get(shape.model_type, RMS)
     own, whole = -(-tokens // (degrees.tensor if sequence else 1)) * h * c, tokens * h * c
-
-    def norm(numbers: float) -> Part:
-        """Return a norm of so many numbers."""
-        kept = 4 * norms[0] + c * norms[1] if c < 4 else c * min(2, norms[0] + norms[1])
-        return numbers * kept, numbers * (wide * norms[2] + c * norms[3]), 0.0
+    normed = 4 * norms[0] + c * norms[1] if c < 4 else c * min(2, norms[0] + norms[1])  # bytes that a norm keeps for a number
+    norm = own / c * normed, own / c * (wide * norms[2] + c * norms[3]), 0.0
 
     def cut(kept: float, most: float, inner: float, columns: float) -> Part:
         """Return a cut layer with its input, given bytes of its last projection's input, and of what the others make."""
@@ -151,24 +146,25 @@ def _block(layout: Layout, shape: ModelShape, kind: int) -> Part:
         return whole + kept, whole + max(kept + most, entered), 2 * whole + inner + columns
 
     q, kv = (tokens * len(some) * shape.head_dim * c for some in (heads.query, heads.kv))
-    scores, flash = layout.samples * len(heads.query) * length**2, (2 * (q + kv) + wide * tokens * len(heads.query), 2 * q + 2 * kv)
+    scores, flash = tokens * length * len(heads.query), (2 * (q + kv) + wide * tokens * len(heads.query), 2 * (q + kv))
     cores = {"gemma2": (4 * q + scores * (2 * c + wide), 2 * q + scores * (2 * wide - c)),
              "t5": (q + 3 * q * wide / c + scores * wide, 2 * scores * wide), "gpt_neox": (3 * (q + kv), 2 * (q + kv))}
     kept, most = (flash[0] + q, wide / c * (2 * q + 6 * kv)) if degrees.context > 1 else cores.get(shape.model_type, flash)
-    normed = any(weight.name.endswith("q_norm.weight") for weight in family_of(shape).block_weights(shape, layer))
-    between, (numbers, more, columns) = norm(own / c), MLPS.get((gated, shape.model_type), GATED if gated else PLAIN)
-    inner, behind = -(-shape.intermediate // degrees.tensor) * tokens * c, [between] * shape.model_type.startswith("gemma")
+    if any(weight.name.endswith("q_norm.weight") for weight in family_of(shape).block_weights(shape, layer)):
+        kept += (q + kv) / c * normed
+    numbers, more, columns = MLPS.get((shape.gated_mlp, shape.model_type), GATED if shape.gated_mlp else PLAIN)
+    inner, behind = -(-shape.intermediate // degrees.tensor) * tokens * c, [norm] * shape.model_type.startswith("gemma")
     mlp = cut(numbers * inner, more * inner, inner, columns * inner)
     if shape.experts_of(layer):  # with a row for each choice of a token; Mixtral sums rows in the wide format
         chosen, capacity = tokens * shape.experts_per_token, expert_capacity(layout.expert_capacity, layout.sequence, shape)
         limit, f = capacity and capacity * layout.samples, -(-shape.expert_intermediate // degrees.tensor) * c
         slots = expert_slots(limit, tokens, shape.experts_per_token, shape.experts) if degrees.expert > 1 else None
         rows = slots * shape.experts if slots else min(chosen, (limit or chosen) * shape.experts)
-        product, summed = -(-shape.experts // degrees.expert) * f * h * (c < 8), 2 * chosen * h * c
-        summed = (summed + whole) * wide / c if shape.model_type == "mixtral" else summed
-        kept_rows = whole + tokens * shape.experts * (c + 3 * wide) + rows * (h * c + 4 * f) + chosen * h * c
-        mlp = kept_rows, max(kept_rows + max(summed, rows * f + product), whole + 2 * (rows * (h * c + f) + product)), kept_rows
-    crossed = [between, cut(*flash, q, q + 2 * kv)] if 0 < shape.encoder <= layer else []
-    parts = [between, cut(kept + norm((q + kv) / c)[0] * normed, most, q, q + 2 * kv), *behind, *crossed, between, mlp, *behind]
+        product = -(-shape.experts // degrees.expert) * f * h * (c < 8)
+        summed = (2 * chosen + tokens) * h * wide if shape.model_type == "mixtral" else 2 * chosen * h * c
+        held = whole + tokens * shape.experts * (c + 3 * wide) + rows * (h * c + 4 * f) + chosen * h * c
+        mlp = held, max(held + max(summed, rows * f + product), whole + 2 * (rows * (h * c + f) + product)), held
+    crossed = [norm, cut(*flash, q, q + 2 * kv)] if 0 < shape.encoder <= layer else []
+    parts = [norm, cut(kept, most, q, q + 2 * kv), *behind, *crossed, norm, mlp, *behind]
     most = max(sum(part[0] for part in parts[:place]) + part[1] for place, part in enumerate(parts))
-    return sum(part[0] for part in parts), most + own, sum(part[2] for part in parts), between[0], between[1]
+    return sum(part[0] for part in parts), most + own, sum(part[2] for part in parts), *norm[:2]
