@@ -119,13 +119,13 @@ def _stage(layout: Layout, shape: ModelShape, span: StageSpan, every: list[Part]
     if not span.last:
         return (kept, own * row, left), moments
     rows, width = (own, shape.classes) if shape.classes else (tokens, -(-shape.vocabulary // degrees.tensor))
-    chunk, product = min(rows, LOGITS // width // TILE * TILE or LOGITS // width), row * width * (c < master)
-    slopes, base, many = ((rows - 1) % chunk + 1) * width * c, kept + every[-1][3] + rows * row, rows > chunk
-    scores = max(chunk * width * (c * (1 + (rows >= 2 * chunk)) + 4 + 4 * (c != 4)), (2 * chunk * width * c + product) * many)
+    chunk, added = min(rows, LOGITS // width // TILE * TILE or LOGITS // width), shape.hidden * (c < master)  # of a word's row
+    last, wide, many, base = (rows - 1) % chunk + 1, 1 + 3 * (c < 4), rows > chunk, kept + every[-1][3] + rows * row
+    scores = c * width * max(chunk * (min(2, rows // chunk) + wide), last * (1 + wide) + chunk * many, (2 * chunk + added) * many)
     moments += [("F", int(many), base, scores, head, row * (rows // chunk * chunk - chunk + own * sequence)),
-                ("B", 1, base, slopes, head, rows * row + max(product, 2 * rows * row * sequence)),
+                ("B", 1, base, last * width * c, head, rows * row + max(c * width * added, 2 * rows * row * sequence)),
                 ("B", 1, kept, 0.0, head, every[-1][4])]
-    return (base + rows * row + slopes, own * row, left + rows * row + slopes), moments
+    return (base + rows * row + last * width * c, own * row, left + rows * row + last * width * c), moments
 
 
 def _block(layout: Layout, shape: ModelShape, layer: int) -> Part:
