@@ -119,10 +119,10 @@ def _stage(layout: Layout, shape: ModelShape, span: StageSpan, every: list[Part]
     if not span.last:
         return (kept, own * row, left), moments
     rows, width = (own, shape.classes) if shape.classes else (tokens, -(-shape.vocabulary // degrees.tensor))
-    chunk, added = min(rows, LOGITS // width // TILE * TILE or LOGITS // width), shape.hidden * (c < master)  # of a word's row
-    last, wide, many, base = (rows - 1) % chunk + 1, 1 + 3 * (c < 4), rows > chunk, kept + every[-1][3] + rows * row
-    scores = c * width * max(chunk * (min(2, rows // chunk) + wide), last * (1 + wide) + chunk * many, (2 * chunk + added) * many)
-    moments += [("F", int(many), base, scores, head, row * (rows // chunk * chunk - chunk + own * sequence)),
+    part, added = min(rows, LOGITS // width // TILE * TILE or LOGITS // width), shape.hidden * (c < master)  # of a word's row
+    last, wide, many, base = (rows - 1) % part + 1, 1 + 3 * (c < 4), rows > part, kept + every[-1][3] + rows * row
+    scores = c * width * max(part * (min(2, rows // part) + wide), last * (1 + wide) + part * many, (2 * part + added) * many)
+    moments += [("F", int(many), base, scores, head, row * (rows - last + own * sequence)),
                 ("B", 1, base, last * width * c, head, rows * row + max(c * width * added, 2 * rows * row * sequence)),
                 ("B", 1, kept, 0.0, head, every[-1][4])]
     return (base + rows * row + last * width * c, own * row, left + rows * row + last * width * c), moments
