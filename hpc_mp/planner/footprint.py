@@ -58,7 +58,7 @@ def footprint(layout: Layout, shape: ModelShape) -> tuple[Footprint, ...]:
     degrees, end, shards, size = layout.degrees, layout.stages - 1, layout.shard_degree, blocks_together(layout.recompute) or 1
     gather, parts, steady, kinds = c * (layout.zero == 3), layout.reduce == "microbatch", layout.schedule in STEADY, shape.kinds
     blocks = [*map([_block(layout, shape, kinds.index(kind)) for kind in range(1 + max(kinds))].__getitem__, kinds)]
-    few = min(layout.microbatches, 2 * layout.stages if steady else layout.microbatches)  # whose peaks are those of all
+    few = min(layout.microbatches, 2 * degrees.pipeline if steady else layout.microbatches)  # whose peaks are those of all
     schedule, units, results = schedule_of(replace(layout, microbatches=few)), dict.fromkeys(("", EMBEDDING, HEAD, TIED), 0), []
     for unit in rank_units(layout, shape, [StageSpan(range(shape.layers)[-1:], True, True)]).values():
         units[unit.block if unit.block in units else ""] += unit.padded * (unit.trained and unit.shards > 1)
