@@ -74,7 +74,7 @@ def searched(value: float, loss: Callable[[float], float]) -> float:
 
 def fitted(lines: Sequence[Line], rows: Rows = FRAMEWORKS) -> dict[str, Framework]:
     """Return the rows with fitted factors."""
-    start = rows[""]
+    start = Framework()
     stated = {name: [field for field in SHARED if field != "products" and getattr(row, field) != getattr(start, field)]
               for name, row in rows.items()}
     weights = {source: 1 / math.sqrt(count) for source, count in Counter(line.source for line in lines).items()}

@@ -26,7 +26,7 @@ from hpc_mp.layout.placement import Degrees
 from hpc_mp.planner.fabrics import fabric
 from hpc_mp.planner.frameworks import FRAMEWORKS, FUSED, Framework, footprint_elsewhere
 from hpc_mp.planner.machine import Machine
-from hpc_mp.planner.step import estimate, step_time
+from hpc_mp.planner.step import step_time
 
 Row = Mapping[str, str]
 USUAL_GBPS = 1600  # of a node whose network is not stated
@@ -178,11 +178,11 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def left_out(cases: Sequence[Case]) -> list[dict[str, Any]]:
     """Return predictions of each source, or of each GPU type of it, with factors fitted to all other rows."""
-    from calibrate_planner import calibrated
+    from calibrate_planner import fitted, line_of
 
-    rows = []
+    lines, rows = [line_of(case, FRAMEWORKS) for case in cases if case.published], []
     for source in dict.fromkeys(case.row["source"] for case in cases):
-        frameworks = calibrated([case for case in cases if case.row["source"] != source])
+        frameworks = fitted([line for line in lines if line.source != source])
         rows += [predict(case, frameworks[key_of(case.framework, frameworks)]) for case in cases if case.row["source"] == source]
     return rows
 
