@@ -1,42 +1,41 @@
 """Bytes that a rank of the engine holds at the peak of a step, predicted from a layout and the shape of a model. No torch.
 
-The peak is the largest of a few moments: the end of a forward, its loss, the beginning of a backward, its first block, and the
-end of the last backward. At each of them a rank holds its state, what the chunks in flight keep, and the temporaries of what
-runs. Those of the parts of a block are tables, derived from the modules of transformers and from the engine as PyTorch runs them
-without compilation. ``counted`` is what a dry run counts, for jobs without dropout whose samples are one document;
-``benchmarks/footprint_check.py`` compares both.
-
-``libraries`` is an estimate of what a dry run does not count: a CUDA context, the buffers of NCCL's communicators (both as in
-``train/dry_run``), and gaps between allocations: 6 % of what comes and goes. nvidia-smi shows 5 to 9 GB more than sums of this
-kind on an A100 with 80 GB (logs of BLOOM's training, arXiv:2211.05100), with everything that a process has.
+The peak is the largest of a few moments: the end of a forward, its loss, the beginning of a backward, its first blocks, and the
+end of the last backward. Each has state, what the chunks in flight keep, and temporaries, derived from the code of transformers'
+modules and of the engine. ``counted`` is what a dry run counts without dropout and compilation, for samples of one document;
+benchmarks/footprint_check.py compares both. ``libraries`` is an estimate: a CUDA context and NCCL's buffers, as in
+``train/dry_run``, and 6 % of what comes and goes for gaps between allocations. nvidia-smi shows 5 to 9 GB beside sums of this
+kind on A100 with 80 GB (logs of BLOOM's training, arXiv:2211.05100).
 """
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from math import prod
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 
-from hpc_mp.layout.flat import FlatLayout, StageSpan, blocks_together, rank_units, stage_spans
+from hpc_mp.layout.flat import EMBEDDING, HEAD, TIED, StageSpan, blocks_together, rank_units, stage_spans
 from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.models import ModelShape, expert_capacity, expert_slots, family_of
 from hpc_mp.layout.models.tensor import heads_of
 from hpc_mp.layout.schedule import Action, Residency, residency
+from hpc_mp.layout.schedule.actions import COMPUTE
 from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.planner.memory import BYTES, state_bytes
 
-CONTEXT = 1 << 30  # bytes of a CUDA context with kernels and workspaces
-CONNECTION = (1 << 22) + 120 * 640 * 8 * 8 + 8 * 512 * 8 * 16  # bytes of the buffers of a connection of NCCL
-COLLECTIVE, CHANNEL = 2 * 16, 4  # connections of a communicator for collectives, and of one between two stages
-GAPS = 0.06  # of activations and temporaries
-LOGITS, TILE = 1 << 26, 64  # logits of a chunk of the loss, and what its rows are a multiple of
-UNDER_WAY = 3  # gradients of blocks that are there at once, if each needs an array of its own
+CONTEXT, GAPS = 1 << 30, 0.06  # bytes of a CUDA context with kernels and workspaces, and share of activations and temporaries
+BUFFERS = 32 * ((1 << 22) + 120 * 640 * 8 * 8 + 8 * 512 * 8 * 16)  # bytes of a communicator of NCCL
+LOGITS, TILE = 1 << 26, 64  # logits of a chunk of the loss, and what the number of its rows is a multiple of
+RMS, LAYER = (1, 1, 6, 0), (0, 1, 0, 3)  # numbers for each of a norm: kept, wide and narrow, and at most in its backward
+NORMS = {"t5": (1, 2, 5, 1), **dict.fromkeys(("gemma2", "gemma3_text"), (2, 0, 6, 0)),
+         **dict.fromkeys(("bert", "gpt2", "gptj", "gpt_neox", "modernbert", "roberta"), LAYER)}
+GATED, PLAIN = (4, 2, 2), (2, 1, 1)  # numbers for each inner one of an MLP: kept, more in its backward, columns of its input
+MLPS = {(True, "t5"): (7, 2, 2), (False, "t5"): (1, 2, 1), (False, "gpt2"): (5, 2, 1), (False, "gptj"): (5, 2, 1)}
+Part = tuple[float, float, float]  # bytes kept for a backward, there at most at once, and left to the W of a split backward
+Moment = tuple[str, int, float, float, float, float]  # F or B, gradients under way, activations, logits, gathered, working
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes of a rank at its peak: state that stays; activations of the chunks in flight; logits of a chunk of the loss;
-    unsharded parameters; temporaries, recomputed blocks and gradients under way; messages between stages; what libraries take,
-    about. ``host``: state in host memory."""
+    """Bytes of a rank at its peak: state; activations of the chunks in flight; logits of a chunk of the loss; unsharded
+    parameters; temporaries, recomputed blocks and gradients under way; messages between stages; libraries. ``host``: of state."""
 
     parameters: int
     gradients: int
@@ -51,298 +50,147 @@ class Footprint:
 
     @property
     def counted(self) -> int:
-        """What a dry run counts."""
-        return (self.parameters + self.gradients + self.optimizer + self.activations + self.logits + self.gathered + self.working
-                + self.messages)
+        return sum(astuple(self)[:-2])
 
     @property
     def total(self) -> int:
         return self.counted + self.libraries
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A part of a block, in bytes: kept for its backward, there at most in its forward and in its backward (with what is kept),
-    and what a split backward leaves to its weights."""
-
-    kept: float
-    forward: float
-    backward: float
-    waiting: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Moment:
-    """Bytes beside state and the other chunks. ``chunk``: kind of the action, which says how many of these there are."""
-
-    chunk: str
-    activations: float
-    working: float
-    logits: float = 0.0
-    gathered: float = 0.0
-
-
-# Per token and hidden unit. kind -> kept numbers of the wide format and of the compute format, and those at most in a backward
-NORMS = {"rms": (1, 1, 6, 0), "wide rms": (2, 0, 6, 0), "t5": (1, 2, 5, 1), "layer": (0, 1, 0, 3)}
-# Per token and inner unit. kind -> kept numbers, those that a backward adds at most, and columns with the same input
-MLPS = {"gated": (4, 2, 2), "gated gelu_new": (7, 2, 2), "gelu": (2, 1, 1), "gelu_new": (5, 2, 1), "relu": (1, 2, 1)}
-# model_type -> norm and MLP of families that differ from Llama
-KINDS = {"gemma2": ("wide rms", "gated"), "gemma3_text": ("wide rms", "gated"), "gpt2": ("layer", "gelu_new"),
-         "gptj": ("layer", "gelu_new"), "bert": ("layer", "gelu"), "roberta": ("layer", "gelu"), "gpt_neox": ("layer", "gelu"),
-         "modernbert": ("layer", "gated"), "t5": ("t5", "relu")}
-
-
-class _Sizes:
-    """Sizes of a rank: t, a: its tokens between cut layers and inside of them; th, ah: bytes of their hidden states."""
-
-    def __init__(self, layout: Layout, shape: ModelShape) -> None:
-        self.layout, self.shape, self.family, self.h = layout, shape, family_of(shape), shape.hidden
-        self.m, self.c = BYTES[layout.precision]
-        self.w, self.tensor, self.sp = max(4, self.c), layout.degrees.tensor, layout.sequence_parallel
-        self.a = layout.samples * layout.sequence // layout.degrees.context
-        self.t = -(-self.a // self.tensor) if self.sp else self.a
-        heads = heads_of(shape.heads, shape.kv_heads, self.tensor, 0)
-        self.heads, self.q, self.kv = len(heads.query), len(heads.query) * shape.head_dim, len(heads.kv) * shape.head_dim
-        self.copies = 1 + (layout.samples > 1) if self.sp else 0  # of an input gradient that is scattered
-        self.norm_kind, self.mlp_kind = KINDS.get(shape.model_type, ("rms", "gated" if shape.gated_mlp else "gelu"))
-        if shape.model_type == "t5" and shape.gated_mlp:
-            self.mlp_kind = "gated gelu_new"
-        self.keeps_input = self.c == self.w or self.norm_kind == "layer"  # of a norm, in its own format
-
-    def product(self, *sizes: float) -> float:
-        """Bytes of a weight gradient before it is added to one of a wider format."""
-        return prod(sizes) * (self.c if self.c < self.m else 0)
-
-    def norm(self, width: float) -> _Part:
-        """Of so many numbers."""
-        wide, computed, wide_back, computed_back = NORMS[self.norm_kind]
-        kept = wide * self.w + computed * self.c if self.c < self.w else self.c * min(2, wide + computed)
-        return _Part(width * kept, width * (kept + self.w + self.c), width * (wide_back * self.w + computed_back * self.c))
-
-    def cut(self, a: float, kept: float, back: float, inner: float, columns: float, product: float, forward: float = 0.0) -> _Part:
-        """A cut layer of so many tokens."""
-        io = a * self.h * self.c
-        th = self.t * self.h * self.c
-        whole, kept = io if self.sp else 0, io + kept
-        enter = io * (2 + self.copies + (not self.sp)) + a * columns * self.c + product + 2 * (th if self.sp else 0)
-        return _Part(kept, max(kept + (io * (1 + self.copies) + 3 * th if self.sp else 0), kept + forward),
-                     max(kept + whole + a * inner * self.c + product, kept + back, enter),
-                     io + (inner + columns) * a * self.c + io)
-
-    def attention(self, layer: int, cross: bool = False) -> _Part:
-        shape, layout, q, kv, c, w = self.shape, self.layout, self.q, self.kv, self.c, self.w
-        length = shape.tokens_of(layer, layout.sequence)
-        a = layout.samples * length // layout.degrees.context
-        scores = layout.samples * self.heads * length**2
-        kept, back, forward = c * a * (2 * q + 2 * kv) + w * a * self.heads, c * a * (2 * q + 2 * kv), 0.0
-        if layout.degrees.context > 1:
-            kept, back = kept + c * a * q, w * a * (2 * q + 6 * kv)
-        elif shape.encoder and not cross:
-            kept, back = a * (3 * w + c) * q + scores * w, 2 * scores * w
-        elif shape.model_type == "gemma2":
-            kept, back, forward = 4 * q * c * a + scores * (2 * c + w), scores * (2 * w - c) + 2 * c * a * q, scores * (w - c + c)
-        if shape.model_type == "gpt_neox":
-            kept += c * a * (q + kv)
-        if any(weight.name.endswith("q_norm.weight") for weight in self.family.block_weights(shape, layer)):
-            kept += self.norm(a * (q + kv)).kept
-        return self.cut(a, kept, back, q, q + 2 * kv, self.product(self.h, q), forward)
-
-    def mlp(self, layer: int) -> _Part:
-        shape, c, h = self.shape, self.c, self.h
-        a = self.layout.samples * shape.tokens_of(layer, self.layout.sequence) // self.layout.degrees.context
-        if experts := shape.experts_of(layer):
-            held, f = -(-experts // self.layout.degrees.expert), -(-shape.expert_intermediate // self.tensor)
-            capacity = expert_capacity(self.layout.expert_capacity, self.layout.sequence, shape)
-            limit = None if capacity is None else capacity * self.layout.samples
-            chosen = a * shape.experts_per_token
-            slots = expert_slots(limit, a, shape.experts_per_token, experts) if self.layout.degrees.expert > 1 else None
-            rows = slots * experts if slots else chosen if limit is None else min(chosen, limit * experts)
-            weights = self.w if shape.model_type == "mixtral" else c
-            product = c * held * f * h if c < 8 else 0
-            router = a * experts * (c + 3 * self.w)
-            kept = a * h * c + router + c * rows * (h + 4 * f) + c * chosen * h
-            back = max(kept + chosen * h * ((2 * self.w + c) if weights > c else 2 * c),
-                       kept + c * rows * f + product, kept + c * rows * (2 * f - h), a * h * c + c * rows * (2 * h + 2 * f) + 2 * product)
-            return _Part(kept, kept + chosen * h * (weights + c), back, a * h * c + c * rows * (2 * h + 4 * f))
-        f = -(-shape.intermediate // self.tensor)
-        numbers, more, columns = MLPS[self.mlp_kind]
-        return self.cut(a, numbers * c * a * f, more * c * a * f, f, columns * f, self.product(h, f))
-
-    def block(self, layer: int) -> _Part:
-        """All parts of a block, one after another."""
-        t = self.t * self.shape.tokens_of(layer, self.layout.sequence) // self.layout.sequence
-        norm, th = self.norm(t * self.h), t * self.h * self.c
-        wide = self.norm_kind == "wide rms"
-        parts = [norm, self.attention(layer), *[norm] * (1 + wide), self.mlp(layer), *[norm] * wide]
-        if self.shape.encoder and layer >= self.shape.encoder:
-            parts[2:2] = [norm, self.attention(layer, True)]
-        kept = forward = backward = 0.0
-        for part in parts:
-            forward, backward = max(forward, kept + part.forward), max(backward, kept + part.backward)
-            kept += part.kept
-        return _Part(kept, max(forward + 3 * th, kept + 4 * th), backward + th, sum(part.waiting for part in parts))
-
-
-@dataclass(frozen=True, slots=True)
-class _Stage:
-    """Bytes that a chunk keeps in all, and between the parts of a split backward; those of its output; and its moments."""
-
-    kept: float
-    waiting: float
-    message: float
-    moments: tuple[_Moment, ...]
-
-
-def _stage(s: _Sizes, span: StageSpan, blocks: Mapping[str, int]) -> _Stage:
-    """``blocks``: bytes of unsharded parameters by block."""
-    parts = {kind: s.block(layer) for layer, kind in zip(span.layers, (s.shape.kinds[layer] for layer in span.layers))}
-    rows = [parts[s.shape.kinds[layer]] for layer in span.layers]
-    together = blocks_together(s.layout.recompute)
-    th, ah, c, w, h = s.t * s.h * s.c, s.a * s.h * s.c, s.c, s.w, s.h
-    group = rows[-(len(rows) % (together or 1) or together or 1):]
-    names = [s.family.path(layer) for layer in span.layers]
-    ends = [blocks.get(name, 0) for name in reversed(names)]
-    gathered = sum(ends[:len(group) + 1])
-    inputs = -(-len(rows) // together) * th if together else 0
-    base = inputs if together else sum(part.kept for part in rows)
-    again = sum(part.kept for part in group) - (th if s.keeps_input else 0) if together and group else 0
-    inside = group[-1].kept if group else 0
-    biases = 0
-    if s.shape.encoder:
-        for stack in {layer < s.shape.encoder for layer in span.layers}:
-            biases += c * s.heads * s.shape.tokens_of(0 if stack else s.shape.encoder, s.layout.sequence)**2
-    base += biases
-    moments, kept = [], base
-    if span.last:
-        width = -(-(s.shape.classes or s.shape.vocabulary) // (1 if s.shape.classes else s.tensor))
-        tokens = s.t if s.shape.classes else s.layout.samples * s.shape.tokens_of(s.shape.layers - 1, s.layout.sequence) // s.layout.degrees.context
-        most = max(1, LOGITS // width)
-        most = most - most % TILE if most > TILE else most
-        full, rest = divmod(tokens, most)
-        last = rest or most
-        norm = s.norm(s.t * h * tokens // s.a)
-        head = norm.kept + tokens * h * c
-        wide = 2 * w if c < w else w
-        n = max(1, full)
-        r = min(most, tokens)
-        gradients = (n - 1) * r * h * c
-        unit = blocks.get("tied", 0) + blocks.get("head", 0)
-        whole = th if s.sp else 0
-        moments.append(_Moment("F", base + head, gradients + whole, r * width * (wide + c * (1 + (n > 1))), unit))
-        kept = base + head + tokens * h * c + last * width * c
-        product = s.product(width, h)
-        moments.append(_Moment("B", base + head, tokens * h * c + max(product + 2 * whole, ah * s.copies + 2 * whole), last * width * c, unit))
-        moments.append(_Moment("B", base, norm.backward, 0, unit))
-    if rows:
-        forward = rows[-1].forward
-        if not together:
-            moments.append(_Moment("F", base, forward - inside, 0, gathered))
-        moments.append(_Moment("B", base, again + max(part.backward for part in group[-1:]) - inside + (0 if span.last else th), 0, gathered))
-    waiting = sum(part.waiting for part in rows) + (kept - base if span.last else 0)
-    return _Stage(kept, waiting, 0 if span.last else th, tuple(moments))
-
-
-def _held(actions: Iterable[Action], stages: Mapping[int, _Stage], plan: Residency) -> dict[tuple[str, int], tuple[float, int]]:
-    """Return for forwards and backwards of each stage what other chunks keep at most, and the number of those that have sent."""
-    held, most = 0.0, {}
-    sent = 0
-    for action in actions:
-        if action.kind not in ("F", "B", "I", "W"):
-            continue
-        stage, kind = stages[action.stage], "F" if action.kind == "F" else "B"
-        for chunk in plan.returns.get(action, ()):
-            held += stages[chunk[0]].kept
-        leaves = kind == "F" and (action.stage, action.microbatch) in plan.away
-        if kind == "B" and action.kind != "W":
-            held -= stage.kept
-            sent -= stage.message > 0
-        key = kind, action.stage
-        if action.kind != "W" and held >= most.get(key, (-1, 0))[0]:
-            most[key] = held, sent
-        if action.kind == "F":
-            sent += stage.message > 0
-        if action.kind == "F" and not leaves:
-            held += stage.kept
-        elif action.kind == "I":
-            held += stage.waiting
-        elif action.kind == "W":
-            held -= stage.waiting
-    return most
-
-
 def footprint(layout: Layout, shape: ModelShape) -> tuple[Footprint, ...]:
     """Return the footprint of every rank of a pipeline, of the tensor rank with most state."""
-    s, states, spans = _Sizes(layout, shape), state_bytes(layout, shape), stage_spans(layout.layers)
-    few = {"gpipe", "simple", "breadth_first"}
-    schedule = schedule_of(layout)
+    states, schedule, (master, c), spans = (state_bytes(layout, shape), schedule_of(layout), BYTES[layout.precision],
+                                            stage_spans(layout.layers))
+    blocks = [_block(layout, shape, shape.kinds.index(kind)) for kind in sorted({*shape.kinds})]
+    degrees, end, gathers = layout.degrees, layout.stages - 1, c * (layout.zero == 3)
+    parted = master * (layout.reduce == "microbatch")  # bytes of numbers of which ranks keep a part of the sum
+    shares = degrees.tensor if layout.sequence_parallel else 1
+    message = layout.samples * -(-layout.sequence // degrees.context // shares) * shape.hidden * c * (degrees.pipeline > 1)
     results = []
     for pipeline, actions in enumerate(schedule.ranks):
-        state = max((states[pipeline, tensor] for tensor in range(layout.degrees.tensor)), key=lambda state: state.total)
-        held = [stage for stage, holder in enumerate(schedule.placement) if holder == pipeline]
-        units = _units(layout, shape, [spans[stage] for stage in held])
-        parts, blocks = Counter(), Counter()
-        together = 1 + (blocks_together(layout.recompute) or 1)
-        for unit, count in units.items():
-            pass
-        gathers = layout.zero == 3
-        for block, several in units.items():
-            for unit in several:
-                if gathers and unit.shards > 1:
-                    blocks[block] += unit.padded * s.c
-                if layout.zero >= 2 and layout.reduce == "microbatch" and unit.shards > 1:
-                    parts[block] += unit.padded * s.m
-        gathered = sum(size for _, size in blocks.most_common(together))
-        under_way = 0
-        lengths: dict[int, int] = {}
-        if parts:
-            for several in units.values():
-                for unit in several:
-                    if unit.shards > 1:
-                        lengths[unit.padded] = min(lengths.get(unit.padded, 0) + 1, UNDER_WAY if len(several) == 1 else 2)
-            under_way = sum(length * count for length, count in lengths.items()) * s.m
-        gradients = state.gradients - max(parts.values(), default=0)
-        reduced = 0 if parts else sum(unit.part * s.m for several in units.values() for unit in several if unit.shards > 1)
-        plan = Residency() if layout.offload_horizon is None else residency(actions, layout.offload_horizon)
-        stages = {stage: _stage(s, spans[stage], blocks) for stage in held}
-        others = _held(actions, stages, plan)
-        best = None
-        for stage, made in stages.items():
-            for moment in made.moments:
-                rest, sent = others[moment.chunk, stage]
-                messages = made.message + (sent * made.message if moment.chunk == "F" else made.message)
-                one = (rest + moment.activations, moment.logits, moment.gathered, moment.working + under_way, messages)
-                if best is None or sum(one) > sum(best):
-                    best = one
-        last = (0, 0, 0, reduced, 0)
-        best = max(best, last, key=sum)
-        activations, logits, whole, working, messages = map(int, best)
-        libraries = CONTEXT + _buffers(layout, schedule.placement, pipeline, shape) + int(GAPS * (activations + logits + working + whole))
-        results.append(Footprint(state.parameters - gathered, gradients, state.optimizer, activations, logits, whole, working,
-                                 messages, libraries, state.host))
+        state = max((states[pipeline, tensor] for tensor in range(degrees.tensor)), key=lambda state: state.total)
+        mine = {stage: spans[stage] for stage in schedule.stages_of(pipeline)}
+        layers = [layer for span in mine.values() for layer in span.layers]
+        few = StageSpan(range(layers[-1], layers[-1] + 1) if layers else range(0), 0 in mine, end in mine)
+        cut = [unit for unit in rank_units(layout, shape, [few]).values() if unit.trained and unit.shards > 1]
+        ends = {unit.block: unit.padded for unit in cut if unit.block in (EMBEDDING, HEAD, TIED)}
+        inner = [unit for unit in cut if unit.block not in ends]
+        block, part, head = sum(unit.padded for unit in inner), sum(unit.part for unit in inner), sum(ends.values()) - ends.get(
+            EMBEDDING, 0)
+        whole, most = sorted([*ends.values(), *[block] * len(layers)]), min(len(layers), 4 - len(inner))
+        arrays = sum(ends.values()) + most * block  # numbers of gradients that are there at once
+        under_way = ((arrays + part, arrays, arrays, arrays + 2 * part) if layout.microbatches > 1 else
+                     (0, head, head + block, head + most * block + 2 * part))
+        made = {stage: _stage(layout, shape, span, blocks, block * gathers, head * gathers) for stage, span in mine.items()}
+        others = _others(actions, {stage: chunk for stage, (chunk, _) in made.items()}, layout.offload_horizon)
+        peaks = [(0.0, 0.0, 0.0, sum(whole) / max(1, layout.shard_degree) * (master - parted), 0.0)]
+        for stage, (chunk, moments) in made.items():
+            for kind, place, activations, logits, gathered, working in moments:
+                sent = (others[kind, stage] / chunk[0] if kind == "F" else 1.0) * (stage < end) + (stage > 0)
+                peaks.append((others[kind, stage] + activations, logits, gathered, working + under_way[place] * parted,
+                              sent * message))
+        activations, logits, gathered, working, messages = map(int, max(peaks, key=sum))
+        groups = 1 + sum(size > 1 for size in astuple(degrees)) + (degrees.expert > 1) + (degrees.pipeline > 1) / 2
+        libraries = int(CONTEXT + groups * BUFFERS + GAPS * (activations + logits + gathered + working))
+        results.append(Footprint(
+            state.parameters - gathers * sum(whole[-1 - (blocks_together(layout.recompute) or 1):]),
+            state.gradients - parted * max(whole, default=0), state.optimizer, activations, logits, gathered, working, messages,
+            libraries, state.host))
     return tuple(results)
 
 
-def _units(layout, shape, spans):
-    """One FlatLayout list by block name; layers of a kind have the same."""
-    family, result, known = family_of(shape), {}, {}
-    for span in spans:
-        for layer in span.layers:
-            kind = shape.kinds[layer]
-            if kind not in known:
-                known[kind] = [unit for unit in rank_units(layout, shape, [StageSpan(range(layer, layer + 1), False, False)]).values()]
-            result[family.path(layer)] = known[kind]
-        for unit in rank_units(layout, shape, [StageSpan(range(0), span.first, span.last)]).values():
-            result[unit.block] = [*(other for other in result.get(unit.block, []) if other.unit != unit.unit), unit]
-    return result
+def _others(actions: Sequence[Action], stages: dict[int, Part], horizon: int | None) -> dict[tuple[str, int], float]:
+    """Return what other chunks keep at most during forwards, F, and backwards, B, of a stage."""
+    held, most, plan = 0.0, dict[tuple[str, int], float](), Residency() if horizon is None else residency(actions, horizon)
+    for action in (action for action in actions if action.kind in COMPUTE):
+        kept, _, waiting = stages[action.stage]
+        held += sum(stages[stage][0] for stage, _ in plan.returns.get(action, ())) - {"F": 0.0, "W": waiting}.get(action.kind, kept)
+        key = action.kind.replace("I", "B"), action.stage
+        most[key] = max(most.get(key, 0.0), held)
+        held += {"F": kept * ((action.stage, action.microbatch) not in plan.away), "I": waiting}.get(action.kind, 0.0)
+    return most
 
 
-def _buffers(layout, placement, pipeline, shape) -> int:
-    d = layout.degrees
-    same = layout.state_degree // d.expert
-    shards = layout.expert_cut().shards
-    sizes = (d.tensor, d.context, layout.shard_degree, layout.state_degree // layout.shard_degree, d.expert,
-             shards if d.expert > 1 else 1, same // shards if d.expert > 1 else 1,
-             d.pipeline if pipeline in (placement[0], placement[-1]) and placement[0] != placement[-1] else 1,
-             d.tensor if shape.kv_heads < d.tensor else 1)
-    pairs = {(a, b) for a, b in zip(placement, placement[1:]) if a != b and pipeline in (a, b)}
-    return ((1 + sum(size > 1 for size in sizes)) * COLLECTIVE + 2 * len(pairs) * CHANNEL) * CONNECTION
+def _stage(layout: Layout, shape: ModelShape, span: StageSpan, kinds: Sequence[Part], block: float, head: float,
+           ) -> tuple[Part, list[Moment]]:
+    """Return a stage's chunk, and its moments. ``block``, ``head``: bytes of the parameters that are gathered for them."""
+    (master, c), sequence, together = BYTES[layout.precision], layout.sequence_parallel, blocks_together(layout.recompute)
+    blocks, degrees = [kinds[shape.kinds[layer]] for layer in span.layers], layout.degrees
+    lengths = [shape.tokens_of(layer, layout.sequence) for layer in span.layers] or [layout.sequence]
+    whole = layout.samples * lengths[-1] // degrees.context
+    own = -(-whole // (degrees.tensor if sequence else 1))
+    hidden, group = own * shape.hidden * c, blocks[(len(blocks) - 1) // (together or 1) * (together or 1):]
+    again = sum(part[0] for part in group) - hidden * (c >= 4 or NORMS.get(shape.model_type) == LAYER) if together else 0.0
+    inputs = [hidden / (together or 1) if together else part[0] for part in blocks]  # what a chunk keeps of each block
+    biases = sum(c * shape.heads // degrees.tensor * length**2 for length in {*lengths}) if shape.encoder else 0
+    kept, waiting = sum(inputs) + biases, sum(part[2] for part in blocks)
+    moments: list[Moment] = [("F", 0, kept, 0.0, block * len(group), 4 * hidden + sequence * whole * shape.hidden * c)]
+    moments += [("B", 2 + later // 2, kept - sum(inputs[len(blocks) - later:]), 0.0, block * (1 + len(group)),
+                 again + group[-1][1] - group[-1][0]) for later in (0, 2) if later < len(blocks)]
+    if not span.last:
+        return (kept, 0.0, waiting), moments
+    rows, width = (own, shape.classes) if shape.classes else (whole, -(-shape.vocabulary // degrees.tensor))
+    chunk, row = min(rows, LOGITS // width // TILE * TILE or LOGITS // width), shape.hidden * c
+    (norm, most), before = _norm(layout, shape, own * shape.hidden), rows // chunk - 1  # whole chunks before the last one
+    slopes, base = (rows - (rows - 1) // chunk * chunk) * width * c, kept + norm + rows * row
+    scores = chunk * width * (c * (1 + (before > 0)) + max(4, c) * (1 + (c < 4)))
+    sums = max(row * width * (c < master), (1 + (layout.samples > 1)) * sequence * rows * row) + 2 * hidden * sequence
+    return (base + rows * row + slopes, 0.0, waiting + rows * row + slopes), [
+        *moments, ("F", 0, base, scores, head, before * chunk * row + hidden * sequence), ("B", 1, kept, 0.0, head, most),
+        ("B", 1, base, slopes, head, rows * row + sums)]
+
+
+def _norm(layout: Layout, shape: ModelShape, numbers: float) -> tuple[float, float]:
+    c, (wide, narrow, most_wide, most_narrow) = BYTES[layout.precision][1], NORMS.get(shape.model_type, RMS)
+    kept = 4 * wide + c * narrow if c < 4 else c * min(2, wide + narrow)
+    return numbers * kept, numbers * (max(4, c) * most_wide + c * most_narrow)
+
+
+def _block(layout: Layout, shape: ModelShape, layer: int) -> Part:
+    """Return a block, whose parts run one after another."""
+    (master, c), degrees, sequence = BYTES[layout.precision], layout.degrees, layout.sequence_parallel
+    wide, length, recomputes = max(4, c), shape.tokens_of(layer, layout.sequence), blocks_together(layout.recompute) is not None
+    heads, tokens = heads_of(shape.heads, shape.kv_heads, degrees.tensor, 0), layout.samples * length // degrees.context
+    own, whole = -(-tokens // (degrees.tensor if sequence else 1)) * shape.hidden * c, tokens * shape.hidden * c
+
+    def cut(kept: float, most: float, inner: float, columns: float) -> Part:
+        """Return a cut layer with its input, given bytes of its last projection's input, and of what the others make."""
+        ends, product = 1 + sequence * (layout.samples > 1), shape.hidden * inner // tokens if c < master else 0
+        ran = inner + whole * (1 + sequence * (1 + ends)) + own * (1 + 3 * sequence) if recomputes else 0
+        most = max(most + inner * layout.schedule.startswith("zero_bubble"), whole * sequence + inner + product, ran)
+        entered = whole * (1 + ends) + 2 * own * sequence + columns + product
+        return whole + kept, whole + max(kept + most, entered), 2 * whole + inner + columns
+
+    q, kv = (tokens * len(numbers) * shape.head_dim * c for numbers in (heads.query, heads.kv))
+    scores, sums = layout.samples * len(heads.query) * length**2, wide * tokens * len(heads.query)
+    flash = 2 * (q + kv) + sums, 2 * (q + kv)
+    cores = {"gemma2": (4 * q + scores * (2 * c + wide), 2 * q + scores * (2 * wide - c)), "gpt_neox": (3 * (q + kv), 2 * (q + kv)),
+             "t5": (q + 3 * q * wide / c + scores * wide, 2 * scores * wide)}
+    kept, most = (flash[0] + q, wide / c * (2 * q + 6 * kv)) if degrees.context > 1 else cores.get(shape.model_type, flash)
+    if any(weight.name.endswith("q_norm.weight") for weight in family_of(shape).block_weights(shape, layer)):
+        kept += _norm(layout, shape, (q + kv) / c)[0]
+    norm = *_norm(layout, shape, own / c), 0.0
+    behind = [norm] * shape.model_type.startswith("gemma")
+    crossed = [norm, cut(*flash, q, q + 2 * kv)] if shape.encoder and layer >= shape.encoder else []
+    numbers, more, columns = MLPS.get((shape.gated_mlp, shape.model_type), GATED if shape.gated_mlp else PLAIN)
+    inner = -(-shape.intermediate // degrees.tensor) * tokens * c
+    mlp = _experts(layout, shape, tokens) if shape.experts_of(layer) else cut(numbers * inner, more * inner, inner, columns * inner)
+    parts = [norm, cut(kept, most, q, q + 2 * kv), *behind, *crossed, norm, mlp, *behind]
+    most = max(sum(part[0] for part in parts[:place]) + part[1] for place, part in enumerate(parts))
+    return sum(part[0] for part in parts), most + own, sum(part[2] for part in parts)
+
+
+def _experts(layout: Layout, shape: ModelShape, tokens: int) -> Part:
+    """Return gated experts and their router, with a row for each choice of a token. Mixtral sums rows in the wide format."""
+    c, h, degrees, chosen = BYTES[layout.precision][1], shape.hidden, layout.degrees, tokens * shape.experts_per_token
+    capacity = expert_capacity(layout.expert_capacity, layout.sequence, shape)
+    limit, f, wide = capacity and capacity * layout.samples, -(-shape.expert_intermediate // degrees.tensor), max(4, c)
+    slots = expert_slots(limit, tokens, shape.experts_per_token, shape.experts) if degrees.expert > 1 else None
+    rows = slots * shape.experts if slots else min(chosen, (limit or chosen) * shape.experts)
+    row, inner, choices, whole = rows * h * c, rows * f * c, chosen * h * c, tokens * h * c
+    product = -(-shape.experts // degrees.expert) * f * h * c * (c < 8)
+    kept = whole + tokens * shape.experts * (c + 3 * wide) + row + 4 * inner + choices
+    summed = (2 * choices + whole) * wide / c if shape.model_type == "mixtral" else 2 * choices
+    most = max(kept + summed, kept + inner + product, whole + 2 * (row + inner + product), kept - choices + 3 * row * (
+        degrees.expert > 1))
+    return kept, most, whole + 2 * row + 4 * inner
