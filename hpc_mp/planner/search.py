@@ -149,12 +149,12 @@ def _candidates(question: Question, lost: Counter[str]) -> list[Candidate]:
         return (sum(parts.values()) - parts["head"]) / layers, parts["head"]
 
     @cache
-    def kept(tensor: int, sequence: bool, recompute: str) -> tuple[float, float]:
-        """Return the bytes that a layer keeps of a sample, and those that are there besides."""
+    def kept(tensor: int, sequence: bool, recompute: str) -> tuple[float, float, int]:
+        """Return the bytes that a layer keeps of a sample, those that are there besides, and those of libraries."""
         proxy = replace(alone, degrees=Degrees(tensor), sequence_parallel=sequence, recompute=recompute)
-        one, two = (row.total - row.parameters - row.gradients - row.optimizer for count in (1, 2)
-                    for row in footprint(replace(proxy, layers=(count,)), shape))
-        return two - one, 2 * one - two
+        rows = [row for count in (1, 2) for row in footprint(replace(proxy, layers=(count,)), shape)]
+        one, two = (row.counted - row.parameters - row.gradients - row.optimizer for row in rows)
+        return two - one, 2 * one - two, rows[0].libraries
 
     best, every = list[Candidate](), _divisors(spec.ranks)
     for t, p, c, e in product(question.options("tensor", [size for size in every if size <= min(2 * per_node, shape.heads)]),
@@ -167,7 +167,8 @@ def _candidates(question: Question, lost: Counter[str]) -> list[Candidate]:
             continue
         batch, shards, division = spec.train.global_batch // d, d * c, list[Candidate]()
         weights = held(replace(alone, degrees=Degrees(t, 1, e, 1, e)), shape, stage_spans((layers,))[0])
-        unit, inside = max(weights / layers, shape.vocabulary * shape.hidden / t), gcd(per_node // gcd(per_node, t), shards)
+        head, inside = shape.vocabulary * shape.hidden / t, gcd(per_node // gcd(per_node, t), shards)
+        block = weights / layers - head * (2 - shape.tied) / layers
         schedules = [(name, v) for name in question.options("schedule", list(SCHEDULES)[:5 if p > 1 else 1])
                      for v in question.options("virtual_stages", SCHEDULES.get(name, (1,)))
                      if p * stages_per_rank(name, v) <= max(p, layers)]
@@ -179,13 +180,14 @@ def _candidates(question: Question, lost: Counter[str]) -> list[Candidate]:
             if name == "interleaved_1f1b" and m % p:
                 lost["not allowed"] += 1
                 continue
-            (time, head), (grows, rest) = seconds(t, c, e, batch // m, sequence, recompute), kept(t, sequence, recompute)
+            (time, loss), (grows, rest, fixed) = seconds(t, c, e, batch // m, sequence, recompute), kept(t, sequence, recompute)
             stages, method = stages_per_rank(name, v), "ulysses" if shape.bidirectional and c > 1 else "ring"
             chunks = {"interleaved_1f1b": (2 * p - 1) / stages + p * (1 - 1 / stages), "gpipe": m}.get(name, p)
-            some = stages * -(-(layers + head / time) // (stages * p))
+            some = stages * -(-(layers + loss / time) // (stages * p))
             own = number * (zero < 3) + master * (zero < 2) + moments * (zero < 1)  # bytes of a parameter that are not shared
             needs = weights / p * (own + (number + master + moments - own) / (group or shards))
-            needs += unit * (2 * number * (zero == 3) + master * (zero > 1)) + (grows * some * min(m, chunks) + rest) * batch / m / c
+            passing = 2 * number * max(block, head) * (zero == 3) + master * (3 * block + head * (1 + (p == 1))) * (zero > 1)
+            needs += passing + fixed + (grows * some * min(m, chunks) + rest) * batch / m / c
             lost["slower" if (fits := least or needs <= NEAR * machine.memory) else "does not fit"] += 1
             if fits:
                 took = time * some * (m + (p - 1) / stages * BUBBLES.get(name, 1.0))
