@@ -1,0 +1,226 @@
+"""Configurations of other frameworks as keys of a job file, with an answer for each of their keys.
+
+Scripts are not run: their variables and arrays are expanded, and what is set in a condition or a loop is not known. Sources of keys:
+Megatron-LM d98e8a6, DeepSpeed edaa722, NeMo AutoModel of 2026-08-22, NeMo 2, transformers 5.24, accelerate 1.15.
+"""
+
+import re
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.files import text_of
+from hpc_mp.job.elsewhere import elsewhere
+from hpc_mp.job.spec import Data, Parallel, Train
+from hpc_mp.job.values import leaves, toml_value
+from hpc_mp.layout.models.shape import NAMES
+
+# "OURS: PATTERN=A|B …;": what keys set if their value is one of these, else by a number or a word of ``elsewhere``. The first row that
+# fits counts; of keys that set the same, the later row. OURS: a key of a job file, a field of a model, or in capitals what is combined
+# below; "+" joins several. "-": no effect; "as …": nothing is set, and this is what it counts as. Names in ``elsewhere`` need no row.
+TABLE = """tensor: autotp_size; pipeline: stages; order=DPT: use_tp_pp_dp_mapping=true; context+context_method=ulysses: sp_size;
+context_method: cp_comm_type; sequence=true: sequence_parallel=true; microbatches: gradient_accumulation_steps;
+schedule=interleaved_1f1b+virtual_stages=2: pp_schedule=interleaved1f1b; schedule: pp_schedule; PIECE: pp_microbatch_size;
+REPLICAS: dp_replicate_size; virtual_stages: num_virtual_stages_per_pipeline_rank; LAYERS: num_layers_per_virtual_pipeline_stage
+layers_per_stage; zero: *stage; zero=0: strategy=ddp *sharding_strategy=3|no_shard; zero=1: use_distributed_optimizer=true
+*sharding_strategy=optim; zero=2: *sharding_strategy=2|optim_grads|shard_grad_op; zero=3: use_torch_fsdp2=true
+*sharding_strategy=1|optim_grads_params|full_shard distributed_type=fsdp fsdp=true|full_shard; zero=2: fsdp=shard_grad_op;
+zero=3+NODE=true: *sharding_strategy=4|hybrid_shard fsdp=hybrid_shard; RESHARD=true: *reshard_after_forward=true; RESHARD=false:
+*reshard_after_forward=false; reduce=microbatch: defer_fsdp_grad_sync=false; SAMPLES: micro_batch_size
+train_micro_batch_size_per_gpu local_batch_size per_device_train_batch_size; sequence_length: packed_sequence_size; precision:
+precision; precision=tf32: tf32=true; precision=fp16: fp16=true fp16.enabled=true; precision=bf16: bf16=true bf16.enabled=true;
+recompute=selective: recompute_activations=true; recompute: *activation_checkpointing; GROUP: recompute_num_layers; GROUP=1:
+recompute_method=block; compile=true: *compile=true; PARAMETERS=true: offload_param?device=cpu|nvme; OPTIMIZER=true:
+optimizer_cpu_offload=true offload_optimizer?device=cpu|nvme; optimizer=sgd: optim*=sgd; optimizer=adamw:
+optimizer._target_=torch.optim.adam; optimizer: optimizer optimizer.type optimizer._target_; OPTIMIZER=true+PARAMETERS=true:
+fsdp=offload *cpu_offload=true *offload_params=true offload_policy._target_=*; model_type=llama: swiglu=true; num_hidden_layers:
+num_layers; hidden_size: hidden_size; intermediate_size: *ffn_hidden_size; num_attention_heads: num_attention_heads;
+num_key_value_heads: num_query_groups; head_dim: kv_channels; max_position_embeddings: max_position_embeddings;
+num_experts_per_tok: moe_router_topk; vocab_size=50257: tokenizer_type=gpt2bpetokenizer; vocab_size=32000:
+tokenizer_type=llama2tokenizer; model_type=mixtral+num_local_experts: num_experts; vocab_size: vocab_size; ROWS:
+make_vocab_size_divisible_by; tie_word_embeddings=false: untie_embeddings_and_output_weights=true; -:
+strategy=fsdp2|megatron_fsdp fsdp=auto_wrap *version=1|2 distributed_type=multi_gpu|deepspeed|no defer_fsdp_grad_sync=true
+recompute_method=uniform round_virtual_stages_to_pp_multiple=up zero_hpz_partition_size=1 tokenizer_type position_embedding_type
+group_query_attention disable_bias_linear *lr lr_* log_* logging* save* load ckpt* checkpoint.* eval_* tensorboard* wandb*
+data_cache* steps_per_print wall_clock* dataloader* *tokenizer* merge_file split mock_data *dropout init_method_std
+distributed_* dist_env.* recipe* exit_* use_mcore_models fp16.* bf16.* optimizer.params.* optimizer.betas scheduler.* loss_fn.*
+do_* *checkpointing_kwargs.* *state_dict_type *efficient_loading *sync_module_states rotary_* normalization *environment
+*training_function machine_rank; as what the framework's own factors hold: overlap_* *fusion* *flash* attention_backend
+attn_implementation backend.* tp_comm_* transformer_impl *bucket* *prefetch* contiguous_gradients stage3_* reduce_scatter
+sub_group_size *.buffer_* *pin_memory use_liger_kernel *use_orig_params *wrap_policy *cls_to_wrap; as sums and masters in fp32:
+*grad_accum_* *reduce_in_* torch_dtype *reduce_dtype output_dtype; as 16-bit products: fp8* fp4*; as a full batch:
+rampup_batch_size; as host memory: *nvme_path; as equally many tokens of each expert: *moe*; as the model of --model:
+*name_or_path _target_ vocab_file; as the ranks of the plan: num_nodes devices num_processes num_machines dp_size dp_shard_size;
+as no recomputation: activation_checkpointing.*"""
+ROWS = [(re.compile(name.replace(".", r"\.").replace("?", ".").replace("*", ".*")), values.split("|"), ours.strip()) for ours, _, names
+        in (row.partition(":") for row in TABLE.split(";")) for name, _, values in (word.partition("=") for word in names.split())]
+KEYS = {name: f"{table.__name__.lower()}.{name}" for table in (Train, Data, Parallel) for name in table.model_fields}
+MATTERS = re.compile(r"parallel\..*|train\.(global_batch|precision|optimizer)|data\.sequence_length")
+MODEL = {*NAMES, "model_type"}
+IDLE = {"sequence": "tensor", "context_method": "context", **dict.fromkeys(("schedule", "virtual_stages", "LAYERS", "PIECE"), "pipeline")}
+NOTHING, UNKNOWN = "no effect on memory or speed", "not known"
+MEGATRON = "partition=uniform+model_type=gpt2+tie_word_embeddings=true"
+FORMS = (  # the framework, the beginnings of its keys, what it does by default, and what "auto" is
+    ("DeepSpeed", ("train_batch_size", "train_micro_", "zero_optimization."), "partition=parameters", UNKNOWN),
+    ("NeMo", ("distributed.", "step_scheduler."), "zero=3+RESHARD=auto+reduce=step+precision=bf16+partition=uniform", UNKNOWN),
+    ("NeMo", ("trainer.",), MEGATRON, UNKNOWN), ("Megatron-LM", ("--",), MEGATRON, UNKNOWN),
+    ("DeepSpeed", ("deepspeed.", "deepspeed_config."), "partition=parameters", "counted as the training arguments' value"),
+    ("PyTorch FSDP", ("per_device_", "fsdp", "distributed_type", "output_dir"), "reduce=step", UNKNOWN))
+ASSIGNED = re.compile(r"""^[ \t]*(?:export +)?(\w+)(\+?)=(\([^)]*\)|"[^"]*"|'[^']*'|[^\s;]*)""", re.MULTILINE)
+VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:\[[@*]\])?(?::?-([^{}]*))?\})")
+BLOCK = re.compile(r"^[ \t]*(?:(if|for|while|until|case)|fi|done|esac)\b", re.MULTILINE)
+OPTION = re.compile(r"(?<!\S)(--[\w-]+)[=\s]*((?:(?!--)\S+\s*)*)")
+
+
+class Answer(NamedTuple):
+    """What became of a key: "taken", "no effect on memory or speed", "not known" or "counted as …"; ``ours``: what it sets here."""
+
+    key: str
+    value: Any
+    kind: str
+    ours: str
+
+
+class Foreign(NamedTuple):
+    """A configuration. ``settings``: keys of a job file, and in capitals what ``layout_settings`` resolves; ``config``: the model in
+    Hugging Face's names, None if the file does not state its sizes."""
+
+    framework: str
+    answers: tuple[Answer, ...]
+    settings: dict[str, Any]
+    config: dict[str, Any] | None
+
+
+def read_foreign(path: Path) -> Foreign:
+    """Read a configuration. Raises HpcMpError for a file that is unreadable or of no known form, and for an invalid number."""
+    pairs = _pairs(path, text_of(path, "configuration"))
+    form = next((form for form in FORMS if any(key.startswith(form[1]) for key, _ in pairs)), None)
+    if form is None:
+        raise HpcMpError(str(path), "has no key of a known framework", f"name a file of {', '.join({form[0]: 0 for form in FORMS})}")
+    meant = [_meaning(key, value, form[3]) for key, value in pairs]
+    made = _settings(f"order=PDT+zero=0+precision=fp32+{form[2]}", "", "")
+    for _, _, settings in sorted(meant, key=lambda item: item[0]):
+        made |= settings
+    made = {name: item for name, item in made.items() if name not in IDLE or made.get(IDLE[name], 1) != 1}
+    reshard = made.get("RESHARD", True)
+    if made["zero"] == 3 and not (made.get("pipeline", 1) == 1 if reshard == "auto" else reshard):
+        made["zero"] = 2
+    config = {name: item for name, item in made.items() if name in MODEL}
+    stated = {"num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size"} <= config.keys()
+    if stated:
+        rows = made.get("ROWS", 128) * made.get("tensor", 1)
+        config["vocab_size"] = -(-config["vocab_size"] // rows) * rows
+        if config["model_type"] == "gpt2":
+            config["n_inner"] = config.pop("intermediate_size", None)
+    answers = []
+    for (key, value), (_, kind, settings) in zip(pairs, meant, strict=True):
+        left = {name: made[name] for name in settings if name in made}
+        ours = ", ".join(f"{KEYS.get(name, name)} = {toml_value(item)}" for name, item in left.items())
+        fate = NOTHING if not left else "counted as the model of --model" if left.keys() & MODEL and not stated else \
+            "taken" if left == settings else f"counted as {ours}"
+        answers.append(Answer(key, value, kind or fate, ours))
+    others = {KEYS.get(name, name): item for name, item in made.items() if name not in MODEL}
+    return Foreign(form[0], tuple(answers), others, config if stated else None)
+
+
+def _meaning(key: str, value: Any, auto: str) -> tuple[int, str, dict[str, Any]]:
+    """Return the row of a key, its fate if it sets nothing, and what it sets."""
+    parts = key.removeprefix("--").replace("-", "_").split(".")
+    words = [str(word).lower() for word in (value if isinstance(value, list) else str(value).split())] or ["none"]
+    rows = next(filter(None, ([(number, *row[1:]) for number, row in enumerate(ROWS) if row[0].fullmatch(".".join(parts[begin:]))]
+                              for begin in range(len(parts)))), [])
+    if not rows and (there := elsewhere().names.get(parts[-1])):
+        rows = [(0, [""], there.rpartition(".")[2] if MATTERS.fullmatch(there) else "-")]
+    off = {*words} <= {"none", "null", "false", "0", "-1"}
+    switch = {"true"} if words[0].startswith("$") else set()  # a variable that a script does not set is empty
+    fit = [row for row in rows if (row[1] == [""] and not off) or {*words, "*", *switch} & {*row[1]}][:len(words)]
+    if words == ["auto"] or not fit:
+        return 0, UNKNOWN if not rows else auto if words == ["auto"] else NOTHING if off else UNKNOWN, {}
+    settings = {name: item for _, _, ours in fit for name, item in _settings(ours, words[0], key).items()}
+    if None in settings.values():
+        return 0, UNKNOWN, {}
+    return fit[0][0], "" if settings else NOTHING if fit[0][2] == "-" else f"counted {fit[0][2]}", settings
+
+
+def _settings(ours: str, word: str, key: str) -> dict[str, Any]:
+    """Return what a row sets; None stands for a word that is not known. Raises HpcMpError for a word in place of a number."""
+    settings: dict[str, Any] = {}
+    for name, given, here in (pair.partition("=") for pair in ours.split("+") if pair != "-" and not pair.startswith("as ")):
+        known = elsewhere().values.get(KEYS.get(name, ""), {})
+        number = int(word) if word.isdecimal() and len(word) < 10 else word if word in known.values() else None
+        settings[name] = yaml.safe_load(here) if given else known.get(word, number)
+        if settings[name] is None and not known:
+            raise HpcMpError(f"{key} = {word}", "must be a whole number", "write the number in its place")
+    return settings
+
+
+def _pairs(path: Path, text: str) -> list[tuple[str, Any]]:
+    """Return the keys of a table with their values, or the options of the Python program that a script starts."""
+    if path.suffix not in (".json", ".yaml", ".yml"):
+        return _options(text)
+    try:
+        return list(leaves("", {str(key): value for key, value in yaml.safe_load(text.replace("\t", " ")).items()}).items())
+    except (ValueError, LookupError, AttributeError, TypeError, RecursionError, yaml.YAMLError) as error:
+        raise HpcMpError(str(path), f"is not a table of keys ({' '.join(str(error).split())[:200]})", "correct it") from None
+
+
+def _options(text: str) -> list[tuple[str, Any]]:
+    plain = re.sub(r"\$\((?!\()[^()]*\)|`[^`]*`", "$_", re.sub(r"(?m)(?:^|(?<=\s))#.*$", "", text)).replace("\\\n", " ")
+    variables: dict[str, str] = {}
+
+    def expanded(text: str) -> str:
+        for _ in range(3):  # a default may hold a variable
+            text = VARIABLE.sub(lambda name: variables.get(name[1] or name[2], name[0] if name[3] is None else name[3]), text)
+        return re.sub("[\"'()]", "", text)
+
+    for match in ASSIGNED.finditer(plain):
+        inside = sum(1 if block[1] else -1 for block in BLOCK.finditer(plain, 0, match.start())) > 0
+        value = f"--{match[1]}-in-a-condition" if inside else expanded(match[3])
+        variables[match[1]] = f"{variables.get(match[1], '')} {value}" if match[2] or inside else value
+    lines = (expanded(line).partition(".py ")[2] for line in ASSIGNED.sub("", plain).splitlines())
+    program = re.split(r"\s[\d&]?[>|;&]", max(lines, key=len, default=""))[0]
+    return [(name, value.strip() or True) for name, value in OPTION.findall(program)]
+
+
+def layout_settings(foreign: Foreign, ranks: int, ranks_per_node: int = 8, layers: int | None = None) -> dict[str, Any]:
+    """Return the settings of a job on so many ranks. ``layers``: of the model, if the file does not state them. Raises HpcMpError if
+    a number does not divide, or if the batch or the layers are not stated."""
+    made = {"parallel.tensor": 1, "parallel.pipeline": 1, "parallel.context": 1} | foreign.settings
+    tensor, pipeline, context = (made[f"parallel.{axis}"] for axis in ("tensor", "pipeline", "context"))
+    data, nodes, local = ranks // (tensor * pipeline * context), -(-ranks // ranks_per_node), min(ranks, ranks_per_node)
+    _check("ranks", ranks, nodes=nodes, ranks_per_node=local)
+    _check("ranks", ranks, data=data, tensor=tensor, pipeline=pipeline, context=context)
+    samples = made.get("PIECE", made.get("SAMPLES"))
+    count, batch = made.get("parallel.microbatches"), made.get("train.global_batch")
+    if samples is None and batch is None:
+        raise HpcMpError(foreign.framework, "its file states no batch size", "add the batch sizes to the file")
+    batch = batch or samples * (count or 1) * data
+    count = count or max(1, batch // (data * samples) if samples else 1)
+    _check("the global batch", batch, data=data, microbatches=count, microbatch_size=samples or max(1, batch // (data * count)))
+    made |= {"job.nodes": nodes, "job.ranks_per_node": local, "train.global_batch": batch, "parallel.microbatches": count}
+    if "REPLICAS" in made or "NODE" in made:
+        shards = data * context // made["REPLICAS"] if "REPLICAS" in made else min(local, data * context)
+        _check("data × context", data * context, replicas=made.get("REPLICAS", data * context // shards), shard_degree=shards)
+        made["parallel.shard_degree"] = shards
+    if "LAYERS" in made:
+        layers = (foreign.config or {}).get("num_hidden_layers", layers)
+        if layers is None:
+            raise HpcMpError(f"{made['LAYERS']} layers in a stage", "make a number of stages only with a model", "name it with --model")
+        made["parallel.virtual_stages"] = -(-layers // (made["LAYERS"] * pipeline))
+    if made.get("parallel.virtual_stages", 1) > 1:
+        made.setdefault("parallel.schedule", "interleaved_1f1b")
+    if made.get("parallel.recompute") == "full" and made.get("GROUP", 1) > 1:
+        made["parallel.recompute"] = f"every-{made['GROUP']}"
+    offloaded = [*["optimizer"] * ("OPTIMIZER" in made), *["parameters"] * ("PARAMETERS" in made and made["parallel.zero"] == 3)]
+    made |= {"parallel.offload": offloaded} if offloaded else {}
+    return {key: item for key, item in made.items() if "." in key}
+
+
+def _check(what: str, size: int, **factors: int) -> None:
+    """Raise HpcMpError unless a size is the product of the factors."""
+    if size != prod(factors.values()):
+        product = " × ".join(f"{name}({factor})" for name, factor in factors.items())
+        raise HpcMpError(f"{what} = {size}", f"is not {product} = {prod(factors.values())}", "choose numbers that divide")
