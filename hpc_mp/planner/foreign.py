@@ -1,7 +1,6 @@
-"""Configurations of other frameworks as keys of a job file, with an answer for each of their keys.
+"""Configurations of other frameworks as keys of a job file, with an answer for each of their own keys.
 
-Scripts are not run: their variables and arrays are expanded, and what is set in a condition or a loop is not known. Sources of keys:
-Megatron-LM d98e8a6, DeepSpeed edaa722, NeMo AutoModel of 2026-08-22, NeMo 2, transformers 5.24, accelerate 1.15.
+Scripts are not run: variables and arrays are expanded, and what a condition or a loop sets is not known.
 """
 
 import re
@@ -14,55 +13,63 @@ import yaml
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.files import text_of
 from hpc_mp.job.elsewhere import elsewhere
-from hpc_mp.job.spec import Data, Parallel, Train
+from hpc_mp.job.parallel import Parallel
+from hpc_mp.job.spec import Data, Train
 from hpc_mp.job.values import leaves, toml_value
 from hpc_mp.layout.models.shape import NAMES
 
-# "OURS: PATTERN=A|B …;": what keys set if their value is one of these, else by a number or a word of ``elsewhere``. The first row that
-# fits counts; of keys that set the same, the later row. OURS: a key of a job file, a field of a model, or in capitals what is combined
-# below; "+" joins several. "-": no effect; "as …": nothing is set, and this is what it counts as. Names in ``elsewhere`` need no row.
-TABLE = """tensor: autotp_size; pipeline: stages; order=DPT: use_tp_pp_dp_mapping=true; context+context_method=ulysses: sp_size;
-context_method: cp_comm_type; sequence=true: sequence_parallel=true; microbatches: gradient_accumulation_steps;
+# "OURS: PATTERN=A|B …;": what keys set if their value is one of these, else by a number or a word of ``elsewhere``. The first row
+# that fits counts; of keys that set the same, the later row. OURS: a key of a job file, a field of a model, or in capitals what is
+# combined below; "+" joins several. "-": no effect; "as …": nothing is set, and this is what it counts as.
+TABLE = """tensor: tensor_model_parallel_size tp_size autotp_size; pipeline: pipeline_model_parallel_size pp_size stages;
+context: context_parallel_size cp_size; context+context_method=ulysses: sp_size; expert: expert_model_parallel_size ep_size;
+context_method: cp_comm_type; sequence=true: sequence_parallel=true; order=DPT: use_tp_pp_dp_mapping=true;
 schedule=interleaved_1f1b+virtual_stages=2: pp_schedule=interleaved1f1b; schedule: pp_schedule; PIECE: pp_microbatch_size;
-REPLICAS: dp_replicate_size; virtual_stages: num_virtual_stages_per_pipeline_rank; LAYERS: num_layers_per_virtual_pipeline_stage
-layers_per_stage; zero: *stage; zero=0: strategy=ddp *sharding_strategy=3|no_shard; zero=1: use_distributed_optimizer=true
-*sharding_strategy=optim; zero=2: *sharding_strategy=2|optim_grads|shard_grad_op; zero=3: use_torch_fsdp2=true
-*sharding_strategy=1|optim_grads_params|full_shard distributed_type=fsdp fsdp=true|full_shard; zero=2: fsdp=shard_grad_op;
-zero=3+NODE=true: *sharding_strategy=4|hybrid_shard fsdp=hybrid_shard; RESHARD=true: *reshard_after_forward=true; RESHARD=false:
-*reshard_after_forward=false; reduce=microbatch: defer_fsdp_grad_sync=false; SAMPLES: micro_batch_size
-train_micro_batch_size_per_gpu local_batch_size per_device_train_batch_size; sequence_length: packed_sequence_size; precision:
-precision; precision=tf32: tf32=true; precision=fp16: fp16=true fp16.enabled=true; precision=bf16: bf16=true bf16.enabled=true;
-recompute=selective: recompute_activations=true; recompute: *activation_checkpointing; GROUP: recompute_num_layers; GROUP=1:
-recompute_method=block; compile=true: *compile=true; PARAMETERS=true: offload_param?device=cpu|nvme; OPTIMIZER=true:
-optimizer_cpu_offload=true offload_optimizer?device=cpu|nvme; optimizer=sgd: optim*=sgd; optimizer=adamw:
-optimizer._target_=torch.optim.adam; optimizer: optimizer optimizer.type optimizer._target_; OPTIMIZER=true+PARAMETERS=true:
-fsdp=offload *cpu_offload=true *offload_params=true offload_policy._target_=*; model_type=llama: swiglu=true; num_hidden_layers:
-num_layers; hidden_size: hidden_size; intermediate_size: *ffn_hidden_size; num_attention_heads: num_attention_heads;
-num_key_value_heads: num_query_groups; head_dim: kv_channels; max_position_embeddings: max_position_embeddings;
-num_experts_per_tok: moe_router_topk; vocab_size=50257: tokenizer_type=gpt2bpetokenizer; vocab_size=32000:
-tokenizer_type=llama2tokenizer; model_type=mixtral+num_local_experts: num_experts; vocab_size: vocab_size; ROWS:
-make_vocab_size_divisible_by; tie_word_embeddings=false: untie_embeddings_and_output_weights=true; -:
-strategy=fsdp2|megatron_fsdp fsdp=auto_wrap *version=1|2 distributed_type=multi_gpu|deepspeed|no defer_fsdp_grad_sync=true
-recompute_method=uniform round_virtual_stages_to_pp_multiple=up zero_hpz_partition_size=1 tokenizer_type position_embedding_type
-group_query_attention disable_bias_linear *lr lr_* log_* logging* save* load ckpt* checkpoint.* eval_* tensorboard* wandb*
-data_cache* steps_per_print wall_clock* dataloader* *tokenizer* merge_file split mock_data *dropout init_method_std
-distributed_* dist_env.* recipe* exit_* use_mcore_models fp16.* bf16.* optimizer.params.* optimizer.betas scheduler.* loss_fn.*
-do_* *checkpointing_kwargs.* *state_dict_type *efficient_loading *sync_module_states rotary_* normalization *environment
-*training_function machine_rank; as what the framework's own factors hold: overlap_* *fusion* *flash* attention_backend
-attn_implementation backend.* tp_comm_* transformer_impl *bucket* *prefetch* contiguous_gradients stage3_* reduce_scatter
-sub_group_size *.buffer_* *pin_memory use_liger_kernel *use_orig_params *wrap_policy *cls_to_wrap; as sums and masters in fp32:
-*grad_accum_* *reduce_in_* torch_dtype *reduce_dtype output_dtype; as 16-bit products: fp8* fp4*; as a full batch:
-rampup_batch_size; as host memory: *nvme_path; as equally many tokens of each expert: *moe*; as the model of --model:
-*name_or_path _target_ vocab_file; as the ranks of the plan: num_nodes devices num_processes num_machines dp_size dp_shard_size;
-as no recomputation: activation_checkpointing.*"""
-ROWS = [(re.compile(name.replace(".", r"\.").replace("?", ".").replace("*", ".*")), values.split("|"), ours.strip()) for ours, _, names
-        in (row.partition(":") for row in TABLE.split(";")) for name, _, values in (word.partition("=") for word in names.split())]
+virtual_stages: num_virtual_stages_per_pipeline_rank virtual_pipeline_model_parallel_size; LAYERS:
+num_layers_per_virtual_pipeline_stage layers_per_stage; zero: stage zero_stage; zero=0: strategy=ddp
+*sharding_strategy=3|no_shard; zero=1: use_distributed_optimizer=true *sharding_strategy=optim; zero=2:
+*sharding_strategy=2|optim_grads|shard_grad_op fsdp=shard_grad_op; zero=3: use_torch_fsdp2=true
+*sharding_strategy=1|optim_grads_params|full_shard distributed_type=fsdp fsdp=true|full_shard; zero=3+NODE=true:
+sharding_strategy=4|hybrid_shard fsdp=hybrid_shard; REPLICAS: dp_replicate_size; RESHARD=true: reshard_after_forward=true;
+RESHARD=false: reshard_after_forward=false; reduce=microbatch: defer_fsdp_grad_sync=false; SAMPLES: micro_batch_size
+train_micro_batch_size_per_gpu local_batch_size per_device_train_batch_size; global_batch: global_batch_size train_batch_size;
+microbatches: gradient_accumulation_steps; sequence_length: seq_length seq_len max_length packed_sequence_size; precision:
+precision mixed_precision param_dtype; precision=fp16: fp16=true fp16.enabled=true; precision=bf16: bf16=true bf16.enabled=true;
+recompute=selective: recompute_activations=true; recompute: recompute_granularity activation_checkpointing
+gradient_checkpointing; GROUP: recompute_num_layers; GROUP=1: recompute_method=block; PARAMETERS=true:
+offload_param?device=cpu|nvme; OPTIMIZER=true: optimizer_cpu_offload=true offload_optimizer?device=cpu|nvme;
+OPTIMIZER=true+PARAMETERS=true: fsdp=offload cpu_offload=true offload_params=true offload_policy._target_=*; optimizer=sgd:
+optimizer=sgd optim=sgd optimizer.type=sgd; optimizer=adamw: optimizer._target_=torch.optim.adam; optimizer: optimizer optim
+optimizer.type optimizer._target_; exp_avg_dtype=bf16: exp_avg_dtype=bf16; compile=true: torch_compile=true; model_type=llama:
+swiglu=true; num_hidden_layers: num_layers; hidden_size: hidden_size; intermediate_size: *ffn_hidden_size; num_attention_heads:
+num_attention_heads; num_key_value_heads: num_query_groups; head_dim: kv_channels; max_position_embeddings:
+max_position_embeddings; num_experts_per_tok: moe_router_topk; vocab_size=50257: tokenizer_type=gpt2bpetokenizer;
+vocab_size=32000: tokenizer_type=llama2tokenizer; model_type=mixtral+num_local_experts: num_experts; vocab_size: vocab_size;
+ROWS: make_vocab_size_divisible_by; tie_word_embeddings=false: untie_embeddings_and_output_weights=true; -: deepspeed=null
+fsdp_config=null expert_tensor_parallel_size=null zero_hpz_partition_size=1 strategy=fsdp2|megatron_fsdp version=1|2
+distributed_type=multi_gpu|deepspeed|no fsdp=auto_wrap recompute_method=uniform tokenizer_type use_megatron_fsdp
+position_embedding_type defer_fsdp_grad_sync=true round_virtual_stages_to_pp_multiple=up activation_checkpoint_interval=0
+scale_grads_in_schedule group_query_attention disable_bias_linear lr_* log_* save* load ckpt* eval_* tensorboard* wandb*
+steps_per_print wall_clock_* *.min_lr data_cache* *tokenizer* merge_file split mock_data init_method_std distributed_*
+dist_env.* recipe* exit_* manual_gc* use_mcore_models fp16.* bf16.* optimizer.params.* scheduler.* do_* *_kwargs.*
+state_dict_type cpu_ram_* sync_module_* rotary_* normalization *environment *training_function machine_rank; as what the
+framework's own factors hold: overlap_* *fusion* *flash* attention_backend attn_implementation backend.* tp_comm_*
+transformer_impl *bucket* *prefetch* contiguous_gradients stage3_* reduce_scatter sub_group_size *.buffer_* *pin_memory aio.*
+use_orig_params *_wrap_policy *_cls_to_wrap; as sums and masters in fp32: *grad_accum_* *reduce_in_* torch_dtype reduce_dtype
+output_dtype; as 16-bit products: fp8* fp4*; as a full batch: rampup_batch_size; as host memory: *nvme_path; as equally many
+tokens of each expert: *moe*; as the model of --model: *name_or_path vocab_file; as the ranks of the plan: num_nodes devices
+num_processes num_machines dp_size dp_shard_size; -: _target_; as no recomputation: activation_checkpointing.*"""
+ROWS = [(re.compile(name.replace(".", r"\.").replace("?", ".").replace("*", ".*")), values.split("|"), " ".join(ours.split()))
+        for ours, _, names in (row.partition(":") for row in TABLE.split(";"))
+        for name, _, values in (word.partition("=") for word in names.split())]
 KEYS = {name: f"{table.__name__.lower()}.{name}" for table in (Train, Data, Parallel) for name in table.model_fields}
-MATTERS = re.compile(r"parallel\..*|train\.(global_batch|precision|optimizer)|data\.sequence_length")
-MODEL = {*NAMES, "model_type"}
+INSIDE = re.compile(r"--|(?:(?:deepspeed|deepspeed_config|zero_optimization|tensor_parallel|pipeline|distributed|step_scheduler|model|"
+                    r"config|dataset|packed_sequence|trainer|strategy|ddp|plugins|data|optim|mp_policy|fsdp_config|parallelism_config)\."
+                    r")+(?:fsdp_|parallelism_config_)?")  # tables around keys
+HARMLESS = re.compile(r"(job|data|train|evaluate|checkpoint|track)\.(?!global_batch|precision|optimizer|compile|sequence_length)")
+MODEL, NEEDED = {*NAMES, "model_type"}, {"num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size"}
 IDLE = {"sequence": "tensor", "context_method": "context", **dict.fromkeys(("schedule", "virtual_stages", "LAYERS", "PIECE"), "pipeline")}
-NOTHING, UNKNOWN = "no effect on memory or speed", "not known"
-MEGATRON = "partition=uniform+model_type=gpt2+tie_word_embeddings=true"
+NOTHING, UNKNOWN, MEGATRON = "no effect on memory or speed", "not known", "partition=uniform+model_type=gpt2+tie_word_embeddings=true"
 FORMS = (  # the framework, the beginnings of its keys, what it does by default, and what "auto" is
     ("DeepSpeed", ("train_batch_size", "train_micro_", "zero_optimization."), "partition=parameters", UNKNOWN),
     ("NeMo", ("distributed.", "step_scheduler."), "zero=3+RESHARD=auto+reduce=step+precision=bf16+partition=uniform", UNKNOWN),
@@ -106,21 +113,20 @@ def read_foreign(path: Path) -> Foreign:
         made |= settings
     made = {name: item for name, item in made.items() if name not in IDLE or made.get(IDLE[name], 1) != 1}
     reshard = made.get("RESHARD", True)
-    if made["zero"] == 3 and not (made.get("pipeline", 1) == 1 if reshard == "auto" else reshard):
+    if made["zero"] == 3 and (reshard is False or (reshard == "auto" and made.get("pipeline", 1) > 1)):
         made["zero"] = 2
     config = {name: item for name, item in made.items() if name in MODEL}
-    stated = {"num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size"} <= config.keys()
-    if stated:
+    if stated := config.keys() >= NEEDED:
         rows = made.get("ROWS", 128) * made.get("tensor", 1)
         config["vocab_size"] = -(-config["vocab_size"] // rows) * rows
-        if config["model_type"] == "gpt2":
-            config["n_inner"] = config.pop("intermediate_size", None)
+        if config["model_type"] == "gpt2" and "intermediate_size" in config:
+            config["n_inner"] = config.pop("intermediate_size")
     answers = []
     for (key, value), (_, kind, settings) in zip(pairs, meant, strict=True):
         left = {name: made[name] for name in settings if name in made}
         ours = ", ".join(f"{KEYS.get(name, name)} = {toml_value(item)}" for name, item in left.items())
-        fate = NOTHING if not left else "counted as the model of --model" if left.keys() & MODEL and not stated else \
-            "taken" if left == settings else f"counted as {ours}"
+        fate = "taken" if left == settings else f"counted as {ours}"
+        fate = NOTHING if not left else "counted as the model of --model" if left.keys() & MODEL and not stated else fate
         answers.append(Answer(key, value, kind or fate, ours))
     others = {KEYS.get(name, name): item for name, item in made.items() if name not in MODEL}
     return Foreign(form[0], tuple(answers), others, config if stated else None)
@@ -128,18 +134,18 @@ def read_foreign(path: Path) -> Foreign:
 
 def _meaning(key: str, value: Any, auto: str) -> tuple[int, str, dict[str, Any]]:
     """Return the row of a key, its fate if it sets nothing, and what it sets."""
-    parts = key.removeprefix("--").replace("-", "_").split(".")
+    name = key[found.end() if (found := INSIDE.match(key)) else 0:].replace("-", "_")
     words = [str(word).lower() for word in (value if isinstance(value, list) else str(value).split())] or ["none"]
-    rows = next(filter(None, ([(number, *row[1:]) for number, row in enumerate(ROWS) if row[0].fullmatch(".".join(parts[begin:]))]
-                              for begin in range(len(parts)))), [])
-    if not rows and (there := elsewhere().names.get(parts[-1])):
-        rows = [(0, [""], there.rpartition(".")[2] if MATTERS.fullmatch(there) else "-")]
+    rows = [(number, values, ours) for number, (pattern, values, ours) in enumerate(ROWS) if pattern.fullmatch(name)]
+    last = name.rpartition(".")[2]
+    if not rows and HARMLESS.match(elsewhere().names.get(last) or KEYS.get(last, "")):
+        rows = [(0, [""], "-")]
     off = {*words} <= {"none", "null", "false", "0", "-1"}
     switch = {"true"} if words[0].startswith("$") else set()  # a variable that a script does not set is empty
     fit = [row for row in rows if (row[1] == [""] and not off) or {*words, "*", *switch} & {*row[1]}][:len(words)]
-    if words == ["auto"] or not fit:
+    if (words == ["auto"] and rows and not rows[0][2].startswith(("-", "as "))) or not fit:
         return 0, UNKNOWN if not rows else auto if words == ["auto"] else NOTHING if off else UNKNOWN, {}
-    settings = {name: item for _, _, ours in fit for name, item in _settings(ours, words[0], key).items()}
+    settings = {name: item for _, _, ours in fit for name, item in _settings(ours, " ".join(words), key).items()}
     if None in settings.values():
         return 0, UNKNOWN, {}
     return fit[0][0], "" if settings else NOTHING if fit[0][2] == "-" else f"counted {fit[0][2]}", settings
@@ -151,8 +157,9 @@ def _settings(ours: str, word: str, key: str) -> dict[str, Any]:
     for name, given, here in (pair.partition("=") for pair in ours.split("+") if pair != "-" and not pair.startswith("as ")):
         known = elsewhere().values.get(KEYS.get(name, ""), {})
         number = int(word) if word.isdecimal() and len(word) < 10 else word if word in known.values() else None
-        settings[name] = yaml.safe_load(here) if given else known.get(word, number)
-        if settings[name] is None and not known:
+        settings[name] = {"true": True, "false": False}.get(here, int(here) if here.isdecimal() else here) if given else \
+            known.get(word, number)
+        if settings[name] is None and not known and name != "optimizer":
             raise HpcMpError(f"{key} = {word}", "must be a whole number", "write the number in its place")
     return settings
 
@@ -202,9 +209,9 @@ def layout_settings(foreign: Foreign, ranks: int, ranks_per_node: int = 8, layer
     _check("the global batch", batch, data=data, microbatches=count, microbatch_size=samples or max(1, batch // (data * count)))
     made |= {"job.nodes": nodes, "job.ranks_per_node": local, "train.global_batch": batch, "parallel.microbatches": count}
     if "REPLICAS" in made or "NODE" in made:
-        shards = data * context // made["REPLICAS"] if "REPLICAS" in made else min(local, data * context)
-        _check("data × context", data * context, replicas=made.get("REPLICAS", data * context // shards), shard_degree=shards)
-        made["parallel.shard_degree"] = shards
+        copies = made.get("REPLICAS", max(1, data * context // local))
+        made["parallel.shard_degree"] = shards = max(1, data * context // copies)
+        _check("data × context", data * context, replicas=copies, shards=shards)
     if "LAYERS" in made:
         layers = (foreign.config or {}).get("num_hidden_layers", layers)
         if layers is None:
