@@ -37,15 +37,16 @@ OPTIMIZER=0+PARAMETERS=3: fsdp=offload cpu_offload=true offload_params=true offl
 optimizer=sgd optim=sgd optimizer.type=sgd; optimizer=adamw: optimizer._target_=torch.optim.adam; optimizer: optimizer optim
 optimizer.type optimizer._target_; -: deepspeed=null fsdp_config=null expert_tensor_*=null zero_hpz_*=1 dp_replicate_size=1
 version=1|2 strategy=fsdp2 reshard_after_forward=true distributed_type=multi_gpu|deepspeed|no fsdp=auto_wrap
-recompute_method=uniform defer_fsdp_grad_sync=true round_virtual_*=up scale_grads_* activation_checkpoint_interval=0 lr_* log_*
-save* ckpt* wandb* steps_per_* wall_clock_* merge_file split mock_data distributed_* dist_env.* recipe manual_gc init_method_*
-use_m* fp16.* bf16.* scheduler.* *_kwargs.* state_dict_* cpu_ram_* rotary_* normalization _target_ *_env* *_function
-machine_rank; as part of the framework's own factors: overlap_* *fusion* *flash* attention_b* backend.* tp_comm_* *bucket*
-*prefetch* contiguous_* stage3_* reduce_scatter sub_group_size *.buffer_* *pin_memory aio.* *_wrap*; as sums and masters in
-fp32: *_reduce_in_* torch_dtype reduce_dtype; as 16-bit products: fp8*; as a full batch: rampup_*; as experts with equally many
-tokens: *moe*; as the model of --model: *name_or_path vocab_* *tokenizer_* num_layers *hidden_size num_att* num_query_*
+recompute_method=uniform defer_fsdp_grad_sync=true round_virtual_*=up scale_grads_* activation_checkpoint_interval=0 lr_*
+train_samples no_load_* log_* save* ckpt* wandb* val* dataloader* loss_fn.* rng.* checkpoint.* ci.* path_or_* *num_samples*
+trust_* prescale_* tensorboard* *_dir min_lr steps_per_* wall_* merge_* split mock_* distributed_* dist_env.* recipe manual_gc
+init_m* use_m* fp16.* bf16.* scheduler.* *_kwargs.* state_dict_* cpu_ram_* rot* norm* _target_ *_env* *_function machine_rank;
+as part of the framework's factors: overlap_* *fusion* *flash* attention_b* backend.* tp_comm_* transformer_i* *bucket*
+*prefetch* contiguous_* stage3_* reduce_scatter sub_group_size *.buffer_* *pin_memory aio.* *_wrap* compile.*; as sums and
+masters in fp32: *_reduce_in_* torch_dtype reduce_dtype; as 16-bit products: fp8*; as a full batch: rampup_*; as experts of
+equal load: *moe*; as the model of --model: *name_or_path vocab_* *tokenizer_* num_layers *hidden_size num_att* num_query_*
 group_query* kv_channels max_position_* num_experts make_vocab_* swiglu position_* untie_* disable_bias*; as the ranks of the
-plan: num_nodes devices num_processes num_machines dp_size dp_shard_size; as no recomputation: activation_checkpointing.*"""
+plan: num_nodes devices num_proc* num_mach* dp_size dp_shard_*; as no recomputation: activation_checkpointing.*"""
 ROWS = [(re.compile(key.replace(".", r"\.").replace("*", ".*")), values.split("|"), " ".join(ours.split())) for ours, names in (
     row.split(":") for row in TABLE.split(";")) for key, _, values in (word.partition("=") for word in names.split())]
 KEYS = {name: f"{table.__name__.lower()}.{name}" for table in (Train, Data, Parallel) for name in table.model_fields}
@@ -62,6 +63,7 @@ FORMS = (  # a framework, the beginnings of its keys, and its defaults
     ("NeMo", ("trainer.",), PLAIN), ("Megatron-LM", ("--",), PLAIN))
 ASSIGNED = re.compile(r"""^[ \t]*(?:export +)?(\w+)(\+?)=(\([^)]*\)|"[^"]*"|'[^']*'|[^\s;]*)""", re.MULTILINE)
 VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:\[[@*]\])?(?::?-([^{}]*))?\})")
+PRODUCT = re.compile(r"\$\(\(\s*(\d+(?:\s*\*\s*\d+)*)\s*\)\)")
 BLOCK = re.compile(r"^[ \t]*(?:(if|for|while|until|case)|fi|done|esac)\b", re.MULTILINE)
 OPTION = re.compile(r"(?<!\S)(--[\w-]+)[=\s]*((?:(?!--)\S+\s*)*)")
 
@@ -90,7 +92,7 @@ def read_foreign(path: Path) -> Foreign:
         form = next(form for form in FORMS if any(key.startswith(form[1]) for key, _ in pairs))
     except (ValueError, LookupError, AttributeError, TypeError, RecursionError, StopIteration, yaml.YAMLError) as error:
         raise HpcMpError(str(path), "is damaged, or has no keys of DeepSpeed, Megatron-LM, NeMo, transformers or accelerate "
-                         f"({' '.join(str(error).split())[:200] or 'none is known'})", "correct it, or name another file") from None
+                         f"({' '.join(str(error).split())[:200] or 'none is known'})", "correct it, or name another") from None
     meant = [_meaning(key, value) for key, value in pairs]
     made = dict(form[2])
     for _, _, settings in sorted(meant, key=lambda item: item[0]):
@@ -134,15 +136,13 @@ def _options(text: str) -> list[tuple[str, Any]]:
     """Return the options of the program that a script starts. What a condition or a loop sets becomes an unknown option."""
     plain = re.sub(r"\$\((?!\()[^()]*\)|`[^`]*`", "$_", re.sub(r"(?m)(?:^|(?<=\s))#.*$", "", text)).replace("\\\n", " ")
     variables: dict[str, str] = {}
-
     def expanded(text: str) -> str:
         for _ in range(3):  # a default may hold a variable
             text = VARIABLE.sub(lambda name: variables.get(name[1] or name[2], name[0] if name[3] is None else name[3]), text)
-        return re.sub("[\"'()]", "", text)
-
+        return re.sub("[\"'()]", "", PRODUCT.sub(lambda product: str(prod(map(int, product[1].split("*")))), text))
     for match in ASSIGNED.finditer(plain):
         inside = sum(1 if block[1] else -1 for block in BLOCK.finditer(plain, 0, match.start())) > 0
-        value = f"--{match[1]}-in-a-condition" if inside else expanded(match[3])
+        value = f"{'--' * ('--' in match[3])}{match[1]}-in-a-condition" if inside else expanded(match[3])
         variables[match[1]] = f"{variables.get(match[1], '')} {value}" if match[2] or inside else value
     lines = (expanded(line).partition(".py ")[2] for line in ASSIGNED.sub("", plain).splitlines())
     program = re.split(r"\s[\d&]?[>|;&]", max(lines, key=len, default=""))[0]

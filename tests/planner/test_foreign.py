@@ -93,22 +93,21 @@ def test_an_unknown_key_is_reported_and_changes_nothing(tmp_path: Path) -> None:
 def test_variables_conditions_and_comments_of_a_script(tmp_path: Path) -> None:
     script = """
 TP=2
+GBS=$(($TP*4*8))
 if [ "$BIG" = 1 ]; then
     TP=8
 fi
 ARGS=(--num-layers ${LAYERS:-${DEPTH:-12}} # --bf16
       --seq-length=512)
 python tools/prepare.py --seq-length 9
-torchrun pretrain_gpt.py "${ARGS[@]}" --micro-batch-size 4 --fp16 $MORE {degree} 2>&1 | tee --append log
+torchrun pretrain_gpt.py "${ARGS[@]}" --micro-batch-size 4 --global-batch-size ${BATCH-$GBS} --fp16 $MORE {degree} 2>&1 | tee --append log
 """
     answers = {a.key: (a.value, a.kind) for a in read_foreign(written(tmp_path, script.replace("{degree}", ""), "run.sh")).answers}
     assert answers == {"--num-layers": ("12", "counted as the model of --model"), "--seq-length": ("512", "taken"),
-                       "--micro-batch-size": ("4", "taken"), "--fp16": ("$MORE", "taken")}
-    conditional = read_foreign(written(tmp_path, script.replace("{degree}", "--tensor-model-parallel-size $TP"), "run.sh"))
-    assert [(a.key, a.kind) for a in conditional.answers[-2:]] == [
-        ("--tensor-model-parallel-size", "taken"), ("--TP-in-a-condition", "not known")]
-    with pytest.raises(HpcMpError, match="must be a whole number"):
-        read_foreign(written(tmp_path, script.replace("{degree}", "--tensor-model-parallel-size $UNSET"), "run.sh"))
+                       "--micro-batch-size": ("4", "taken"), "--global-batch-size": ("64", "taken"), "--fp16": ("$MORE", "taken")}
+    for degree in ("$TP", "$UNSET"):  # set in a condition, and nowhere
+        with pytest.raises(HpcMpError, match="must be a whole number"):
+            read_foreign(written(tmp_path, script.replace("{degree}", f"--tensor-model-parallel-size {degree}"), "run.sh"))
 
 
 @pytest.mark.parametrize(("name", "text", "message"), [
