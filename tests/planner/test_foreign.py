@@ -42,7 +42,8 @@ def foreign_layout(tmp_path: Path, row: Mapping[str, Any], foreign: Foreign) -> 
     stated = foreign.settings | row.get("given", {})
     settings = layout_settings(foreign._replace(settings=stated), row["ranks"], 8, model["num_hidden_layers"]) | {
         "job.nodes": row["ranks"] // min(8, row["ranks"]), "job.ranks_per_node": min(8, row["ranks"])}
-    job = f"[model]\nconfig = {toml_value(model)}\n[data]\nfiles = ['x']\nsequence_length = 2048\n[train]\nsteps = 1\nglobal_batch = 1"
+    job = (f"[model]\nconfig = {toml_value(model)}\n[data]\nfiles = ['x']\nsequence_length = 2048\n"
+           "[train]\nsteps = 1\nglobal_batch = 1")
     return layout(load_job(written(tmp_path, job, "job.toml"), [f"{key}={toml_value(item)}" for key, item in settings.items()]))
 
 
@@ -50,8 +51,8 @@ def own_layout(row: Mapping[str, Any], tmp_path: Path) -> Layout:
     own, local = row["own"], min(8, row["ranks"])
     return layout(resolve({
         "job": {"nodes": row["ranks"] // local, "ranks_per_node": local}, "model": {"config": MODELS[row["model"]]},
-        "data": {"files": ["x"], **own["data"]}, "parallel": {"order": "PDT", **own["parallel"]}, "train": {"steps": 1, **own["train"]}},
-        tmp_path))
+        "data": {"files": ["x"], **own["data"]}, "parallel": {"order": "PDT", **own["parallel"]},
+        "train": {"steps": 1, **own["train"]}}, tmp_path))
 
 
 def test_every_file_of_the_folder_has_a_row() -> None:
@@ -80,10 +81,21 @@ def test_every_key_is_answered(name: str) -> None:
     assert all(answer.ours for answer in answers if answer.kind == "taken")
 
 
+@pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".json")])
+def test_json_is_read_however_it_is_laid_out(tmp_path: Path, name: str) -> None:
+    tree = json.loads((FOLDER / name).read_text())
+    plain = read_foreign(FOLDER / name)
+    for layout_of_text in ({"separators": (",", ":")}, {"indent": "\t"}):
+        again = read_foreign(written(tmp_path, json.dumps(tree, **layout_of_text), name))
+        assert (again.settings, [answer.kind for answer in again.answers]) == (
+            plain.settings, [answer.kind for answer in plain.answers])
+
+
 def test_an_unknown_key_is_reported_and_changes_nothing(tmp_path: Path) -> None:
-    for name, old, new, key in (("ds_zero1.json", '"bf16"', '"zero_optimisation": {"stage": 3}, "bf16"', "zero_optimisation.stage"),
-                                ("gpt3_175b.sh", "--fp16", "--fp16 --tensor-parallel-size 4", "--tensor-parallel-size"),
-                                ("nemo2.yaml", "trainer:", "trainer:\n  tensor_model_paralel_size: 4", "trainer.tensor_model_paralel_size")):
+    for name, old, new, key in (
+            ("ds_zero1.json", '"bf16"', '"zero_optimisation": {"stage": 3}, "bf16"', "zero_optimisation.stage"),
+            ("gpt3_175b.sh", "--fp16", "--fp16 --tensor-parallel-size 4", "--tensor-parallel-size"),
+            ("nemo2.yaml", "trainer:", "trainer:\n  tensor_model_paralel_size: 4", "trainer.tensor_model_paralel_size")):
         before, text = read_foreign(FOLDER / name), (FOLDER / name).read_text().replace(old, new, 1)
         after = read_foreign(written(tmp_path, text, name))
         assert [answer.key for answer in after.answers if answer.kind == "not known" and answer not in before.answers] == [key]
@@ -100,11 +112,13 @@ fi
 ARGS=(--num-layers ${LAYERS:-${DEPTH:-12}} # --bf16
       --seq-length=512)
 python tools/prepare.py --seq-length 9
-torchrun pretrain_gpt.py "${ARGS[@]}" --micro-batch-size 4 --global-batch-size ${BATCH-$GBS} --fp16 $MORE {degree} 2>&1 | tee --append log
+torchrun pretrain_gpt.py "${ARGS[@]}" --micro-batch-size 4 --global-batch-size ${BATCH-$GBS} --fp16 $MORE {degree} \\
+    2>&1 | tee --append log
 """
-    answers = {a.key: (a.value, a.kind) for a in read_foreign(written(tmp_path, script.replace("{degree}", ""), "run.sh")).answers}
-    assert answers == {"--num-layers": ("12", "counted as the model of --model"), "--seq-length": ("512", "taken"),
-                       "--micro-batch-size": ("4", "taken"), "--global-batch-size": ("64", "taken"), "--fp16": ("$MORE", "taken")}
+    foreign = read_foreign(written(tmp_path, script.replace("{degree}", ""), "run.sh"))
+    assert {answer.key: (answer.value, answer.kind) for answer in foreign.answers} == {
+        "--num-layers": ("12", "counted as the model of --model"), "--seq-length": ("512", "taken"),
+        "--micro-batch-size": ("4", "taken"), "--global-batch-size": ("64", "taken"), "--fp16": ("$MORE", "taken")}
     for degree in ("$TP", "$UNSET"):  # set in a condition, and nowhere
         with pytest.raises(HpcMpError, match="must be a whole number"):
             read_foreign(written(tmp_path, script.replace("{degree}", f"--tensor-model-parallel-size {degree}"), "run.sh"))
@@ -125,7 +139,8 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path, name: str, text: str | b
 
 @pytest.mark.parametrize(("name", "ranks", "message"), [
     ("automodel_3d.yaml", 24, r"ranks = 24: is not data\(1\) × tensor\(4\) × pipeline\(4\) × context\(1\) = 16"),
-    ("gpt3_175b.sh", 32, r"ranks = 32: is not data\(1\) × tensor\(8\)"), ("automodel_hsdp.yaml", 24, r"the global batch = 32: is not data\(12\)"),
+    ("gpt3_175b.sh", 32, r"ranks = 32: is not data\(1\) × tensor\(8\)"),
+    ("automodel_hsdp.yaml", 24, r"the global batch = 32: is not data\(12\)"),
     ("ds_zero1.json", 48, r"the global batch = 256: is not data\(48\) × microbatches\(1\) × microbatch size\(4\) = 192"),
     ("accelerate_fsdp.yaml", 16, "states no batch size")])
 def test_what_does_not_divide_is_refused(name: str, ranks: int, message: str) -> None:
@@ -134,8 +149,9 @@ def test_what_does_not_divide_is_refused(name: str, ranks: int, message: str) ->
 
 
 KEYS = sorted({answer.key for name in FILES for answer in read_foreign(FOLDER / name).answers})
-values = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(["auto", "full", "8"]),
-                      lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3), max_leaves=4)
+words = st.text(max_size=8) | st.sampled_from(["auto", "full", "8"])
+values = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | words, lambda inner: st.lists(
+    inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3), max_leaves=4)
 
 
 @given(st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=8), values, max_size=6), st.integers(1, 64))
@@ -144,8 +160,8 @@ def test_any_table_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, 
 
 
 @given(st.text() | st.lists(st.sampled_from(
-    ["A=", "${A}", "$A", "(", ")", '"', "'", "\\\n", "\n", " ", "#", "--bf16", "--tensor-model-parallel-size", "2", "pretrain.py ", "if x", "fi",
-     "$(", "`", "export A=1", "A+=", "|"])).map("".join), st.sampled_from([".sh", ".yaml", ".json"]))
+    ["A=", "${A}", "$A", "(", ")", '"', "'", "\\\n", "\n", " ", "#", "--bf16", "--tensor-model-parallel-size", "2", "pretrain.py ",
+     "if x", "fi", "$(", "`", "export A=1", "A+=", "|"])).map("".join), st.sampled_from([".sh", ".yaml", ".json"]))
 def test_any_text_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, text: str, suffix: str) -> None:
     read_or_refuse(written(tmp_path_factory.getbasetemp(), text.encode("utf-8", "surrogatepass"), f"any{suffix}"), 8)
 
