@@ -160,7 +160,7 @@ def test_any_table_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, 
 
 
 @given(st.text() | st.lists(st.sampled_from(
-    ["A=", "${A}", "$A", "(", ")", '"', "'", "\\\n", "\n", " ", "#", "--bf16", "--tensor-model-parallel-size", "2", "pretrain.py ",
+    ["A=", "${A}", "$A", "(", ")", '"', "'", "\\\n", "\n", " ", "#", "--bf16", "--tensor-model-parallel-size", "2", "a.py ",
      "if x", "fi", "$(", "`", "export A=1", "A+=", "|"])).map("".join), st.sampled_from([".sh", ".yaml", ".json"]))
 def test_any_text_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, text: str, suffix: str) -> None:
     read_or_refuse(written(tmp_path_factory.getbasetemp(), text.encode("utf-8", "surrogatepass"), f"any{suffix}"), 8)
