@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from hpc_mp.base.errors import RunFailed
-from hpc_mp.base.text import counted, loss_number
+from hpc_mp.base.text import counted, duration, loss_number, memory_size
 from hpc_mp.cli.progress import TerminalListener
 from hpc_mp.cli.status import lost_words
 from hpc_mp.cluster.slurm.releases import Version, parse_version
@@ -86,6 +86,12 @@ def print_preview(shown: Preview, explain: bool, as_json: bool) -> None:
         for choice in shown.plans[0].resolution.keys:
             if choice.why:
                 click.echo(f"{choice.key} = {json.dumps(choice.value)}\n    {choice.why}")
+        if (expected := shown.plans[0].record.expected) is not None:
+            click.echo(f"# a step, expected to take {duration(expected.seconds)}, and the fullest GPU, {memory_size(expected.total)}")
+            for name, seconds in expected.parts.items():
+                click.echo(f"{name}\n    {duration(seconds)}")
+            for name, size in expected.fullest.items():
+                click.echo(f"{name}\n    {memory_size(size)}")
         click.echo("# defaults of the keys that the job file leaves out")
         for section, values in defaults(shown.plans[0].user_spec).items():
             click.echo(f"[{section}] {values}")

@@ -1,7 +1,7 @@
-"""The pace of a GPU model: measured by predicted seconds of a step, from the ledger to which every completed run adds a line.
+"""The pace of a GPU model: measured by predicted seconds of a step, from a ledger to which every completed run adds a line.
 
-The ledger is ``$XDG_STATE_HOME/hpc-mp/paces.jsonl`` (``~/.local/state`` by default), private to the user, like those of bad nodes.
-Lines are only appended, because jobs of several nodes end at once; the last line of a run counts.
+The ledger is ``$XDG_STATE_HOME/hpc-mp/paces.jsonl`` (``~/.local/state`` by default), private to the user, like that of bad nodes.
+Lines are only appended, because several jobs may write at once; the last line of a run counts.
 """
 
 import json
@@ -21,7 +21,7 @@ MOST = 2.0  # pace, or its inverse: what is further off is no trait of a GPU
 
 @dataclass(frozen=True, slots=True)
 class PacedRun:
-    """The steps of a completed run in seconds. ``predicted``: without the pace of earlier runs."""
+    """Seconds of the steps of a completed run. ``predicted``: without the pace of earlier runs."""
 
     gpu: str
     run: str
@@ -42,15 +42,13 @@ def record(path: Path, run: PacedRun) -> None:
 
 
 def pace(path: Path, gpu: str) -> float:
-    """Return the factor of a GPU model: the median m of its last n runs, damped to m^(n/(n + 1)), so that one run counts half; 1
-    without runs. Malformed lines are skipped, and so is a file that cannot be read."""
-    runs: dict[str, float] = {}
+    """Return the factor of a GPU model: of the median m of its last n runs m^(n/(n + 1)), so that one run counts half; 1 without
+    runs. Malformed lines are skipped, and so is a file that cannot be read."""
+    ratios: dict[str, float] = {}
     with suppress(OSError):
         for line in read_lines(path):
             with suppress(TypeError, ZeroDivisionError):
                 known = PacedRun(**line)
-                if known.gpu == gpu:
-                    runs.pop(known.run, None)
-                    runs[known.run] = min(MOST, max(1 / MOST, known.measured / known.predicted))
-    last = list(runs.values())[-LAST:]
-    return median(last) ** (len(last) / (len(last) + 1)) if last else 1.0
+                ratios |= {known.run: known.measured / known.predicted} if known.gpu == gpu else {}
+    last = list(ratios.values())[-LAST:]
+    return min(MOST, max(1 / MOST, median(last))) ** (len(last) / (len(last) + 1)) if last else 1.0

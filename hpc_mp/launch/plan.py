@@ -29,7 +29,6 @@ from hpc_mp.planner.activations import chunk_counts
 from hpc_mp.planner.device import Device, check_memory, check_offload
 from hpc_mp.planner.expectation import expect
 from hpc_mp.planner.hosts import expected_slow_links
-from hpc_mp.planner.machine import Machine
 from hpc_mp.planner.measured_cut import measured_cut
 from hpc_mp.planner.memory import state_bytes
 from hpc_mp.planner.order import RankOrder, choose_rank_order
@@ -130,7 +129,7 @@ def compose(user_spec: JobSpec, where: Where, target: Target, slurm_version: Ver
     bad = bad_nodes(ledger(facts.cluster), run=resumed.path if resumed else None) if facts.cluster is not None else {}
     measured = noted(facts.cluster)
     gpus = target.gpus(user_spec, facts)
-    machine, unpredicted = _machine(user_spec, gpus.device, facts)
+    machine, unpredicted = known_machine(user_spec, gpus.device, facts)
     opened = open_layout(user_spec, shape, machine, earlier) if machine is not None else ()
     job = resolved(user_spec, opened)
     layers = _layers(job, shape, earlier)
@@ -161,14 +160,6 @@ def compose(user_spec: JobSpec, where: Where, target: Target, slurm_version: Ver
         user_spec=user_spec, resolution=resolution, spec=spec, where=where, shape=shape, placement=placement,
         device=computes_on, record=record, facts=facts, measured=measured, unpredicted=unpredicted,
         avoided=avoided(user_spec, resolution.exclude, bad), resumes=resumed)
-
-
-def _machine(spec: JobSpec, device: Device, facts: ClusterFacts) -> tuple[Machine | None, str]:
-    """Return the machine that the planner predicts; None and the reason if it is unknown."""
-    try:
-        return known_machine(spec, device, facts), ""
-    except HpcMpError as error:
-        return None, f"{error.value}: {error.rule}"
 
 
 def machine_choices(user_spec: AnySpec, target: Target, facts: ClusterFacts, bad: Mapping[str, BadNode], gpus: GpuRequest,

@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import several
-from hpc_mp.catalogue import GpuModel, catalogue
+from hpc_mp.catalogue import catalogue
 from hpc_mp.cluster.paces import ledger, pace
 from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.models import ModelShape
@@ -41,13 +41,10 @@ def machine_of(gpu: str | None, per_node: int) -> Machine:
     value, remedy = f"GPU {gpu!r}", "add a machine with this name as its fabric to machines.toml: see env/README.md"
     if len({(model.memory, model.memory_gbs) for model, _ in fits}) > 1:
         raise HpcMpError(value, f"it may be {several(sorted({model.title for model, _ in fits}))}", remedy)
-    found = sorted((row.gpus != per_node, not row.nics, place) for place, (model, row) in enumerate(fits) if fabric_of(row))
-    if not found:
+    fabrics = [(row.gpus != per_node, not row.nics, model, fabric) for model, row in fits if (fabric := fabric_of(row))]
+    if not fabrics:
         raise HpcMpError(value, "the catalogue has no machine with it whose memory, peak and links are known", remedy)
-    model, row = fits[found[0][-1]]
-    fabric = fabric_of(row)
-    assert fabric is not None
-    return Machine(model, fabric)
+    return Machine(*min(fabrics, key=lambda fit: fit[:2])[2:])
 
 
 def _plain(name: str) -> str:

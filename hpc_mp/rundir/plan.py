@@ -82,13 +82,11 @@ class Expectation:
     """The predicted memory and speed of a run.
 
     Attributes:
-        gpu, machine: the GPU model's name in the catalogue; description of the machine whose links count.
-        memory: bytes of one GPU.
-        needs: bytes of the fullest tensor rank of every pipeline rank, by what holds them. ``libraries`` is outside of what PyTorch
-            allocates; ``host`` is not on the GPU.
-        seconds: of a step. parts: seconds of the slowest rank, by what takes them.
-        tokens_per_s, mfu: of all ranks; share of their peak.
-        pace: measured by predicted seconds of earlier runs on such GPUs, a factor of ``seconds`` and ``parts``.
+        gpu, machine: the GPU model's name in the catalogue; description of the machine whose links count. memory: bytes of a GPU.
+        needs: bytes of the fullest tensor rank of every pipeline rank, by what holds them: ``libraries`` outside of what PyTorch
+            allocates, ``host`` not on the GPU.
+        seconds, parts: of a step, and of what takes them on the slowest rank. tokens_per_s, mfu: throughput; share of the peak.
+        pace: measured by predicted seconds of earlier runs on such GPUs; seconds and parts contain this factor.
     """
 
     gpu: str
