@@ -87,11 +87,9 @@ def print_preview(shown: Preview, explain: bool, as_json: bool) -> None:
             if choice.why:
                 click.echo(f"{choice.key} = {json.dumps(choice.value)}\n    {choice.why}")
         if (expected := shown.plans[0].record.expected) is not None:
-            click.echo(f"# a step, expected to take {duration(expected.seconds)}, and the fullest GPU, {memory_size(expected.total)}")
-            for name, seconds in expected.parts.items():
-                click.echo(f"{name}\n    {duration(seconds)}")
-            for name, size in expected.fullest.items():
-                click.echo(f"{name}\n    {memory_size(size)}")
+            lines = {name: duration(seconds) for name, seconds in expected.parts.items()}
+            lines |= {f"memory of {name}": memory_size(size) for name, size in expected.fullest.items()}
+            click.echo("\n    ".join(("# what a step is expected to take, and to hold on the fullest GPU", *map(" ".join, lines.items()))))
         click.echo("# defaults of the keys that the job file leaves out")
         for section, values in defaults(shown.plans[0].user_spec).items():
             click.echo(f"[{section}] {values}")

@@ -1,7 +1,7 @@
-"""The layout that a job file leaves open, chosen by the planner where the machine is known; and the refusal of one that cannot fit.
+"""The layout that a job leaves open, chosen by the planner where the machine is known; and the refusal of one that cannot fit.
 
-A job that states tensor, pipeline and microbatches has its layout. Of any other, all keys of ``[parallel]`` that the search chooses
-and the file does not name are open. The order of ranks is chosen afterwards, see ``planner.order``.
+A job that states tensor, pipeline and microbatches has its layout. Of any other, all keys of ``[parallel]`` are open that the
+search chooses and the file does not name. The order of ranks is chosen afterwards, see ``planner.order``.
 """
 
 from contextlib import suppress
@@ -42,15 +42,13 @@ def known_machine(spec: JobSpec, device: Device, facts: ClusterFacts) -> tuple[M
         machine = machine_of(device.gpu, max(counts, default=spec.job.ranks_per_node))
     except HpcMpError as error:
         return None, f"{error.value}: {error.rule}"
-    if not machine.fabric.nics and spec.job.nodes > 1 and not device.pools:
-        return None, f"{machine.fabric.title}: its network is unknown"
-    return machine, ""
+    known = machine.fabric.nics or spec.job.nodes == 1
+    return (machine, "") if known else (None, f"{machine.fabric.title}: its network is unknown")
 
 
 def open_layout(spec: JobSpec, shape: ModelShape, machine: Machine, earlier: RunPlan | None) -> tuple[ResolvedKey[Any], ...]:
-    """Return the keys that the job leaves open, with the planner's values and their reason; none if it states its layout.
-    ``earlier``: plan of the resumed run, whose layout it keeps while the ranks allow that. Raises HpcMpError if no layout is
-    possible."""
+    """Return the open keys with the planner's values and their reason; none if the job states its layout. ``earlier``: plan of
+    the resumed run, whose layout it keeps if the ranks allow that. Raises HpcMpError if no layout is possible."""
     named = {key for key in spec.parallel.model_fields_set if getattr(spec.parallel, key) not in ("auto", None)}
     named |= {"microbatches"} if spec.train.gradient_accumulation_steps else set()
     held = [keys for key, keys in HOLD.items() if key in named] + [KEYS] * is_table(spec.parallel.schedule)
@@ -65,8 +63,7 @@ def open_layout(spec: JobSpec, shape: ModelShape, machine: Machine, earlier: Run
             check_job(resolved(spec, kept), shape)
             return kept
     plan = search(Question(spec, shape, machine, stated))
-    lost = "".join(f", {count:,} {reason}" for reason, count in plan.lost.items() if count)
-    why = (f"{'fastest' if plan.fits else 'smallest'} of the layouts that the planner tried{lost}: "
+    why = (f"{'fastest layout that fits' if plan.fits else 'smallest layout'}, by the planner: "
            f"{duration(plan.best.step.seconds)} per step, limited by {plan.limit}")
     return tuple(ResolvedKey(f"parallel.{key}", getattr(plan.best.chosen, key), why) for key in KEYS if key not in stated)
 

@@ -139,8 +139,7 @@ def compose(user_spec: JobSpec, where: Where, target: Target, slurm_version: Ver
         replace(draft, order=letters), shape, machine).seconds)
     resolution = _resolution(job, shape, machine_choices(user_spec, target, facts, bad, gpus, measured), measured, layers,
                              draft, order, resumed)
-    resolution = replace(resolution, opened=opened)
-    resolution = replace(resolution, exclude=fitting(user_spec, resolution, target, facts, bad))
+    resolution = replace(resolution, opened=opened, exclude=fitting(user_spec, resolution, target, facts, bad))
     spec = resolved(user_spec, resolution.keys)
     layout = layout_of(spec, shape)
     placement = place(layout.degrees, resolution.order.value, layout.ranks_per_node, layout.rank_map)

@@ -29,8 +29,8 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The device that ranks compute on, the reason, and the memories they use (unknown: no pools). ``gpu``: the driver's or Slurm's
-    name of the GPU that each rank has for itself; None if it is unknown."""
+    """The device that ranks compute on, the reason, and the memories they use (unknown: no pools). ``gpu``: the driver's or
+    Slurm's name of the GPU that each rank has for itself; None if unknown."""
 
     kind: Asked
     why: str

@@ -50,8 +50,9 @@ def choose_rank_order(layout: Layout, traffic: Traffic, measured: LinkRates | No
     if step is not None:
         steps = {cost.order: float(f"{step(cost.order):.3e}") for cost in costs}
         order = min(steps, key=steps.__getitem__)
-        seconds = next(cost.seconds for cost in costs if cost.order == order) if usual is not None else None
-        return RankOrder(order, f"a step takes {duration(steps[order])}, in the worst order {duration(max(steps.values()))}", seconds)
+        waits = {cost.order: cost.seconds for cost in costs} if usual is not None else {}
+        why = f"a step takes {duration(steps[order])}, in the worst order {duration(max(steps.values()))}"
+        return RankOrder(order, why, waits.get(order))
     waited = [cost.waited for cost in costs]
     reason = f"a step waits for {data_size(min(waited))} on links between nodes, in the worst order {data_size(max(waited))}"
     if measured is None or usual is None:

@@ -25,7 +25,7 @@ AFTER = ("reduce", "publish", "update")  # parts of a predicted step that follow
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Seconds of a step, and bytes that PyTorch has allocated on the fullest rank, next to what was expected of both; warnings."""
+    """Seconds of a step, and bytes that PyTorch has allocated on the fullest rank, next to what was expected; warnings."""
 
     expected: Expectation
     seconds: float
@@ -52,13 +52,13 @@ def observe(run: RunDirectory, attempt: int) -> Observed | None:
     warnings = []
     if slow:
         culprit = _culprit(run, traces, expected, seconds) if seconds > expected.seconds else f"{expected.gpu} may be another GPU"
-        warnings.append(f"a step takes {duration(seconds)}, {slow} than the predicted {duration(expected.seconds)}: {culprit}")
+        warnings.append(f"a step takes {duration(seconds)}, {slow} than predicted ({duration(expected.seconds)}): {culprit}")
     if large:
         limit = max((trace.memory.limit for trace in traces.values() if trace.memory), default=0)
         other = limit and abs(limit - expected.memory) > SMALL * expected.memory
         culprit = f"the GPUs have {memory_size(limit)}, which is not {expected.gpu}: a wrong row of the catalogue" if other \
             else "the planner misjudges this model, or another process shares the GPU"
-        warnings.append(f"a rank holds {memory_size(peak)}, {large} than the predicted {memory_size(expected.allocated)}: {culprit}")
+        warnings.append(f"a rank holds {memory_size(peak)}, {large} than predicted ({memory_size(expected.allocated)}): {culprit}")
     return Observed(expected, seconds, peak, tuple(warnings))
 
 
@@ -71,12 +71,11 @@ def _off(observed: float, predicted: float, small: float) -> str:
 
 def _traces(run: RunDirectory, attempt: int) -> dict[int, RankTrace]:
     """Return the traces of the attempt by rank."""
-    traces, paths = {}, run.trace.found()
+    paths, traces = run.trace.found(), []
     for path in paths[::-(-len(paths) // TRACES) or 1]:
         with suppress(OSError, ValueError):
-            trace = read_record(path, RankTrace)
-            traces |= {trace.rank: trace} if trace.attempt == attempt and trace.actions else {}
-    return traces
+            traces.append(read_record(path, RankTrace))
+    return {trace.rank: trace for trace in traces if trace.attempt == attempt and trace.actions}
 
 
 def _culprit(run: RunDirectory, traces: Mapping[int, RankTrace], expected: Expectation, seconds: float) -> str:
@@ -91,8 +90,8 @@ def _culprit(run: RunDirectory, traces: Mapping[int, RankTrace], expected: Expec
         host = next((f" on {start.host}" for start in read_records(run.ranks, RankStart) if start.rank == rank), "")
         return f"rank {rank}{host} computes {ratios[rank]:.2f} times as long as its peers"
     waits = fmean(_seconds(trace, RECEIVE) for trace in traces.values()) - expected.parts.get("bubble", 0.0)
-    passes = fmean(max(span.end for span in trace.actions) - min(span.start for span in trace.actions) for trace in traces.values())
-    after = seconds - passes - sum(expected.parts.get(name, 0.0) for name in AFTER)
+    ends = [[time for span in trace.actions for time in (span.start, span.end)] for trace in traces.values()]
+    after = seconds - fmean(max(times) - min(times) for times in ends) - sum(expected.parts.get(name, 0.0) for name in AFTER)
     waits += after if "reduce" in expected.parts else 0.0
     if waits > (seconds - expected.seconds) / 2:
         return f"ranks wait {duration(waits)} longer for messages: links are slow, see `hpc-mp doctor`"

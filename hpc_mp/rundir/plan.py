@@ -82,9 +82,10 @@ class Expectation:
     """The predicted memory and speed of a run.
 
     Attributes:
-        gpu, machine: the GPU model's name in the catalogue; description of the machine whose links count. memory: bytes of a GPU.
-        needs: bytes of the fullest tensor rank of every pipeline rank, by what holds them: ``libraries`` outside of what PyTorch
-            allocates, ``host`` not on the GPU.
+        gpu, machine: the GPU model's name in the catalogue; description of the machine whose links count.
+        memory: bytes of one GPU.
+        needs: bytes of the fullest tensor rank of every pipeline rank on its GPU, by what holds them, the largest first.
+            ``libraries`` are outside of what PyTorch allocates.
         seconds, parts: of a step, and of what takes them on the slowest rank. tokens_per_s, mfu: throughput; share of the peak.
         pace: measured by predicted seconds of earlier runs on such GPUs; seconds and parts contain this factor.
     """
@@ -101,13 +102,12 @@ class Expectation:
 
     @property
     def fullest(self) -> Mapping[str, int]:
-        """Bytes on the GPU of the fullest rank, the largest first."""
-        lines = [{name: size for name, size in rank.items() if size and name != "host"} for rank in self.needs]
-        return dict(sorted(max(lines, key=lambda rank: sum(rank.values())).items(), key=lambda line: -line[1]))
+        """The needs of the fullest rank."""
+        return max(self.needs, key=lambda rank: sum(rank.values()))
 
     @property
     def total(self) -> int:
-        """Bytes of the fullest rank."""
+        """Bytes of that rank."""
         return sum(self.fullest.values())
 
     @property

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
 from functools import partial
@@ -217,10 +217,10 @@ def _train(spec: JobSpec, shape: ModelShape, context: RankContext, nodes: Mappin
 
     def compared(kind: str, metrics: StepMetrics) -> None:
         track(kind, metrics)
-        if metrics.step == counters.step + ENOUGH and (seen := observe(context.run, context.attempt)) is not None:
-            context.log.say(seen.words)
-            for warning in seen.warnings:
-                context.log.warn(warning)
+        with suppress(OSError):  # of a file system: no reason to stop
+            seen = observe(context.run, context.attempt) if metrics.step == counters.step + ENOUGH else None
+            for line in () if seen is None else (seen.words, *(f"warning: {text}" for text in seen.warnings)):
+                context.log.say(line)
 
     trainer = Trainer(spec, context.run, context.attempt, saver, engine, groups, samples, device, context.log, stop,
                       duties, watchdog, pace, context.waits, evaluate, compared, peak_speed(spec, shape, device, backend), enough)
