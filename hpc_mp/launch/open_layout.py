@@ -27,6 +27,7 @@ from hpc_mp.rundir.plan import Expectation, RunPlan
 
 KEYS = tuple(key for key in Candidate._fields if key != "order")
 HOLD = {"partition": KEYS, "schedule": ("virtual_stages",), "shard_degree": ("zero",)}  # named keys that hold others
+ROOM = 0.95  # share of a GPU's memory that a chosen layout may take: predictions err by some per cent
 # What a job that does not fit changes, the cheapest first.
 RELAXED = (("microbatches",), ("recompute",), ("zero", "shard_degree"),
            ("tensor", "sequence", "pipeline", "schedule", "virtual_stages", "context", "context_method", "expert"))
@@ -62,10 +63,15 @@ def open_layout(spec: JobSpec, shape: ModelShape, machine: Machine, earlier: Run
             check_arithmetic(resolved(spec, kept))
             check_job(resolved(spec, kept), shape)
             return kept
-    plan = search(Question(spec, shape, machine, stated))
+    plan = search(Question(spec, shape, _with_room(machine), stated))
     why = (f"{'fastest layout that fits' if plan.fits else 'smallest layout'}, by the planner: "
            f"{duration(plan.best.step.seconds)} per step, limited by {plan.limit}")
     return tuple(ResolvedKey(f"parallel.{key}", getattr(plan.best.chosen, key), why) for key in KEYS if key not in stated)
+
+
+def _with_room(machine: Machine) -> Machine:
+    """Return the machine with the memory that chosen layouts may take."""
+    return replace(machine, gpu=replace(machine.gpu, memory_mib=int(ROOM * machine.memory) >> 20))
 
 
 def check_room(spec: JobSpec, shape: ModelShape, machine: Machine, expected: Expectation) -> None:
@@ -84,7 +90,7 @@ def _remedy(spec: JobSpec, shape: ModelShape, machine: Machine) -> str:
     plan: Plan | None = None
     for freed in accumulate(RELAXED):
         with suppress(HpcMpError):  # all of these are refused
-            plan = search(Question(whole, shape, machine, frozenset({*KEYS, "order"}.difference(freed))))
+            plan = search(Question(whole, shape, _with_room(machine), frozenset({*KEYS, "order"}.difference(freed))))
             if plan.fits:
                 break
     if plan is None:

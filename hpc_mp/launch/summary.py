@@ -54,9 +54,8 @@ def describe(plan: TrainingPlan, title: str, text: TrainingText | None = None) -
     rows["defaults"] = "hold for all keys that the job file leaves out (launch --explain lists them)"
     choices = plan.resolution
     rows |= _rows(plan, title, "stages") | reasons(
-        whole=choices.tensor_modules, gradients=choices.reduce, nodes=choices.exclude, rate=choices.schedule,
+        **{"left open": choices.opened[0]} if choices.opened else {}, whole=choices.tensor_modules, gradients=choices.reduce, nodes=choices.exclude, rate=choices.schedule,
         profile=choices.profile)
-    rows |= {"planned": f"{', '.join(key.key for key in choices.opened)}: {choices.opened[0].why}"} if choices.opened else {}
     return table(rows | _rows(plan, title, "begins") | remarks(plan))
 
 
