@@ -55,7 +55,7 @@ MODELS = {
     "t5 1.1": T5.format(inner=2816, more=', feed_forward_proj = "gated-gelu", tie_word_embeddings = false'),
 }
 MORE = {  # further settings that jobs of these models need
-    "bert": 'format = "classification"\nlabels = ["a", "b", "c"]\n[train]\nobjective = "classification"\n',
+    "bert": 'labels = ["a", "b", "c"]\n[train]\nobjective = "classification"\n',
     "t5": 'format = "prompt"\nprompt_length = {half}\n[train]\n',
     "t5 1.1": 'format = "prompt"\nprompt_length = {half}\n[train]\n',
 }
