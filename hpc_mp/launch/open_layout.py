@@ -22,15 +22,14 @@ from hpc_mp.layout.schedule.names import is_table
 from hpc_mp.planner.device import Device
 from hpc_mp.planner.expectation import machine_of
 from hpc_mp.planner.machine import Machine
-from hpc_mp.planner.search import Candidate, Plan, Question, search
+from hpc_mp.planner.search import KEYS, Plan, Question, search
 from hpc_mp.rundir.plan import Expectation, RunPlan
 
-KEYS = tuple(key for key in Candidate._fields if key != "order")
-HOLD = {"partition": KEYS, "schedule": ("virtual_stages",), "shard_degree": ("zero",)}  # named keys that hold others
+CHOSEN = tuple(key.removeprefix("parallel.") for key in KEYS if key != "parallel.order")
+HOLD = {"partition": CHOSEN, "schedule": ("virtual_stages",), "shard_degree": ("zero",)}  # named keys that hold others
 ROOM = 0.95  # share of a GPU's memory that a chosen layout may take: predictions err by some per cent
 # What a job that does not fit changes, the cheapest first.
-RELAXED = (("microbatches",), ("recompute",), ("zero", "shard_degree"),
-           ("tensor", "sequence", "pipeline", "schedule", "virtual_stages", "context", "context_method", "expert"))
+RELAXED = (("microbatches",), ("recompute",), ("zero", "shard_degree"), CHOSEN)
 
 
 def known_machine(spec: JobSpec, device: Device, facts: ClusterFacts) -> tuple[Machine | None, str]:
@@ -52,26 +51,30 @@ def open_layout(spec: JobSpec, shape: ModelShape, machine: Machine, earlier: Run
     the resumed run, whose layout it keeps if the ranks allow that. Raises HpcMpError if no layout is possible."""
     named = {key for key in spec.parallel.model_fields_set if getattr(spec.parallel, key) not in ("auto", None)}
     named |= {"microbatches"} if spec.train.gradient_accumulation_steps else set()
-    held = [keys for key, keys in HOLD.items() if key in named] + [KEYS] * is_table(spec.parallel.schedule)
-    stated = frozenset(named.union(*held))
+    held = [keys for key, keys in HOLD.items() if key in named] + [CHOSEN] * is_table(spec.parallel.schedule)
+    stated = named.union(*held)
     if stated.issuperset(("tensor", "pipeline", "microbatches")):
         return ()
+    opened = [key for key in CHOSEN if key not in stated]
     if earlier is not None:
-        names = {f"parallel.{key}" for key in KEYS if key not in stated}
-        kept = tuple(replace(choice, why="as in the run that is resumed") for choice in earlier.choices if choice.key in names)
+        kept = tuple(replace(choice, why="as in the run that is resumed") for choice in earlier.choices
+                     if choice.key.removeprefix("parallel.") in opened)
         with suppress(HpcMpError):
             check_arithmetic(resolved(spec, kept))
             check_job(resolved(spec, kept), shape)
             return kept
-    plan = search(Question(spec, shape, _with_room(machine), stated))
+    plan = _search(spec, shape, machine, stated)
     why = (f"{'fastest layout that fits' if plan.fits else 'smallest layout'}, by the planner: "
-           f"{duration(plan.best.step.seconds)} per step, limited by {plan.limit}")
-    return tuple(ResolvedKey(f"parallel.{key}", getattr(plan.best.chosen, key), why) for key in KEYS if key not in stated)
+           f"{duration(plan.step.seconds)} per step, limited by {max(plan.step.parts, key=plan.step.parts.__getitem__)}")
+    return tuple(ResolvedKey(f"parallel.{key}", getattr(plan.job.parallel, key), why) for key in opened)
 
 
-def _with_room(machine: Machine) -> Machine:
-    """Return the machine with the memory that chosen layouts may take."""
-    return replace(machine, gpu=replace(machine.gpu, memory_mib=int(ROOM * machine.memory) >> 20))
+def _search(spec: JobSpec, shape: ModelShape, machine: Machine, stated: set[str]) -> Plan:
+    """Return the planner's best layout, with room to spare. Raises HpcMpError if a launch would refuse all."""
+    plain = resolved(spec, (ResolvedKey("parallel.microbatches", spec.microbatches if "microbatches" in stated else None),
+                            ResolvedKey("train.gradient_accumulation_steps", None)))
+    roomy = replace(machine, gpu=replace(machine.gpu, memory_mib=int(ROOM * machine.memory) >> 20))
+    return search(Question(plain, shape, roomy, frozenset(f"parallel.{key}" for key in stated)))
 
 
 def check_room(spec: JobSpec, shape: ModelShape, machine: Machine, expected: Expectation) -> None:
@@ -85,20 +88,20 @@ def check_room(spec: JobSpec, shape: ModelShape, machine: Machine, expected: Exp
 
 def _remedy(spec: JobSpec, shape: ModelShape, machine: Machine) -> str:
     """Return the first change of ``RELAXED`` with which a step fits, in words."""
-    values = {key: spec.microbatches if key == "microbatches" else getattr(spec.parallel, key) for key in KEYS}
-    whole = spec.model_copy(update={"parallel": spec.parallel.model_copy(update=values)})
     plan: Plan | None = None
     for freed in accumulate(RELAXED):
         with suppress(HpcMpError):  # all of these are refused
-            plan = search(Question(whole, shape, _with_room(machine), frozenset({*KEYS, "order"}.difference(freed))))
+            plan = _search(spec, shape, machine, {*CHOSEN, "order"}.difference(freed))
             if plan.fits:
                 break
     if plan is None:
         return "use a smaller model or more nodes"
-    needs = memory_size(plan.best.peak.total)
+    needs, layout = memory_size(max(rank.total for rank in plan.footprints)), plan.job.parallel
     if not plan.fits:
         return f"use more nodes: the layout of these that needs least has {needs} on each GPU"
+    changes = {f"parallel.{key}": getattr(layout, key) for key in CHOSEN if getattr(layout, key) != getattr(spec.parallel, key)}
+    if changes.get("parallel.microbatches") == spec.microbatches:
+        del changes["parallel.microbatches"]
     name = "train.gradient_accumulation_steps" if spec.train.gradient_accumulation_steps else "parallel.microbatches"
-    changes = [f"{name if key == 'microbatches' else f'parallel.{key}'} = {toml_value(value)}" for key in KEYS
-               if (value := getattr(plan.best.chosen, key)) != values[key]]
-    return f"use {' and '.join(changes)}: {needs} and {duration(plan.best.step.seconds)} per step"
+    words = [f"{name if key == 'parallel.microbatches' else key} = {toml_value(value)}" for key, value in changes.items()]
+    return f"use {' and '.join(words)}: {needs} and {duration(plan.step.seconds)} per step"

@@ -19,7 +19,7 @@ from hpc_mp.job.layout import layout_of
 from hpc_mp.launch.choices import slurm_gpus
 from hpc_mp.launch.facts import ClusterFacts
 from hpc_mp.launch.launch import Preview
-from hpc_mp.launch.open_layout import KEYS, known_machine
+from hpc_mp.launch.open_layout import CHOSEN, known_machine
 from hpc_mp.launch.plan import Target, TrainingPlan, compose
 from hpc_mp.launch.render.script import JobScript
 from hpc_mp.launch.summary import describe
@@ -139,7 +139,7 @@ def test_llama_70b_on_16_nodes_is_refused_with_what_fits() -> None:
 REFUSED: list[tuple[dict[str, Any], set[str]]] = [
     ({"tensor": 2, "pipeline": 1, "microbatches": 1}, {"microbatches"}),
     ({"tensor": 2, "pipeline": 1, "microbatches": 8, "zero": 0}, {"zero", "shard_degree"}),
-    ({"tensor": 1, "pipeline": 1, "microbatches": 1, "zero": 0}, {*KEYS}),
+    ({"tensor": 1, "pipeline": 1, "microbatches": 1, "zero": 0}, {*CHOSEN}),
 ]
 
 
@@ -149,7 +149,7 @@ def test_the_cheapest_change_that_fits_is_named(parallel: dict[str, Any], allowe
     with pytest.raises(HpcMpError) as refused:
         planned(spec)
     better = remedied(spec, refused.value.remedy)
-    changed = {key for key in KEYS if getattr(better.parallel, key) != getattr(spec.parallel, key)}
+    changed = {key for key in CHOSEN if getattr(better.parallel, key) != getattr(spec.parallel, key)}
     assert changed and changed <= allowed | {"recompute"}
     expected = planned(better).record.expected
     assert expected is not None and expected.total <= H100.memory
@@ -180,7 +180,7 @@ def test_a_stated_layout_is_kept() -> None:
 def test_open_keys_get_the_planners_best_and_stated_ones_hold(parallel: dict[str, Any]) -> None:
     plan = planned(job(parallel))
     chosen = {choice.key.removeprefix("parallel.") for choice in plan.resolution.opened}
-    assert chosen == {*KEYS} - parallel.keys()
+    assert chosen == {*CHOSEN} - parallel.keys()
     assert {key: getattr(plan.spec.parallel, key) for key in parallel} == parallel
     expected = plan.record.expected
     assert expected is not None and expected.total <= 0.96 * H100.memory
