@@ -1,18 +1,34 @@
 """A run's steps next to its plan: what is said, when a warning is due, and which culprit it names."""
 
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
 import pytest
+from launching import write_job
 
 from hpc_mp.base.text import duration, memory_size
+from hpc_mp.cli.status import single_text
+from hpc_mp.cluster.paces import ledger, pace
+from hpc_mp.cluster.slurm.allocation import Where
+from hpc_mp.job import dump_job, load_job
+from hpc_mp.launch.backends import BACKENDS
+from hpc_mp.launch.plan import compose
+from hpc_mp.launch.run_files import begin
+from hpc_mp.report.conclude import conclude
+from hpc_mp.report.facts import read_facts
+from hpc_mp.report.summary import key_numbers
 from hpc_mp.rundir import RunDirectory, create_run
 from hpc_mp.rundir.expected import ENOUGH, LAST, Observed, observe
+from hpc_mp.rundir.outcome import Outcome, State
 from hpc_mp.rundir.plan import Expectation, RunPlan, Traffic, write_plan
 from hpc_mp.rundir.records import RankMemory, RankStart, RankTrace, StepMetrics, TracedAction, line_of
+from hpc_mp.runs.status import seen as seen_status
 
 GIB = 2**30
 EXPECTED = Expectation(
@@ -56,10 +72,9 @@ def test_the_steps_count_without_the_first_two_once_there_are_eight(run: RunDire
     stepped(run, times)
     assert observe(run, 1) is None, "seven steps"
     stepped(run, [10.6], first=8)
-    assert observe(run, 1) == Observed(EXPECTED, pytest.approx(median([*times[2:], 10.6])), 50 * GIB, ())
-    seen = observe(run, 1)
+    assert (seen := observe(run, 1)) == Observed(EXPECTED, pytest.approx(median([*times[2:], 10.6])), 50 * GIB, ())
     assert seen is not None and seen.words == (
-        f"a step takes {duration(10.25)}, 1.02 of the predicted 10 s; the fullest rank holds {memory_size(50 * GIB)}, 1.00 of the "
+        f"a step takes {duration(10.25)}, 1.02 of the predicted 10 s; the fullest rank holds 50 GiB, 1.00 of the "
         f"predicted {memory_size(50 * GIB)}"), "libraries are not PyTorch's"
 
 
@@ -109,7 +124,7 @@ def test_small_differences_are_no_warning(run: RunDirectory) -> None:
 
 Plant = Callable[[RunDirectory], None]
 CULPRITS: list[tuple[float, Plant, str]] = [
-    (16.0, lambda run: traced(run, slow=1.8), "16 s, 60 % more than predicted (10 s): rank 3 on host3 computes 1.80 times as long"),
+    (16.0, lambda run: traced(run, slow=1.8), "16 s, 60 % more than predicted (10 s): rank 3 on host3 computes 1.80 times"),
     (16.0, lambda run: traced(run, waits=7.0), "ranks wait 6 s longer for messages: links are slow"),
     (16.0, lambda run: traced(run, compute=8.0), "ranks wait 6 s longer for messages"),  # after the passes: reductions
     (16.0, lambda run: traced(run, compute=14.0), "all ranks compute alike: clocks are low"),
@@ -156,3 +171,56 @@ def test_broken_traces_are_left_out(run: RunDirectory) -> None:
     stepped(run, [16.0] * 10)
     seen = observe(run, 1)
     assert seen is not None and "rank 3 on host3" in seen.warnings[0]
+
+
+# --- where it is said, and what it teaches ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trained(run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
+    """A run whose steps take 16 s in place of 10, with its job; and a ledger of its own."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    run.job.write_text(dump_job(load_job(write_job(tmp_path))))
+    stepped(run, [16.0] * 10)
+    traced(run, slow=1.8)
+    return run
+
+
+def test_status_and_report_compare(trained: RunDirectory) -> None:
+    lines = single_text([seen_status(trained, [])]).splitlines()
+    words = "expected  a step takes 16 s, 1.60 of the predicted 10 s; "
+    (place,) = (number for number, line in enumerate(lines) if line.startswith(words))
+    assert lines[place + 1].startswith("warning   a step takes 16 s, 60 % more than predicted (10 s): rank 3 on host3 computes")
+    notes = {number.name: number.note for number in key_numbers(read_facts(trained))}
+    assert notes["Step time"].endswith(", predicted 10 s") and notes["Peak memory"] == "fullest rank, of 80 GiB, predicted 50 GiB"
+    write_plan(trained, RunPlan((1, 1), Traffic(), ()))
+    assert "expected" not in single_text([seen_status(trained, [])])
+    assert "predicted" not in str(key_numbers(read_facts(trained)))
+
+
+@pytest.mark.parametrize(("state", "expected", "factor"), [
+    ("completed", EXPECTED, 1.6 ** 0.5), ("failed", EXPECTED, 1.0), ("completed", None, 1.0),
+    ("completed", replace(EXPECTED, mfu=0.08), 1.0),  # it measures launches
+    ("completed", replace(EXPECTED, seconds=12.5, pace=1.25, mfu=0.09), 1.6 ** 0.5)])  # its own pace is not taught again
+def test_a_completed_run_teaches_the_pace_of_its_gpu(trained: RunDirectory, state: State, expected: Expectation | None,
+                                                     factor: float) -> None:
+    write_plan(trained, RunPlan((1, 1), Traffic(), (), expected=expected))
+    for _ in range(2):  # a verdict is made once, whoever concludes again
+        conclude(Outcome(trained.path, state), 1)
+    assert pace(ledger(), EXPECTED.gpu) == pytest.approx(factor)
+    assert not ledger().exists() or len(ledger().read_text().splitlines()) == 1
+
+
+def test_rank_0_writes_the_comparison_into_the_log_once(tmp_path: Path) -> None:
+    spec = load_job(write_job(tmp_path, 1, 1), ["train.steps=11", "job.device=cpu"])
+    plan = compose(spec, Where("local", "so"), BACKENDS["local"].target)
+    expected = replace(EXPECTED, seconds=1e-3, memory=2**20, needs=({"parameters": 2**20},))
+    with begin(replace(plan, record=replace(plan.record, expected=expected)), None) as begun:
+        alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+        done = subprocess.run([sys.executable, "-m", "hpc_mp", "train", str(begun.run.job)], env=os.environ | alone, check=False,
+                              capture_output=True, text=True)
+        log = begun.run.main_log.read_text()
+    assert done.returncode == 0, done.stderr
+    (said,) = (line for line in log.splitlines() if line[9:].startswith("a step takes "))
+    assert said.endswith("of the predicted 1 MiB")
+    assert [line[9:31] for line in log.splitlines() if "than predicted (1 MiB)" in line] == ["warning: a rank holds "]
