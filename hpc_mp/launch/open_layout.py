@@ -28,8 +28,7 @@ from hpc_mp.rundir.plan import Expectation, RunPlan
 CHOSEN = tuple(key.removeprefix("parallel.") for key in KEYS if key != "parallel.order")
 HOLD = {"partition": CHOSEN, "schedule": ("virtual_stages",), "shard_degree": ("zero",)}  # named keys that hold others
 ROOM = 0.95  # share of a GPU's memory that a chosen layout may take: predictions err by some per cent
-# What a job that does not fit changes, the cheapest first.
-RELAXED = (("microbatches",), ("recompute",), ("zero", "shard_degree"), CHOSEN)
+RELAXED = (("microbatches",), ("recompute",), ("zero", "shard_degree"), CHOSEN)  # by a job that does not fit, in this order
 
 
 def known_machine(spec: JobSpec, device: Device, facts: ClusterFacts) -> tuple[Machine | None, str]:
@@ -51,8 +50,7 @@ def open_layout(spec: JobSpec, shape: ModelShape, machine: Machine, earlier: Run
     the resumed run, whose layout it keeps if the ranks allow that. Raises HpcMpError if no layout is possible."""
     named = {key for key in spec.parallel.model_fields_set if getattr(spec.parallel, key) not in ("auto", None)}
     named |= {"microbatches"} if spec.train.gradient_accumulation_steps else set()
-    held = [keys for key, keys in HOLD.items() if key in named] + [CHOSEN] * is_table(spec.parallel.schedule)
-    stated = named.union(*held)
+    stated = named.union(*(held for key, held in HOLD.items() if key in named), CHOSEN * is_table(spec.parallel.schedule))
     if stated.issuperset(("tensor", "pipeline", "microbatches")):
         return ()
     opened = [key for key in CHOSEN if key not in stated]
@@ -99,9 +97,7 @@ def _remedy(spec: JobSpec, shape: ModelShape, machine: Machine) -> str:
     needs, layout = memory_size(max(rank.total for rank in plan.footprints)), plan.job.parallel
     if not plan.fits:
         return f"use more nodes: the layout of these that needs least has {needs} on each GPU"
-    changes = {f"parallel.{key}": getattr(layout, key) for key in CHOSEN if getattr(layout, key) != getattr(spec.parallel, key)}
-    if changes.get("parallel.microbatches") == spec.microbatches:
-        del changes["parallel.microbatches"]
-    name = "train.gradient_accumulation_steps" if spec.train.gradient_accumulation_steps else "parallel.microbatches"
-    words = [f"{name if key == 'parallel.microbatches' else key} = {toml_value(value)}" for key, value in changes.items()]
-    return f"use {' and '.join(words)}: {needs} and {duration(plan.step.seconds)} per step"
+    names = {"microbatches": "train.gradient_accumulation_steps"} if spec.train.gradient_accumulation_steps else {}
+    changes = [f"{names.get(key, f'parallel.{key}')} = {toml_value(getattr(layout, key))}" for key in CHOSEN
+               if getattr(layout, key) != (spec.microbatches if key == "microbatches" else getattr(spec.parallel, key))]
+    return f"use {' and '.join(changes)}: {needs} and {duration(plan.step.seconds)} per step"

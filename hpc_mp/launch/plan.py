@@ -135,8 +135,8 @@ def compose(user_spec: JobSpec, where: Where, target: Target, slurm_version: Ver
     layers = _layers(job, shape, earlier)
     draft = layout_of(resolved(job, cut(layers)), shape)
     traffic = traffic_of(draft, shape)
-    order = choose_rank_order(draft, traffic, measured, None if machine is None else lambda letters: estimate(
-        replace(draft, order=letters), shape, machine).seconds)
+    step = None if machine is None else lambda order: estimate(replace(draft, order=order), shape, machine).seconds
+    order = choose_rank_order(draft, traffic, measured, step)
     resolution = _resolution(job, shape, machine_choices(user_spec, target, facts, bad, gpus, measured), measured, layers,
                              draft, order, resumed)
     resolution = replace(resolution, opened=opened, exclude=fitting(user_spec, resolution, target, facts, bad))

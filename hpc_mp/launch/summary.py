@@ -54,8 +54,8 @@ def describe(plan: TrainingPlan, title: str, text: TrainingText | None = None) -
     rows["defaults"] = "hold for all keys that the job file leaves out (launch --explain lists them)"
     choices = plan.resolution
     rows |= _rows(plan, title, "stages") | reasons(
-        **{"left open": choices.opened[0]} if choices.opened else {}, whole=choices.tensor_modules, gradients=choices.reduce, nodes=choices.exclude, rate=choices.schedule,
-        profile=choices.profile)
+        **{"left open": key for key in choices.opened[:1]}, whole=choices.tensor_modules, gradients=choices.reduce,
+        nodes=choices.exclude, rate=choices.schedule, profile=choices.profile)
     return table(rows | _rows(plan, title, "begins") | remarks(plan))
 
 

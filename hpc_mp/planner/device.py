@@ -29,13 +29,12 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The device that ranks compute on, the reason, and the memories they use (unknown: no pools). ``gpu``: the driver's or
-    Slurm's name of the GPU that each rank has for itself; None if unknown."""
+    """The device that ranks compute on, the reason, and the memories they use (unknown: no pools)."""
 
     kind: Asked
     why: str
     pools: tuple[Pool, ...] = ()
-    gpu: str | None = None
+    gpu: str | None = None  # the driver's or Slurm's name of the GPU that each rank has for itself; None if unknown
 
 
 def local_device(requested: Asked, ranks: int) -> Device:

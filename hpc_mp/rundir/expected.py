@@ -17,10 +17,9 @@ from hpc_mp.rundir.records import RankStart, RankTrace, StepMetrics, last_record
 LAST, WARM, ENOUGH = 20, 2, 8  # steps that are read, that are left out of them, and that are needed
 OFF = 1.3  # ratio, or its inverse, that is reported …
 SMALL_S, SMALL = 0.05, 0.05  # … unless the difference is at most so many seconds, or this share of the GPU's memory
-SLOW = 1.15  # ratio of a slow rank's computations to those of its peers
-TRACES = 64  # traces that are read at most
-COMPUTE, RECEIVE = ("F", "B", "I", "W"), ("RECV_F", "RECV_B")  # kinds of traced actions
-AFTER = ("reduce", "publish", "update")  # parts of a predicted step that follow the passes
+SLOW, TRACES = 1.15, 64  # ratio of a slow rank's computations to those of its peers; traces that are read at most
+# kinds of traced actions, and parts of a predicted step that follow its passes
+COMPUTE, RECEIVE, AFTER = ("F", "B", "I", "W"), ("RECV_F", "RECV_B"), ("reduce", "publish", "update")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,24 +40,22 @@ class Observed:
 
 def observe(run: RunDirectory, attempt: int) -> Observed | None:
     """Compare the current attempt with its plan; None if the plan predicts nothing, or before enough steps. Raises OSError."""
-    plan = read_plan(run)
-    expected = plan.expected if plan is not None else None
+    expected = None if (plan := read_plan(run)) is None else plan.expected
     steps = [step for step in last_records(run.metrics, StepMetrics, LAST) if step.attempt == attempt] if expected else []
     if expected is None or len(steps) < ENOUGH:
         return None
-    seconds, peak = median(step.step_time_s for step in steps[WARM:]), steps[-1].peak_memory_bytes
-    slow, large = _off(seconds, expected.seconds, SMALL_S), _off(peak, expected.allocated, SMALL * expected.memory)
-    traces = _traces(run, attempt) if slow or large else {}
-    warnings = []
+    seconds, peak, size = median(step.step_time_s for step in steps[WARM:]), steps[-1].peak_memory_bytes, expected.allocated
+    slow, large = _off(seconds, expected.seconds, SMALL_S), _off(peak, size, SMALL * expected.memory)
+    traces, warnings = _traces(run, attempt) if slow or large else {}, []
     if slow:
         culprit = _culprit(run, traces, expected, seconds) if seconds > expected.seconds else f"{expected.gpu} may be another GPU"
         warnings.append(f"a step takes {duration(seconds)}, {slow} than predicted ({duration(expected.seconds)}): {culprit}")
     if large:
         limit = max((trace.memory.limit for trace in traces.values() if trace.memory), default=0)
-        other = limit and abs(limit - expected.memory) > SMALL * expected.memory
-        culprit = f"the GPUs have {memory_size(limit)}, which is not {expected.gpu}: a wrong row of the catalogue" if other \
-            else "the planner misjudges this model, or another process shares the GPU"
-        warnings.append(f"a rank holds {memory_size(peak)}, {large} than predicted ({memory_size(expected.allocated)}): {culprit}")
+        culprit = "the planner misjudges this model"
+        if limit and abs(limit - expected.memory) > SMALL * expected.memory:
+            culprit = f"the GPUs have {memory_size(limit)}, which is not {expected.gpu}: a wrong row of the catalogue"
+        warnings.append(f"a rank holds {memory_size(peak)}, {large} than predicted ({memory_size(size)}): {culprit}")
     return Observed(expected, seconds, peak, tuple(warnings))
 
 

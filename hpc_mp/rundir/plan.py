@@ -82,8 +82,7 @@ class Expectation:
     """The predicted memory and speed of a run.
 
     Attributes:
-        gpu, machine: the GPU model's name in the catalogue; description of the machine whose links count.
-        memory: bytes of one GPU.
+        gpu, machine, memory: name of the GPU model; description of the machine whose links count; bytes of one GPU.
         needs: bytes of the fullest tensor rank of every pipeline rank on its GPU, by what holds them, the largest first.
             ``libraries`` are outside of what PyTorch allocates.
         seconds, parts: of a step, and of what takes them on the slowest rank. tokens_per_s, mfu: throughput; share of the peak.
@@ -107,12 +106,11 @@ class Expectation:
 
     @property
     def total(self) -> int:
-        """Bytes of that rank."""
         return sum(self.fullest.values())
 
     @property
     def allocated(self) -> int:
-        """Those that PyTorch allocates."""
+        """The bytes of ``total`` that PyTorch allocates."""
         return self.total - self.fullest.get("libraries", 0)
 
 
@@ -128,7 +126,7 @@ class RunPlan:
         choices: keys of the job that the launch decided, with the reason of each.
         chunks: chunk counts of every pipeline rank.
         place: the back end that starts the ranks: "slurm", "step", "local" or "mpi"; empty in plans of earlier releases.
-        expected: memory and speed, None on unknown machines.
+        expected: memory and speed; None on an unknown machine.
     """
 
     layers: tuple[int, ...]
