@@ -89,7 +89,7 @@ def print_preview(shown: Preview, explain: bool, as_json: bool) -> None:
         if (expected := shown.plans[0].record.expected) is not None:
             lines = {name: duration(seconds) for name, seconds in expected.parts.items()}
             lines |= {f"memory of {name}": memory_size(size) for name, size in expected.fullest.items()}
-            click.echo("\n    ".join(("# what a step is expected to take, and to hold on the fullest GPU", *map(" ".join, lines.items()))))
+            click.echo("\n    ".join(("# expected of a step, and held by the fullest GPU", *map(" ".join, lines.items()))))
         click.echo("# defaults of the keys that the job file leaves out")
         for section, values in defaults(shown.plans[0].user_spec).items():
             click.echo(f"[{section}] {values}")

@@ -54,7 +54,7 @@ def describe(plan: TrainingPlan, title: str, text: TrainingText | None = None) -
     rows["defaults"] = "hold for all keys that the job file leaves out (launch --explain lists them)"
     choices = plan.resolution
     rows |= _rows(plan, title, "stages") | reasons(
-        **{"left open": key for key in choices.opened[:1]}, whole=choices.tensor_modules, gradients=choices.reduce,
+        **dict(zip(("left open",), choices.opened, strict=False)), whole=choices.tensor_modules, gradients=choices.reduce,
         nodes=choices.exclude, rate=choices.schedule, profile=choices.profile)
     return table(rows | _rows(plan, title, "begins") | remarks(plan))
 

@@ -126,9 +126,8 @@ def key_numbers(facts: RunFacts) -> tuple[Number, ...]:
         Number("Step time", duration(median(metric.step_time_s for metric in steady)),
                f"{span}, predicted {duration(expected.seconds)}" if expected else span),
         *_used(facts.usage),
-        *([Number("Peak memory", memory_size(peak), ", ".join(filter(None, (
-            "fullest rank", limits and f"of {memory_size(min(limits))}",
-            expected and f"predicted {memory_size(expected.allocated)}"))))] if peak else []),  # a program does not report it
+        *([Number("Peak memory", memory_size(peak), "fullest rank" + (f", of {memory_size(min(limits))}" if limits else "")
+                  + (f", predicted {memory_size(expected.allocated)}" if expected else ""))] if peak else []),  # a program has none
     )
 
 

@@ -57,9 +57,9 @@ def own_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rows(plan: TrainingPlan) -> dict[str, str]:
-    rows: dict[str, str] = {}
+    rows, name = dict[str, str](), ""
     for line in describe(plan, "x").splitlines():
-        name = line[:10].strip() or name  # noqa: F821  (a row that goes on)
+        name = line[:10].strip() or name
         rows[name] = f"{rows.get(name, '')} {line[10:]}".strip()
     return rows
 
