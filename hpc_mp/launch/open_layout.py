@@ -4,6 +4,7 @@ A job that states tensor, pipeline and microbatches has its layout. Of any other
 search chooses and the file does not name. The order of ranks is chosen afterwards, see ``planner.order``.
 """
 
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate
@@ -22,7 +23,7 @@ from hpc_mp.layout.schedule.names import is_table
 from hpc_mp.planner.device import Device
 from hpc_mp.planner.expectation import machine_of
 from hpc_mp.planner.machine import Machine
-from hpc_mp.planner.search import KEYS, Plan, Question, search
+from hpc_mp.planner.search import KEYS, Question, search
 from hpc_mp.rundir.plan import Expectation, RunPlan
 
 CHOSEN = tuple(key.removeprefix("parallel.") for key in KEYS if key != "parallel.order")
@@ -61,18 +62,19 @@ def open_layout(spec: JobSpec, shape: ModelShape, machine: Machine, earlier: Run
             check_arithmetic(resolved(spec, kept))
             check_job(resolved(spec, kept), shape)
             return kept
-    plan = _search(spec, shape, machine, stated)
-    why = (f"{'fastest layout that fits' if plan.fits else 'smallest layout'}, by the planner: "
-           f"{duration(plan.step.seconds)} per step, limited by {max(plan.step.parts, key=plan.step.parts.__getitem__)}")
+    plan = search(question := _question(spec, shape, machine, stated)) or search(replace(question, goal="memory"))
+    assert plan is not None  # there is a smallest one
+    limit = max(plan.step.parts, key=plan.step.parts.__getitem__)
+    why = f"the planner's best: {duration(plan.step.seconds)} per step, limited by {limit}"
     return tuple(ResolvedKey(f"parallel.{key}", getattr(plan.job.parallel, key), why) for key in opened)
 
 
-def _search(spec: JobSpec, shape: ModelShape, machine: Machine, stated: set[str]) -> Plan:
-    """Return the planner's best layout, with room to spare. Raises HpcMpError if a launch would refuse all."""
+def _question(spec: JobSpec, shape: ModelShape, machine: Machine, stated: Iterable[str]) -> Question:
+    """Return the question for a layout with these keys of the job, with room to spare."""
     plain = resolved(spec, (ResolvedKey("parallel.microbatches", spec.microbatches if "microbatches" in stated else None),
                             ResolvedKey("train.gradient_accumulation_steps", None)))
     roomy = replace(machine, gpu=replace(machine.gpu, memory_mib=int(ROOM * machine.memory) >> 20))
-    return search(Question(plain, shape, roomy, frozenset(f"parallel.{key}" for key in stated)))
+    return Question(plain, shape, roomy, frozenset(stated))
 
 
 def check_room(spec: JobSpec, shape: ModelShape, machine: Machine, expected: Expectation) -> None:
@@ -86,18 +88,14 @@ def check_room(spec: JobSpec, shape: ModelShape, machine: Machine, expected: Exp
 
 def _remedy(spec: JobSpec, shape: ModelShape, machine: Machine) -> str:
     """Return the first change of ``RELAXED`` with which a step fits, in words."""
-    plan: Plan | None = None
     for freed in accumulate(RELAXED):
         with suppress(HpcMpError):  # all of these are refused
-            plan = _search(spec, shape, machine, {*CHOSEN, "order"}.difference(freed))
-            if plan.fits:
-                break
-    if plan is None:
-        return "use a smaller model or more nodes"
-    needs, layout = memory_size(max(rank.total for rank in plan.footprints)), plan.job.parallel
-    if not plan.fits:
-        return f"use more nodes: the layout of these that needs least has {needs} on each GPU"
-    names = {"microbatches": "train.gradient_accumulation_steps"} if spec.train.gradient_accumulation_steps else {}
-    changes = [f"{names.get(key, f'parallel.{key}')} = {toml_value(getattr(layout, key))}" for key in CHOSEN
-               if getattr(layout, key) != (spec.microbatches if key == "microbatches" else getattr(spec.parallel, key))]
-    return f"use {' and '.join(changes)}: {needs} and {duration(plan.step.seconds)} per step"
+            if plan := search(_question(spec, shape, machine, {*CHOSEN, "order"}.difference(freed))):
+                better, accumulated = plan.job.parallel, spec.train.gradient_accumulation_steps
+                names = {"microbatches": "train.gradient_accumulation_steps"} if accumulated else {}
+                before = spec.parallel.model_copy(update={"microbatches": spec.microbatches})
+                changes = [f"{names.get(key, f'parallel.{key}')} = {toml_value(getattr(better, key))}" for key in CHOSEN
+                           if getattr(better, key) != getattr(before, key)]
+                needs = memory_size(max(rank.total for rank in plan.footprints))
+                return f"use {' and '.join(changes)}: {needs} and {duration(plan.step.seconds)} per step"
+    return "use more nodes, or a smaller model: no layout of these fits"
