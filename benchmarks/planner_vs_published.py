@@ -9,6 +9,7 @@ it has several, and the frameworks' factors are fitted anew to the other rows. A
 import argparse
 import csv
 import json
+import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +24,7 @@ from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.models import ModelShape
 from hpc_mp.layout.placement import Degrees
 from hpc_mp.planner.fabrics import fabric
-from hpc_mp.planner.frameworks import FRAMEWORKS, GENERAL, Framework, footprint_elsewhere
+from hpc_mp.planner.frameworks import FRAMEWORKS, FUSED, Framework, footprint_elsewhere
 from hpc_mp.planner.machine import Machine
 from hpc_mp.planner.step import estimate, step_time
 
@@ -31,7 +32,9 @@ Row = Mapping[str, str]
 USUAL_GBPS = 1600  # of a node whose network is not stated
 FABRICS = {"H100": "ndv5", "H200": "ndh200v5", "H800": "ndv5", "GH200": "ndv5", "B200": "p6-b200", "A100": "ndv4", "A800": "ndv4",
            "V100": "ndv2", "MI300X": "ndmi300xv5"}
-NETWORKS = {"OmniPath": 0.3}  # share of the wire's rate that NCCL reached: bigscience, experiments/bandwidth
+NETWORKS = {"OmniPath": 0.25}  # share of the wire's rate that NCCL reached: bigscience, experiments/bandwidth
+CONTEXT = 2e9  # bytes of a CUDA context and communicators, which torch does not count
+THIRD = 1 / 3  # of a layer's activations that selective-op keeps: every second product's and attention's
 HALVES = ("selective-op", "selective-layer")  # recompute half of a layer, or every second one
 
 
@@ -65,6 +68,8 @@ def machine_of(row: Row) -> Machine:
         models = [gpu for gpu in catalogue().gpus.values() if gpu.name.startswith("H100")]
     gpu = min(models, key=lambda gpu: (abs((gpu.memory or 0) / 1e9 - size), gpu.name != name))
     peak = number(row, "gpu_peak_bf16_tflops", gpu.peak_tflops.get("bf16") or gpu.peak_tflops["fp16"])
+    if word == "H100" and (watts := re.search(r"(\d+)W", name)):
+        peak *= math.sqrt(int(watts[1]) / 700)  # clocks fall about with the root of the power
     gpu = replace(gpu, memory_mib=int(size * 1024 * (0.995 if size < 100 else 1)), peak_tflops={**gpu.peak_tflops, "bf16": peak, "fp16": peak},
                   memory_gbs=2400 if "HBM2e" in name and word == "H100" else gpu.memory_gbs)
     per_node = int(number(row, "gpus_per_node", 8))
@@ -108,13 +113,19 @@ def case_of(row: Row) -> Case:
     return Case(row, layouts_of(row, shape.layers), shape, machine_of(row), row["framework"], row["flash_attn"] != "0")
 
 
-def named(text: str, frameworks: Mapping[str, Framework]) -> Framework:
-    """Return the framework whose name begins that of a row; the general one for others."""
-    return next((frameworks[name] for name in sorted(frameworks, key=len, reverse=True) if text.startswith(name)), frameworks[""])
+def key_of(text: str, frameworks: Mapping[str, Framework]) -> str:
+    """Return the longest name of a framework that begins a row's; "" for others."""
+    return next(name for name in sorted(frameworks, key=len, reverse=True) if text.startswith(name))
+
+
+def variant(case: Case, framework: Framework) -> Framework:
+    """Return the framework as a row uses it: with or without flash attention and torch.compile, which fuses passes."""
+    compiled = "torch.compile on" in case.row["notes"]
+    return replace(framework, flash=case.flash, passes=FUSED if compiled else framework.passes)
 
 
 def seconds_of(case: Case, framework: Framework, timed: Callable[..., Any] = step_time) -> float:
-    own = replace(framework, flash=case.flash)
+    own = variant(case, framework)
     times = [timed(layout, case.shape, case.machine, own).seconds for layout in case.layouts]
     return sum(times) / len(times)
 
@@ -127,11 +138,12 @@ def tokens_rate(case: Case, seconds: float) -> float:
 def predict(case: Case, framework: Framework) -> dict[str, Any]:
     row = case.row
     seconds = seconds_of(case, framework)
-    own = replace(framework, flash=case.flash)
+    own = variant(case, framework)
     peaks = [max(place.total for place in footprint_elsewhere(layout, case.shape, own)) for layout in case.layouts]
-    peak = sum(peaks) / len(peaks)
+    none = 1.0 if len(peaks) == 1 else THIRD if row["recompute"] == "selective-op" else 0.5
+    peak = none * peaks[0] + (1 - none) * peaks[-1]
     unit = 2**30 if "GiB" in row["mem_kind"] else 1e9
-    without = own.context if "torch" in row["mem_kind"] else 0
+    without = CONTEXT if "torch" in row["mem_kind"] else 0
     return {"id": row["id"], "source": row["source"], "gpu": row["gpu"], "framework": row["framework"],
             "predicted_tokens_per_s_per_gpu": tokens_rate(case, seconds), "published_tokens_per_s_per_gpu": case.published,
             "predicted_iter_time_s": seconds, "published_iter_time_s": number(row, "iter_time_s") or None,
@@ -166,16 +178,12 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def left_out(cases: Sequence[Case]) -> list[dict[str, Any]]:
     """Return predictions of each source, or of each GPU type of it, with factors fitted to all other rows."""
-    from calibrate_planner import fitted
+    from calibrate_planner import calibrated
 
-    groups = defaultdict(list)
-    for case in cases:
-        groups[case.row["source"], case.row["gpu"]].append(case)
     rows = []
-    for (source, gpu), own in groups.items():
-        others = [case for case in cases if case.row["source"] != source]
-        frameworks = fitted(others)
-        rows += [predict(case, named(case.framework, frameworks)) for case in own]
+    for source in dict.fromkeys(case.row["source"] for case in cases):
+        frameworks = calibrated([case for case in cases if case.row["source"] != source])
+        rows += [predict(case, frameworks[key_of(case.framework, frameworks)]) for case in cases if case.row["source"] == source]
     return rows
 
 
@@ -189,7 +197,7 @@ def main() -> None:
     with arguments.csv.open(newline="") as file:
         table = [row for row in csv.DictReader(file) if not arguments.core or row["core"] == "1"]
     cases = [case_of(row) for row in table]
-    rows = left_out(cases) if arguments.leave_out else [predict(case, named(case.framework, FRAMEWORKS | {"": GENERAL})) for case in cases]
+    rows = left_out(cases) if arguments.leave_out else [predict(case, FRAMEWORKS[key_of(case.framework, FRAMEWORKS)]) for case in cases]
     sources = {source: summary([row for row in rows if row["source"] == source]) for source in dict.fromkeys(row["source"] for row in rows)}
     if arguments.json:
         print(json.dumps({"all": summary(rows), "sources": sources, "rows": rows}, indent=1))
