@@ -26,7 +26,7 @@ from hpc_mp.planner.machine import Machine
 from hpc_mp.planner.search import KEYS, Question, search
 from hpc_mp.rundir.plan import Expectation, RunPlan
 
-CHOSEN = tuple(key.removeprefix("parallel.") for key in KEYS if key != "parallel.order")
+CHOSEN = tuple(key for key in KEYS if key != "order")  # keys of [parallel]
 HOLD = {"partition": CHOSEN, "schedule": ("virtual_stages",), "shard_degree": ("zero",)}  # named keys that hold others
 ROOM = 0.95  # share of a GPU's memory that a chosen layout may take: predictions err by some per cent
 RELAXED = (("microbatches",), ("recompute",), ("zero", "shard_degree"), CHOSEN)  # by a job that does not fit, in this order

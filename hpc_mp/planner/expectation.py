@@ -50,5 +50,5 @@ def expect(layout: Layout, shape: ModelShape, machine: Machine) -> Expectation:
     needs = [sorted(asdict(rank).items(), key=lambda line: -line[1]) for rank in footprint(layout, shape)]
     return Expectation(machine.gpu.name, machine.fabric.title, machine.memory,
                        tuple({name: size for name, size in lines if size and name != "host"} for lines in needs),
-                       step.seconds * factor, {name: seconds * factor for name, seconds in step.parts.items()},
+                       step.seconds * factor, {name: seconds * factor for name, seconds in step.parts.items() if seconds},
                        step.tokens_per_s / factor, step.mfu / factor, factor)

@@ -180,7 +180,7 @@ def test_a_stated_layout_is_kept() -> None:
 def test_open_keys_get_the_planners_best_and_stated_ones_hold(parallel: dict[str, Any]) -> None:
     plan = planned(job(parallel))
     chosen = {choice.key.removeprefix("parallel.") for choice in plan.resolution.opened}
-    assert chosen == {*CHOSEN} - parallel.keys()
+    assert chosen == {*CHOSEN} - parallel.keys() and rows(plan)["order"].startswith(f"{plan.placement.order} (a step takes ")
     assert {key: getattr(plan.spec.parallel, key) for key in parallel} == parallel
     expected = plan.record.expected
     assert expected is not None and expected.total <= 0.96 * H100.memory
