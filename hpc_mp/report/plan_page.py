@@ -14,8 +14,8 @@ from hpc_mp.base.text import counted, duration, memory_size, number, percent, ru
 from hpc_mp.layout.flat import stage_spans
 from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.placement import Placement, place
-from hpc_mp.layout.schedule import simulate
 from hpc_mp.layout.schedule.names import is_table
+from hpc_mp.layout.schedule.simulate import Times, simulate
 from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.planner.footprint import Footprint
 from hpc_mp.planner.frameworks import OURS
@@ -31,15 +31,16 @@ COMPUTATION, MESSAGES, WAITING = "forward", "reduce", "rest"
 CAUSES = {  # part of a step: (CSS class, words)
     "products": (COMPUTATION, "matrix products"), "attention": (COMPUTATION, "attention"),
     "passes": (COMPUTATION, "element-wise passes"), "head": (COMPUTATION, "head and loss"),
-    "recompute": ("weight", "recomputation"), "update": ("optimizer", "optimizer"), "tensor": (MESSAGES, "tensor axis: collectives"),
-    "context": (MESSAGES, "context axis: ring"), "experts": (MESSAGES, "experts: all-to-all"),
-    "gathers": (MESSAGES, "ZeRO-3: gathers and scatters"), "reduce": (MESSAGES, "data axis: sums of gradients"),
-    "publish": (MESSAGES, "data axis: new parameters"), "bubble": (WAITING, "pipeline bubble"),
-    "host": (WAITING, "host: launches of kernels")}
+    "recompute": ("weight", "recomputation"), "update": ("optimizer", "optimizer"),
+    "tensor": (MESSAGES, "tensor axis: collectives"), "context": (MESSAGES, "context axis: ring"),
+    "experts": (MESSAGES, "experts: all-to-all"), "gathers": (MESSAGES, "ZeRO-3: gathers and scatters"),
+    "reduce": (MESSAGES, "data axis: sums of gradients"), "publish": (MESSAGES, "data axis: new parameters"),
+    "bubble": (WAITING, "pipeline bubble"), "host": (WAITING, "host: launches of kernels")}
 CAUSE_LEGEND = ((COMPUTATION, "computation"), ("weight", "recomputation"), ("optimizer", "optimizer"), (MESSAGES, "messages"),
                 (WAITING, "waiting"))
 HELD = {  # line of a footprint: (CSS class, words)
-    **{line: (line, line) for line in ("parameters", "gradients", "activations")}, "optimizer": ("optimizer", "optimizer state"),
+    **{line: (line, line) for line in ("parameters", "gradients", "activations")},
+    "optimizer": ("optimizer", "optimizer state"),
     "logits": ("weight", "logits"), "gathered": ("clip", "gathered parameters"), "working": ("send", "working memory"),
     "messages": ("other", "messages"), "libraries": ("rest", "libraries and gaps (an estimate)")}
 HEIGHT = 240  # pixels of the frontier
@@ -126,7 +127,7 @@ def _traces(question: Question, trial: Trial, microbatches: int, placement: Plac
 
     def simulated(layout: Layout, forwards: list[float], backwards: list[float], latency: float) -> float:
         halves = dict(enumerate(seconds / 2 for seconds in backwards))
-        times = {"F": dict(enumerate(forwards)), "B": dict(enumerate(backwards)), "I": halves, "W": halves}
+        times: Times = {"F": dict(enumerate(forwards)), "B": dict(enumerate(backwards)), "I": halves, "W": halves}
         timelines.append(simulate(schedule_of(replace(layout, microbatches=microbatches)), times, latency))
         return timelines[0].makespan
 
@@ -157,9 +158,10 @@ def _words(layout: Layout) -> str:
     sizes = " × ".join(f"{name} {degree}" for name, degree in axes if degree > 1) or "one rank"
     experts = f", expert {degrees.expert}" if degrees.expert > 1 else ""
     stages = f" × {layout.virtual_stages}" if layout.virtual_stages > 1 else ""
-    batches, alone = counted(layout.microbatches, "microbatch", "microbatches"), " · sequence parallel" * layout.sequence_parallel
-    return (f"{sizes}{experts} · ZeRO-{layout.zero} · {layout.schedule}{stages}, {batches} of {layout.samples} · "
-            f"recompute {layout.recompute}{alone} · order {layout.order}")
+    batches = f"{counted(layout.microbatches, 'microbatch', 'microbatches')} of {layout.samples}"
+    apart = " · sequence parallel" if layout.sequence_parallel else ""
+    return (f"{sizes}{experts} · ZeRO-{layout.zero} · {layout.schedule}{stages}, {batches} · recompute {layout.recompute}"
+            f"{apart} · order {layout.order}")
 
 
 def _behind(best: Trial, other: Trial) -> str:

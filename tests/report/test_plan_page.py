@@ -3,8 +3,10 @@
 import base64
 import hashlib
 import re
+import tomllib
 from dataclasses import fields, replace
 from functools import cache
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -82,7 +84,7 @@ def test_the_policy_knows_the_only_script(page: Page) -> None:
 
 def test_the_figures_are_the_plans(page: Page) -> None:
     best, memory = plan().best, plan().question.machine.memory
-    assert f"fits gpt2, 8 layers of 2,048" in page.text
+    assert "fits gpt2, 8 layers of 2,048" in page.text
     for text in (f"needs {memory_size(best.peak.total)} of its GPU's {memory_size(memory)}", duration(best.step.seconds),
                  number(best.step.tokens_per_s), percent(best.step.mfu), "Other candidates: does not fit: 1,234.",
                  f"= {best.peak.total:,}", f"64 × 1,024 = {64 * 1024:,}", "tensor 2 × pipeline 4 × context 1 × data 2 = 16"):
@@ -129,13 +131,11 @@ def test_the_frontier_has_every_layout_and_marks_the_best(page: Page) -> None:
     assert sorted(range(3), key=lambda i: float(circles[i]["cy"] or "")) == by_speed
     for other in trials[1:]:
         later = other.step.seconds - trials[0].step.seconds
-        assert f"{duration(abs(later))} {'slower' if later > 0 else 'faster'} ({percent(abs(later) / trials[0].step.seconds)})" in page.text
+        share = percent(abs(later) / trials[0].step.seconds)
+        assert f"{duration(abs(later))} {'slower' if later > 0 else 'faster'} ({share})" in page.text
 
 
 def test_the_layout_can_be_copied_and_is_a_job_again(page: Page) -> None:
-    import tomllib
-    from html import unescape
-
     (text,) = re.findall(r'<pre id="toml"[^>]*>(.*?)</pre>', page.source, re.DOTALL)
     table = tomllib.loads(unescape(text))["parallel"]
     keys = {key: value for key, value in plan().best.chosen._asdict().items() if value is not None}
