@@ -17,10 +17,10 @@ from hpc_mp.layout.placement import Placement, place
 from hpc_mp.layout.schedule.names import is_table
 from hpc_mp.layout.schedule.simulate import Times, simulate
 from hpc_mp.layout.schedule_of import schedule_of
-from hpc_mp.planner.footprint import Footprint
+from hpc_mp.planner.footprint import Footprint, footprint
 from hpc_mp.planner.frameworks import OURS
-from hpc_mp.planner.search import Plan, Question, Trial
-from hpc_mp.planner.step import _step, model_flops
+from hpc_mp.planner.search import Plan, Question
+from hpc_mp.planner.step import StepTime, _step, model_flops
 from hpc_mp.report import gantt, summary
 from hpc_mp.report.axes import Scale, ticks
 from hpc_mp.report.grid import grid
@@ -35,7 +35,8 @@ CAUSES = {  # part of a step: (CSS class, words)
     "tensor": (MESSAGES, "tensor axis: collectives"), "context": (MESSAGES, "context axis: ring"),
     "experts": (MESSAGES, "experts: all-to-all"), "gathers": (MESSAGES, "ZeRO-3: gathers and scatters"),
     "reduce": (MESSAGES, "data axis: sums of gradients"), "publish": (MESSAGES, "data axis: new parameters"),
-    "bubble": (WAITING, "pipeline bubble"), "host": (WAITING, "host: launches of kernels")}
+    "messages": (MESSAGES, "pipeline: messages"), "bubble": (WAITING, "pipeline bubble"), "skew": (WAITING, "slower ranks"),
+    "host": (WAITING, "host: launches of kernels")}
 CAUSE_LEGEND = ((COMPUTATION, "computation"), ("weight", "recomputation"), ("optimizer", "optimizer"), (MESSAGES, "messages"),
                 (WAITING, "waiting"))
 HELD = {  # line of a footprint: (CSS class, words)
@@ -48,38 +49,36 @@ MOST_NODES = 64
 DRAWN = 16  # microbatches of a schedule, or two for each pipeline rank if that is more
 
 
-def write_plan_page(plan: Plan, page: Path, now: float) -> Path:
+def write_plan_page(question: Question, plan: Plan, page: Path, now: float) -> Path:
     """Write the page of a plan as of ``now`` (unix seconds). Raises HpcMpError if it cannot be written."""
-    return publish(page, render(plan, now), option="--html")
+    return publish(page, render(question, plan, now), option="--html")
 
 
-def render(plan: Plan, now: float) -> str:
-    """Return the page of a plan. All text from the job and the catalogue is escaped."""
-    question, best, layout, machine = plan.question, plan.best, plan.best.layout, plan.question.machine
-    spec, gpu, most = question.job(best.chosen), machine.gpu, max(DRAWN, 2 * layout.degrees.pipeline)
-    drawn = layout.microbatches if is_table(layout.schedule) else min(layout.microbatches, most)
-    shown = spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"microbatches": drawn})})
+def render(question: Question, plan: Plan, now: float) -> str:
+    """Return the page of the best plan. All text from the job and the catalogue is escaped."""
+    layout, machine, gpu, pipeline = plan.layout, question.machine, question.machine.gpu, plan.layout.degrees.pipeline
+    drawn = layout.microbatches if is_table(layout.schedule) else min(layout.microbatches, max(DRAWN, 2 * pipeline))
+    shown = plan.job.model_copy(update={"parallel": plan.job.parallel.model_copy(update={"microbatches": drawn})})
     placement = place(layout.degrees, layout.order.replace("auto", "DPT"), layout.ranks_per_node, layout.rank_map)
-    ranks = grid(placement, {})
+    ranks, peak = grid(placement, {}), max(plan.footprints, key=lambda rank: rank.total)
     ranks.nodes, hidden = ranks.nodes[:MOST_NODES], len(ranks.nodes[MOST_NODES:])
-    keys = {*question.spec.parallel.model_fields_set, *best.chosen._fields}
     return filled(
         HERE / "plan.html.j2", now,
         verb="plan",
-        name=spec.job.name,
-        plan=plan, best=best, at=layout, shape=question.shape, memory=machine.memory,
+        name=plan.job.job.name,
+        plan=plan, at=layout, peak=peak, fits=peak.total <= machine.memory, shape=question.shape, memory=machine.memory,
         machine=f"{counted(layout.nodes, 'node')} × {layout.ranks_per_node} {gpu.title or gpu.name} · {machine.fabric.title}",
-        layout=summary.layout(placement, spec),
+        layout=summary.layout(placement, plan.job),
         tokens=layout.degrees.data * layout.microbatches * layout.samples * layout.sequence,
         flops=model_flops(question.shape, layout.sequence),
-        peak=gpu.peak_tflops.get(layout.precision) or gpu.peak_tflops["fp16"],
-        held=_held(best, machine.memory), fullest=[(words, size) for _, words, size in _lines(best.peak) if size],
-        causes=_causes(best.step.parts, best.step.seconds), causes_legend=CAUSE_LEGEND,
-        gantt=gantt.gantt(_traces(question, best, drawn, placement), placement, shown) if layout.degrees.pipeline > 1 else None,
-        drawn=drawn, bubble=best.step.parts.get("bubble", 0.0) / best.step.seconds, size=gantt,
+        tflops=gpu.peak_tflops.get(layout.precision) or gpu.peak_tflops["fp16"],
+        held=_held(plan, machine.memory), fullest=[(words, size) for _, words, size in _lines(peak) if size],
+        causes=_causes(plan.step), causes_legend=CAUSE_LEGEND,
+        gantt=gantt.gantt(_traces(question, layout, drawn, placement), placement, shown) if pipeline > 1 else None,
+        drawn=drawn, bubble=plan.step.parts.get("bubble", 0.0) / plan.step.seconds, size=gantt,
         grid=ranks, hidden=hidden,
-        frontier=_frontier((best, *plan.others), machine.memory),
-        toml=tomli_w.dumps({"parallel": spec.parallel.model_dump(mode="json", exclude_none=True, include=keys)}),
+        frontier=_frontier(question, plan),
+        toml=tomli_w.dumps({"parallel": plan.job.parallel.model_dump(mode="json", exclude_none=True, exclude_unset=True)}),
         digest=lambda script: base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         counted=counted, memory_size=memory_size, duration=duration, number=number, thousands="{:,}".format,
     )
@@ -97,31 +96,31 @@ def _lines(rank: Footprint) -> list[tuple[str, str, int]]:
     return [(*HELD.get(line, ("other", line)), getattr(rank, line)) for line in lines]
 
 
-def _held(trial: Trial, memory: int) -> SimpleNamespace:
+def _held(plan: Plan, memory: int) -> SimpleNamespace:
     """Return a bar for each pipeline rank, the place of the GPU's memory in percent, and a table of all lines in bytes."""
-    whole, rows = 1.02 * max(memory, trial.peak.total), []
-    stages = list(zip(stage_spans(trial.layout.layers), schedule_of(trial.layout).placement, strict=True))
-    for pipeline, rank in enumerate(trial.footprints):
+    whole, rows = 1.02 * max(memory, *(rank.total for rank in plan.footprints)), []
+    stages = list(zip(stage_spans(plan.layout.layers), schedule_of(plan.layout).placement, strict=True))
+    for pipeline, rank in enumerate(plan.footprints):
         spans = runs(sorted(layer for span, holder in stages if holder == pipeline for layer in span.layers))
         layers = ", ".join(f"{first}–{last}" if first < last else f"{first}" for first, last in spans)
         parts = [(kind, f"{words}: {memory_size(size)}", size) for kind, words, size in _lines(rank)]
         rows.append(_bar(f"rank {pipeline}", f"layers {layers}", parts, whole, memory_size(rank.total),
                          percent(rank.total / memory)))
-    x, lines = Scale(0, whole / 2**30, 0, 100), list(zip(*map(_lines, trial.footprints), strict=True))
+    x, lines = Scale(0, whole / 2**30, 0, 100), list(zip(*map(_lines, plan.footprints), strict=True))
     table = [(*line[0][:2], [size for *_, size in line]) for line in lines if any(size for *_, size in line)]
     return SimpleNamespace(rows=rows, limit=x(memory / 2**30), ticks=ticks(x, 6), memory=memory_size(memory), table=table,
-                           legend=[line[:2] for line in table], host=[rank.host for rank in trial.footprints])
+                           legend=[line[:2] for line in table], host=[rank.host for rank in plan.footprints])
 
 
-def _causes(parts: Mapping[str, float], seconds: float) -> list[SimpleNamespace]:
+def _causes(step: StepTime) -> list[SimpleNamespace]:
     """Return a bar for each part of a step, the longest first."""
-    longest, ranked = max(parts.values()), sorted(parts.items(), key=lambda part: -part[1])
+    longest, ranked = max(step.parts.values()), sorted(step.parts.items(), key=lambda part: -part[1])
     rows = [(*CAUSES.get(name, ("other", name)), took) for name, took in ranked if took > 0]
-    return [_bar(words, "", [(kind, duration(took), took)], longest, duration(took), percent(took / seconds))
+    return [_bar(words, "", [(kind, duration(took), took)], longest, duration(took), percent(took / step.seconds))
             for kind, words, took in rows]
 
 
-def _traces(question: Question, trial: Trial, microbatches: int, placement: Placement) -> dict[int, RankTrace]:
+def _traces(question: Question, layout: Layout, microbatches: int, placement: Placement) -> dict[int, RankTrace]:
     """Return the simulated computations of the first pipeline's ranks, with that many microbatches."""
     timelines = []
 
@@ -131,23 +130,26 @@ def _traces(question: Question, trial: Trial, microbatches: int, placement: Plac
         timelines.append(simulate(schedule_of(replace(layout, microbatches=microbatches)), times, latency))
         return timelines[0].makespan
 
-    _step(trial.layout, question.shape, question.machine, OURS, simulated)
+    _step(layout, question.shape, question.machine, OURS, simulated)
     lines = gantt.simulated(timelines[0])
     return {at.rank: RankTrace(1, at.rank, 1, lines[at.pp].spans, pp=at.pp)
             for at in placement.ranks if at.dp == at.cp == at.tp == 0}
 
 
-def _frontier(trials: Sequence[Trial], memory: int) -> SimpleNamespace:
-    """Return tokens per second over memory, in pixels and percent: a row for each layout, the best first, and the frontier's
-    corners: layouts that no other one beats in both."""
-    points = [(trial.peak.total / 2**30, trial.step.tokens_per_s) for trial in trials]
+def _frontier(question: Question, best: Plan) -> SimpleNamespace:
+    """Return tokens per second over memory, in pixels and percent: a row for each plan, the best first, and the corners of the
+    frontier: plans that no other one beats in both."""
+    memory, plans = question.machine.memory, (best, *best.others)
+    peaks = [max(rank.total for rank in plan.footprints or footprint(plan.layout, question.shape)) for plan in plans]
+    points = [(peak / 2**30, plan.step.tokens_per_s) for peak, plan in zip(peaks, plans, strict=True)]
     slowest, fastest = min(speed for _, speed in points), max(speed for _, speed in points)
     margin = 0.1 * (fastest - slowest) or 0.1 * fastest
     x = Scale(0, 1.02 * max(memory / 2**30, *(size for size, _ in points)), 0, 100)
     y = Scale(slowest - margin, fastest + margin, HEIGHT, 0)
     front = [point for point in sorted(points) if all(other[0] > point[0] or other[1] <= point[1] for other in points)]
-    rows = [SimpleNamespace(x=x(size), y=y(speed), trial=trial, layout=_words(trial.layout), behind=_behind(trials[0], trial))
-            for trial, (size, speed) in zip(trials, points, strict=True)]
+    rows = [SimpleNamespace(x=x(size), y=y(speed), step=plan.step, peak=peak, layout=_words(plan.layout), fits=peak <= memory,
+                            behind=_behind(best.step, plan.step, peak - peaks[0]) if plan is not best else "the best")
+            for plan, peak, (size, speed) in zip(plans, peaks, points, strict=True)]
     return SimpleNamespace(rows=rows, corners=list(pairwise((x(size), y(speed)) for size, speed in front)), x_ticks=ticks(x, 6),
                            y_ticks=ticks(y, 5), limit=x(memory / 2**30), height=HEIGHT)
 
@@ -164,14 +166,11 @@ def _words(layout: Layout) -> str:
             f"{apart} · order {layout.order}")
 
 
-def _behind(best: Trial, other: Trial) -> str:
-    """Return how much slower and larger another layout is than the best, and the part of the step that makes most of it."""
-    if other is best:
-        return "the best"
-    later, more = other.step.seconds - best.step.seconds, other.peak.total - best.peak.total
-    mine, others = best.step.parts, other.step.parts
-    grown = {part: others.get(part, 0.0) - mine.get(part, 0.0) for part in mine | others}
-    part = max(grown, key=lambda part: grown[part] if later >= 0 else -grown[part])
-    return (f"{duration(abs(later))} {'slower' if later >= 0 else 'faster'} ({percent(abs(later) / best.step.seconds)}), "
+def _behind(best: StepTime, other: StepTime, more: int) -> str:
+    """Return how much slower than the best another plan is, the part that makes most of it, and how many bytes larger it is."""
+    later, faster = other.seconds - best.seconds, other.seconds < best.seconds
+    grown = {part: other.parts.get(part, 0.0) - best.parts.get(part, 0.0) for part in best.parts | other.parts}
+    part = max(grown, key=lambda part: -grown[part] if faster else grown[part])
+    return (f"{duration(abs(later))} {'faster' if faster else 'slower'} ({percent(abs(later) / best.seconds)}), "
             f"most of it: {CAUSES.get(part, ('', part))[1]} ({'+' if grown[part] >= 0 else '−'}{duration(abs(grown[part]))}); "
             f"{memory_size(abs(more))} {'more' if more >= 0 else 'less'}")

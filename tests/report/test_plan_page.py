@@ -16,21 +16,23 @@ from html_page import Page
 from hpc_mp.base.text import duration, memory_size, number, percent
 from hpc_mp.job import resolve
 from hpc_mp.job.layout import read_shape, stage_cut, undivided
-from hpc_mp.planner.footprint import footprint
+from hpc_mp.job.resolution import ResolvedKey, resolved
+from hpc_mp.planner.footprint import Footprint, footprint
 from hpc_mp.planner.machine import machine_named
-from hpc_mp.planner.search import Candidate, Plan, Question, Trial
+from hpc_mp.planner.search import Plan, Question
 from hpc_mp.planner.step import step_time
 from hpc_mp.report.plan_page import CAUSES, HELD, MOST_NODES, render, write_plan_page
 
 NOW = 1_790_000_000.0
 HOSTILE = "<script>alert(1)</script>\"'&"
+ENDS = ("reduce", "publish", "update", "skew")  # of a step without virtual stages, besides its pipeline
 OUTSIDE = re.compile(r"https?:|//\w|\bsrc=|\bhref=|@import|url\((?!#)")
 
 
-def question(nodes: int = 2, batch: int = 64, layers: int = 8) -> Question:
+def question(nodes: int = 2, batch: int = 64) -> Question:
     spec = resolve({
         "job": {"name": "demo", "nodes": nodes, "ranks_per_node": 8},
-        "model": {"config": {"model_type": "gpt2", "n_layer": layers, "n_embd": 2048, "n_head": 16}},
+        "model": {"config": {"model_type": "gpt2", "n_layer": 8, "n_embd": 2048, "n_head": 16}},
         "data": {"files": ["*.txt"], "sequence_length": 1024},
         "parallel": {"tensor": 2},
         "train": {"steps": 10, "global_batch": batch, "precision": "bf16"},
@@ -38,19 +40,25 @@ def question(nodes: int = 2, batch: int = 64, layers: int = 8) -> Question:
     return Question(spec, read_shape(spec), machine_named("p5"), frozenset({"tensor"}))
 
 
-def trial(asked: Question, pipeline: int, microbatches: int, **keys: object) -> Trial:
-    chosen = Candidate(2, pipeline, 1, "ring", 1, microbatches, **keys)  # type: ignore[arg-type]
-    job = asked.job(chosen)
-    layout = replace(undivided(job), layers=stage_cut(job, asked.shape).layers, order="DPT")
-    return Trial(chosen, layout, footprint(layout, asked.shape), step_time(layout, asked.shape, asked.machine))
+def planned(asked: Question, pipeline: int, microbatches: int, **keys: object) -> Plan:
+    values = {"pipeline": pipeline, "microbatches": microbatches, "order": "DPT"} | keys
+    job = resolved(asked.spec, [ResolvedKey(f"parallel.{key}", value) for key, value in values.items()])
+    layout = replace(undivided(job), layers=stage_cut(job, asked.shape).layers)
+    return Plan(job, layout, step_time(layout, asked.shape, asked.machine), 0.0, footprint(layout, asked.shape))
 
 
 @cache
 def plan() -> Plan:
-    asked = question()
-    best, *others = (trial(asked, 4, 8), trial(asked, 2, 4, recompute="full"), trial(asked, 8, 16, zero=0))
-    return Plan(asked, best, tuple(others), {"does not fit": 1234, "not allowed": 0},
-                max(best.step.parts, key=best.step.parts.__getitem__))
+    others = replace(planned(question(), 2, 4, recompute="full"), footprints=()), planned(question(), 8, 16, zero=0)
+    return replace(planned(question(), 4, 8), others=others, lost={"does not fit": 1234, "slower": 0})
+
+
+def rendered(asked: Question, best: Plan) -> Page:
+    return Page(render(asked, best, NOW))
+
+
+def peak(one: Plan) -> Footprint:
+    return max(footprint(one.layout, question().shape), key=lambda rank: rank.total)
 
 
 def widths(page: Page) -> list[tuple[str, float]]:
@@ -61,14 +69,14 @@ def widths(page: Page) -> list[tuple[str, float]]:
 
 @pytest.fixture(scope="module")
 def page() -> Page:
-    return Page(render(plan(), NOW))
+    return rendered(question(), plan())
 
 
 def test_sections_tables_and_texts_for_those_who_do_not_see(page: Page) -> None:
     assert [section["id"] for section in page.all("section")] == [
         "memory", "step", "pipeline", "ranks", "frontier", "layout", "arithmetic"]
     drawn = [*page.all("svg", role="img"), *page.all("span", role="img")]
-    assert len(drawn) == 2 + 4 + len([took for took in plan().best.step.parts.values() if took]) and all(
+    assert len(drawn) == 2 + 4 + len([took for took in plan().step.parts.values() if took]) and all(
         figure["aria-label"] for figure in drawn)
     assert len(page.all("table")) == 5 and len(page.all("div", class_="cell")) == 16
     assert len(page.all("div", class_="node")) == 2
@@ -83,11 +91,11 @@ def test_the_policy_knows_the_only_script(page: Page) -> None:
 
 
 def test_the_figures_are_the_plans(page: Page) -> None:
-    best, memory = plan().best, plan().question.machine.memory
+    best, memory = plan(), question().machine.memory
     assert "fits gpt2, 8 layers of 2,048" in page.text
-    for text in (f"needs {memory_size(best.peak.total)} of its GPU's {memory_size(memory)}", duration(best.step.seconds),
+    for text in (f"needs {memory_size(peak(best).total)} of its GPU's {memory_size(memory)}", duration(best.step.seconds),
                  number(best.step.tokens_per_s), percent(best.step.mfu), "Other candidates: does not fit: 1,234.",
-                 f"= {best.peak.total:,}", f"64 × 1,024 = {64 * 1024:,}", "tensor 2 × pipeline 4 × context 1 × data 2 = 16"):
+                 f"= {peak(best).total:,}", f"64 × 1,024 = {64 * 1024:,}", "tensor 2 × pipeline 4 × context 1 × data 2 = 16"):
         assert text in page.text, text
     drawn, whole = widths(page), 1.02 * memory
     for rank in best.footprints:
@@ -103,67 +111,66 @@ def test_the_figures_are_the_plans(page: Page) -> None:
 
 
 def test_every_line_and_part_has_words() -> None:
-    best = plan().best
-    assert {line.name for line in fields(best.peak)} - {"host"} == HELD.keys()
-    assert best.step.parts.keys() <= CAUSES.keys()
+    best = plan()
+    assert {line.name for line in fields(peak(best))} - {"host"} == HELD.keys()
+    every = (best, planned(question(), 1, 4, context=2, zero=3), planned(question(), 2, 4, recompute="full"),
+             planned(question(), 2, 4, schedule="interleaved_1f1b", virtual_stages=2))
+    assert {part for one in every for part in one.step.parts} | {"host"} <= CAUSES.keys()
 
 
 def test_the_schedule_is_the_steps_own(page: Page) -> None:
     """All microbatches are drawn: the chart lasts as long as the step without its end, after the pipeline."""
-    best = plan().best
-    pipeline = best.step.seconds - sum(best.step.parts.get(part, 0.0) for part in ("reduce", "publish", "update"))
+    best = plan()
+    pipeline = best.step.seconds - sum(best.step.parts.get(part, 0.0) for part in ENDS)
     assert f"simulated: {duration(pipeline)} from the first forward" in page.text
     boxes = [box for kind in ("forward", "backward") for box in page.all("rect", class_=kind)]
     assert len(boxes) == 4 * 2 * 8
-    many = replace(plan(), best=trial(question(batch=256), 2, 64), others=())
-    shown = Page(render(many, NOW))
+    shown = rendered(question(batch=256), planned(question(batch=256), 2, 64))
     assert "with 16 of the 64 microbatches" in shown.text
     assert len([box for kind in ("forward", "backward") for box in shown.all("rect", class_=kind)]) == 2 * 2 * 16
 
 
 def test_the_frontier_has_every_layout_and_marks_the_best(page: Page) -> None:
-    trials = (plan().best, *plan().others)
+    plans = (plan(), *plan().others)
     circles = [circle for circle in page.all("circle") if (circle["cx"] or "").endswith("%")][::-1]
     assert [circle.get("class") for circle in circles] == ["best", None, None]
-    by_memory = sorted(range(3), key=lambda i: trials[i].peak.total)
+    by_memory = sorted(range(3), key=lambda i: peak(plans[i]).total)
     assert sorted(range(3), key=lambda i: float((circles[i]["cx"] or "").rstrip("%"))) == by_memory
-    by_speed = sorted(range(3), key=lambda i: -trials[i].step.tokens_per_s)
+    by_speed = sorted(range(3), key=lambda i: -plans[i].step.tokens_per_s)
     assert sorted(range(3), key=lambda i: float(circles[i]["cy"] or "")) == by_speed
-    for other in trials[1:]:
-        later = other.step.seconds - trials[0].step.seconds
-        share = percent(abs(later) / trials[0].step.seconds)
+    for other in plans[1:]:
+        later = other.step.seconds - plans[0].step.seconds
+        share = percent(abs(later) / plans[0].step.seconds)
         assert f"{duration(abs(later))} {'slower' if later > 0 else 'faster'} ({share})" in page.text
 
 
 def test_the_layout_can_be_copied_and_is_a_job_again(page: Page) -> None:
     (text,) = re.findall(r'<pre id="toml"[^>]*>(.*?)</pre>', page.source, re.DOTALL)
     table = tomllib.loads(unescape(text))["parallel"]
-    keys = {key: value for key, value in plan().best.chosen._asdict().items() if value is not None}
-    assert table == keys and page.all("button", data_copies="toml")
+    assert table == {"tensor": 2, "pipeline": 4, "microbatches": 8, "order": "DPT", "schedule": "1f1b"}
+    assert page.all("button", data_copies="toml") and "zero" not in table, "what the job leaves to its defaults is left out"
 
 
 def test_too_large_a_job_and_one_without_a_pipeline() -> None:
     asked = question(nodes=1, batch=8 * 512)
-    large = trial(asked, 1, 1)
-    text = Page(render(Plan(asked, large, (), {}, "products"), NOW)).text
-    over = large.peak.total - asked.machine.memory
+    large = planned(asked, 1, 1)
+    text = rendered(asked, large).text
+    over = peak(large).total - asked.machine.memory
     assert over > 0 and "does not fit" in text and f"{memory_size(over)} too much" in text and "No pipeline" in text
     assert "Other candidates" not in text
 
 
 def test_nodes_beyond_the_first_are_counted() -> None:
     asked = question(nodes=80, batch=640)
-    page = Page(render(Plan(asked, trial(asked, 4, 2), (), {}, "products"), NOW))
+    page = rendered(asked, planned(asked, 4, 2))
     assert len(page.all("div", class_="node")) == MOST_NODES and "16 more nodes are not shown" in page.text
 
 
 def test_hostile_text_is_text() -> None:
-    asked = plan().question
-    job = asked.spec.job.model_copy(update={"name": HOSTILE})
-    fabric = replace(asked.machine.fabric, title=HOSTILE)
-    hostile = replace(plan(), lost={HOSTILE: 1}, question=replace(
-        asked, spec=asked.spec.model_copy(update={"job": job}), machine=replace(asked.machine, fabric=fabric)))
-    page = Page(render(hostile, NOW))
+    asked = question()
+    job = plan().job.job.model_copy(update={"name": HOSTILE})
+    machine = replace(asked.machine, fabric=replace(asked.machine.fabric, title=HOSTILE))
+    page = rendered(replace(asked, machine=machine), replace(plan(), job=plan().job.model_copy(update={"job": job}), lost={HOSTILE: 1}))
     assert page.text.count(HOSTILE) >= 3 and len(page.all("script")) == 1
     assert len(Page(f"<p>{HOSTILE}</p><script></script>").all("script")) == 2, "unescaped text would be seen"
 
@@ -177,7 +184,7 @@ def test_nothing_comes_from_outside(page: Page) -> None:
 @needs_browser
 @pytest.mark.parametrize("width", [1400, 400])
 def test_a_browser_draws_it_and_nothing_sticks_out(tmp_path: Path, width: int) -> None:
-    file = write_plan_page(plan(), tmp_path / "plan.html", NOW)
+    file = write_plan_page(question(), plan(), tmp_path / "plan.html", NOW)
     view = opened(file, width)
     assert view.complaints == () and not view.overflows
     assert all(wide > 100 and high > 20 for _, wide, high in view.figures) and len(view.figures) >= 3
