@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from browser import needs_browser, opened
+from hpc_mp.planner.search import Plan, Question
 from html_page import Page
 
 from hpc_mp.base.text import duration, memory_size, number, percent
@@ -19,7 +20,6 @@ from hpc_mp.job.layout import read_shape, stage_cut, undivided
 from hpc_mp.job.resolution import ResolvedKey, resolved
 from hpc_mp.planner.footprint import Footprint, footprint
 from hpc_mp.planner.machine import machine_named
-from hpc_mp.planner.search import Plan, Question
 from hpc_mp.planner.step import step_time
 from hpc_mp.report.plan_page import CAUSES, HELD, MOST_NODES, render, write_plan_page
 
@@ -168,9 +168,9 @@ def test_nodes_beyond_the_first_are_counted() -> None:
 
 def test_hostile_text_is_text() -> None:
     asked = question()
-    job = plan().job.job.model_copy(update={"name": HOSTILE})
+    job = plan().job.model_copy(update={"job": plan().job.job.model_copy(update={"name": HOSTILE})})
     machine = replace(asked.machine, fabric=replace(asked.machine.fabric, title=HOSTILE))
-    page = rendered(replace(asked, machine=machine), replace(plan(), job=plan().job.model_copy(update={"job": job}), lost={HOSTILE: 1}))
+    page = rendered(replace(asked, machine=machine), replace(plan(), job=job, lost={HOSTILE: 1}))
     assert page.text.count(HOSTILE) >= 3 and len(page.all("script")) == 1
     assert len(Page(f"<p>{HOSTILE}</p><script></script>").all("script")) == 2, "unescaped text would be seen"
 
@@ -189,6 +189,7 @@ def test_a_browser_draws_it_and_nothing_sticks_out(tmp_path: Path, width: int) -
     assert view.complaints == () and not view.overflows
     assert all(wide > 100 and high > 20 for _, wide, high in view.figures) and len(view.figures) >= 3
     assert "Copy" in view.text, "its script ran"
-    file.write_text(file.read_text(encoding="utf-8").replace("button.hidden = false", "button.hidden  = false"), encoding="utf-8")
+    text = file.read_text(encoding="utf-8")
+    file.write_text(text.replace("button.hidden = false", "button.hidden  = false"), encoding="utf-8")
     spoilt = opened(file, width)
     assert spoilt.complaints and "Copy" not in spoilt.text
