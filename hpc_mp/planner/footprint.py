@@ -157,9 +157,9 @@ def _block(layout: Layout, shape: ModelShape, layer: int) -> Part:
     inner, behind = -(-shape.intermediate // degrees.tensor) * tokens * c, [norm] * shape.model_type.startswith("gemma")
     mlp = cut(numbers * inner, more * inner, inner, columns * inner)
     if shape.experts_of(layer):  # with a row for each choice of a token; Mixtral sums rows in the wide format
-        limit, chosen = expert_capacity(layout.expert_capacity, tokens * degrees.context, shape), tokens * shape.experts_per_token
-        slots = expert_slots(limit, tokens, shape.experts_per_token, shape.experts) if degrees.expert > 1 else None
-        rows = slots * shape.experts if slots else min(chosen, (limit or chosen) * shape.experts)
+        cap, chosen = expert_capacity(layout.expert_capacity, tokens * degrees.context, shape), tokens * shape.experts_per_token
+        slots = expert_slots(cap, tokens, shape.experts_per_token, shape.experts) if degrees.expert > 1 else None
+        rows = slots * shape.experts if slots else min(chosen, (cap or chosen) * shape.experts)
         product = -(-shape.experts // degrees.expert) * (f := -(-shape.expert_intermediate // degrees.tensor) * c) * h * (c < 8)
         summed = (2 * chosen + tokens) * h * wide if shape.model_type == "mixtral" else 2 * chosen * h * c
         held = whole + tokens * shape.experts * (c + 3 * wide) + rows * (h * c + 4 * f) + chosen * h * c
