@@ -23,8 +23,8 @@ class Framework:
     products: float = 0.98  # share of the reachable rate
     attention: float = 1.0  # rate of flash attention, relative to version 2
     passes: float = 5.0  # bytes of element-wise passes, relative to kernels that are fused wherever they can be
-    tensor: float = 1.3  # seconds of the tensor axis' collectives, relative to the links': ranks wait, or hide them
-    contention: float = 0.4  # seconds that computations lose to a collective beside them, relative to it
+    tensor: float = 1.26  # seconds of the tensor axis' collectives, relative to the links': ranks wait, or hide them
+    contention: float = 0.39  # seconds that computations lose to a collective beside them, relative to it
     overlap: float = 0.8  # share of the last backward in which gradients are summed
     publish: float = 0.0  # hidden share of the gathering of updated parameters
     host: float = 300e-6  # seconds in which the host launches a layer's forward
@@ -41,7 +41,7 @@ OURS = Framework(scattered=False, gradient=4)
 _fused, _eager = partial(Framework, passes=FUSED, overlap=0.0), partial(Framework, overlap=1.0, publish=1.0)
 FRAMEWORKS = {  # by the beginning of its name; "": any other
     "": Framework(passes=3.2), "Megatron": _fused(1.05, overlap=0.5), "Megatron-DeepSpeed": _fused(0.97, states=16),
-    "NeMo": Framework(1.02, 1.4, 1.5, 0.3, overlap=1.0, publish=1.0),  # with TransformerEngine
+    "NeMo": Framework(0.99, 1.4, 1.5, 0.3, overlap=1.0, publish=1.0),  # with TransformerEngine
     "Composer": _eager(0.92, 0.5, FUSED, logit=6, kept=0.8),  # with flash attention of version 1
     "torchtitan": _eager(0.93), "PyTorch": _eager(1.03), "InternEvo": _fused(0.93), "OneFlow": _fused(0.99, logit=4)}
 
