@@ -3,7 +3,8 @@
 A stage's forward and backward have its layers' kernels, and what these do not hide of messages. Layers of a kind count once. The
 pipeline is simulated action by action, up to ``MOST`` forwards; it is steady after 4 P microbatches, and longer steps are
 extrapolated. In the end gradients are summed, beside the last backward as far as the framework does that, the optimizer passes
-over its state, and parameters are gathered. Modules that ``tensor_modules`` leaves whole count as cut, adapters as all weights.
+over its state, and parameters are gathered. Modules that ``tensor_modules`` leaves whole count as cut, adapters as all weights,
+and offloaded activations as hidden.
 """
 
 import math
@@ -29,6 +30,7 @@ MOST, STEADY = 512, 4  # forwards that are simulated; × P microbatches
 BUBBLES = {"zero_bubble": 1 / 3, "zero_bubble_v": 1 / 6}  # relative to 1F1B's with as many stages
 UPDATE = 40  # bytes of a parameter's masters, gradient and two slots that an optimizer reads and writes
 SKEW = 0.002  # of a step that ranks wait for the slowest, for each doubling of their number
+Makespan = Callable[[Layout, list[float], list[float], float], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +67,8 @@ def closed(layout: Layout, forwards: list[float], backwards: list[float], latenc
     return layout.microbatches * max(*ranks, *trips, 0.0) + share * (sum(ranks) - max(ranks)) + 2 * latency * (p - 1)
 
 
-def step_time(layout: Layout, shape: ModelShape, machine: Machine, framework: Framework = OURS, pipeline: Callable[
-        [Layout, list[float], list[float], float], float] = simulated) -> StepTime:
+def step_time(layout: Layout, shape: ModelShape, machine: Machine, framework: Framework = OURS,
+              pipeline: Makespan = simulated) -> StepTime:
     """Return the time of a step of stages that are cut. Raises HpcMpError if ranks span nodes without a network."""
     return _Step(layout, shape, machine, framework, rates_of(machine.gpu, layout.precision, framework)).time(pipeline)
 
@@ -123,16 +125,18 @@ class _Step:
         (forward, backward), everyone = block(layout, shape, layer, self.rates, factors), self.group("DC")
         size = layout.samples * shape.tokens_of(layer, layout.sequence) / degrees.context * shape.hidden * number
         kinds = ("all_gather", "reduce_scatter") if layout.sequence_parallel else ("all_reduce",)
-        keys = 2 * size * shape.kv_heads * shape.head_dim / shape.hidden / degrees.tensor
-        ring = (degrees.context - 1) * self.seconds("sendrecv", keys, self.group("C")[:2])
+        head, around = 2 * size * shape.head_dim / shape.hidden / degrees.tensor, self.group("C")
+        ring = (degrees.context - 1) * self.seconds("sendrecv", head * shape.kv_heads, around[:2])
+        shuffled = self.seconds("all_to_all", head * (shape.heads + shape.kv_heads), around)
         routed = size * shape.experts_per_token * (shape.experts_of(layer) > 0)
         sent = {"tensor": 2 * factors.tensor * sum(self.seconds(kind, size, self.group("T")) for kind in kinds),
-                "context": max(0.0, ring - forward["attention"]),
+                "context": shuffled if layout.context_method == "ulysses" else max(0.0, ring - forward["attention"]),
                 "experts": 2 * self.seconds("all_to_all", routed, everyone[:degrees.expert])}
         again, shards = 1.0 if blocks_together(layout.recompute) else 0.0, everyone[:layout.shard_degree]
-        weights = held(layout, shape, StageSpan(range(layer, layer + 1), False, False)) * (layout.zero == 3)
-        gather = self.seconds("all_gather", weights * number, shards)
-        scatter = self.seconds("reduce_scatter", weights * factors.gradient * (layout.reduce == "microbatch"), shards)
+        weights = held(layout, shape, StageSpan(range(layer, layer + 1), False, False))
+        gather = self.seconds("all_gather", weights * number * (layout.zero == 3), shards)
+        each = layout.zero > 1 and layout.reduce == "microbatch"
+        scatter = self.seconds("reduce_scatter", weights * factors.gradient * each, shards)
         forward, backward = forward | sent, _total(((1.0, backward), (1.0 + again, sent)))
         for parts, launches, moved in ((forward, 1.0, gather), (backward, 1.5 + again, gather + scatter)):
             busy = sum(parts.values())
@@ -140,17 +144,18 @@ class _Step:
                       "host": max(0.0, launches * factors.host - busy)}
         return forward, backward
 
-    def end(self, weights: float, last: float, units: int) -> Parts:
+    def end(self, weights: float, units: int, last: float) -> Parts:
         """Return the parts at a step's end of a rank with so many parameters in units, and seconds of the last backward."""
         layout, factors, everyone, shards = self.layout, self.framework, self.group("DC"), self.layout.shard_degree
-        unit, near, early = weights / units, everyone[:shards], layout.zero < 3
-        scattered = self.seconds("reduce_scatter", unit * factors.gradient * (early or layout.reduce == "step"), near)
+        unit, near, once = weights / units, everyone[:shards], layout.zero < 2 or layout.reduce == "step"
+        scattered = self.seconds("reduce_scatter", unit * factors.gradient * once, near)
         summed = units * (scattered + self.seconds("all_reduce", unit * factors.gradient / shards, everyone[::shards]))
-        gathered = units * self.seconds("all_gather", unit * self.rates.number * early, near)
+        gathered = units * self.seconds("all_gather", unit * self.rates.number * (layout.zero < 3), near)
+        memory = (self.machine.gpu.host_copy_gbs or math.inf) * 1e9 if "optimizer" in layout.offload else self.rates.memory
         return {"reduce": max(summed - factors.overlap * last, factors.contention * summed * (factors.overlap > 0)),
-                "publish": (1 - factors.publish) * gathered, "update": weights / shards * UPDATE / self.rates.memory}
+                "publish": (1 - factors.publish) * gathered, "update": weights / shards * UPDATE / min(memory, self.rates.memory)}
 
-    def time(self, pipeline: Callable[[Layout, list[float], list[float], float], float]) -> StepTime:
+    def time(self, pipeline: Makespan) -> StepTime:
         """Return the time of the step."""
         layout, shape, rates, degrees, m = self.layout, self.shape, self.rates, self.layout.degrees, self.layout.microbatches
         tokens, rows = layout.samples * layout.sequence / degrees.context, (shape.classes or shape.vocabulary) / degrees.tensor
@@ -173,9 +178,9 @@ class _Step:
         parts["bubble"] = max(0.0, pipeline(layout, forwards, backwards, latency) - sum(parts.values()))
         if layout.stages > degrees.pipeline:  # messages are hidden; each rank sends and receives two of a stage and microbatch
             parts["messages"] = self.framework.contention * 4 * m * len(ranks[0]) * latency
-        ending = (self.end(sum(weights[stage] for stage in own), backwards[own[0]], 1 + sum(layout.layers[stage] for stage in own))
-                  for own in ranks)
-        parts |= max(ending, key=lambda own: sum(own.values()))
+        states = [(sum(weights[stage] for stage in own), 1 + sum(layout.layers[stage] for stage in own)) for own in ranks]
+        endings = (self.end(*state, backwards[own[0]]) for state, own in zip(states, ranks, strict=True))
+        parts = parts | max(endings, key=lambda own: sum(own.values()))
         parts["skew"] = SKEW * math.log2(layout.ranks) * sum(parts.values())
         seconds = sum(parts.values())
         rate = degrees.data * m * layout.samples * layout.sequence / seconds
