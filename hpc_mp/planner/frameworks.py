@@ -1,7 +1,7 @@
 """Frameworks that train transformers: what they reach of a GPU's rates, and the bytes that a rank of theirs holds.
 
-``products`` of each row, and the general row, are fitted to published results by ``benchmarks/calibrate_planner.py``; what is
-fused and hidden is from the frameworks' documentation. Bytes: arXiv:2205.05198, arXiv:1910.02054, and what measured jobs need.
+``products``, and defaults of what is shared, are fitted to published results by ``benchmarks/calibrate_planner.py``; what is fused
+and hidden is from documentation. Bytes are those of arXiv:2205.05198 and arXiv:1910.02054, and what measured jobs need besides.
 """
 
 from dataclasses import dataclass
@@ -12,13 +12,12 @@ from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.models import ModelShape
 from hpc_mp.planner.footprint import Footprint
 
-FUSED = 2.0  # passes of frameworks with fused kernels
-GAPS = 0.05  # share of what is counted that is lost in the allocator's gaps
+FUSED, GAPS = 2.0, 0.05  # passes of fused kernels; share of what is counted that is lost in the allocator's gaps
 
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """A framework; the defaults are those of an unknown one."""
+    """A framework, or with the defaults one that runs each operation as a kernel of its own."""
 
     products: float = 0.98  # share of the reachable rate
     attention: float = 1.0  # rate of flash attention, relative to version 2
@@ -48,10 +47,9 @@ FRAMEWORKS = {  # by the beginning of its name; "": any other
 
 def weights_of(shape: ModelShape, layer: int) -> tuple[int, int]:
     """Return the weights of a layer's products outside of experts, and of one expert."""
-    matrices, experts = (3 if shape.gated_mlp else 2) * shape.hidden, shape.experts_of(layer)
-    attention = shape.hidden * 2 * (shape.heads + shape.kv_heads) * shape.head_dim * (2 if 0 < shape.encoder <= layer else 1)
-    return (attention + shape.hidden * experts, matrices * shape.expert_intermediate) if experts else (
-        attention + matrices * shape.intermediate, 0)
+    mlp, crosses, experts = (2 + shape.gated_mlp) * shape.hidden, 0 < shape.encoder <= layer, shape.experts_of(layer)
+    attention = shape.hidden * 2 * (shape.heads + shape.kv_heads) * shape.head_dim * (1 + crosses)
+    return attention + (shape.hidden * experts or mlp * shape.intermediate), mlp * shape.expert_intermediate * (experts > 0)
 
 
 def held(layout: Layout, shape: ModelShape, span: StageSpan) -> float:
@@ -69,21 +67,21 @@ def stages_of(layout: Layout, rank: int) -> list[int]:
 
 def footprint_elsewhere(layout: Layout, shape: ModelShape, framework: Framework) -> tuple[Footprint, ...]:
     """Return the footprint of every rank of a pipeline under another framework."""
-    spans, h, p, t, results = stage_spans(layout.layers), shape.hidden, layout.degrees.pipeline, layout.degrees.tensor, []
+    h, p, t, together, results = shape.hidden, layout.degrees.pipeline, layout.degrees.tensor, blocks_together(layout.recompute), []
     tokens, outer = layout.samples * layout.sequence / layout.degrees.context, t if layout.sequence_parallel else 1
     inner = shape.expert_intermediate * shape.experts_per_token if shape.experts else shape.intermediate
     inside = 4 * (shape.heads + shape.kv_heads) * shape.head_dim + inner * (8 if shape.gated_mlp else 4)
     scores = 0 if framework.flash or layout.recompute == "selective" else 5 * shape.heads * layout.sequence
-    layer, together = tokens * (10 * h / outer + (inside + scores) / t) * framework.kept, blocks_together(layout.recompute)
+    layer = tokens * (10 * h / outer + (inside + scores) / t) * framework.kept
     for rank in range(p):
-        own = [spans[stage] for stage in stages_of(layout, rank)]
-        parts, chunks = [held(layout, shape, span) for span in own], layout.microbatches * len(own)
-        most = {"1f1b": p - rank, "interleaved_1f1b": 2 * (p - rank - 1) + (len(own) - 1) * p + 1, "zero_bubble": p}
-        layers = min(chunks, most.get(layout.schedule, chunks)) * sum(len(span.layers) for span in own) / len(own)
-        kept = layers * layer if together is None else layers / together * 2 * tokens * h / outer
+        own = [stage_spans(layout.layers)[stage] for stage in stages_of(layout, rank)]
+        parts, count, chunks = [held(layout, shape, span) for span in own], len(own), layout.microbatches * len(own)
+        most = {"1f1b": p - rank, "interleaved_1f1b": 2 * (p - rank - 1) + (count - 1) * p + 1, "zero_bubble": p}
+        layers = min(chunks, most.get(layout.schedule, chunks)) * sum(len(span.layers) for span in own) / count
         whole = max(part / max(1, len(span.layers)) for part, span in zip(parts, own, strict=True)) * (layout.zero == 3)
         states = [sum(parts) * size / (layout.shard_degree if layout.zero > least else 1)
                   for least, size in ((2, 2), (1, framework.gradient), (0, framework.states))]
+        kept = layers * layer if together is None else layers / together * 2 * tokens * h / outer
         logits = framework.logit * tokens * shape.vocabulary / t * own[-1].last
         counted = [*states, kept, logits, 6 * whole, layer * (together or 0), 0.0]
         results.append(Footprint(*map(int, (*counted, framework.overhead + GAPS * sum(counted), 0))))
