@@ -6,13 +6,14 @@ flight. A second pass simulates steps of the best ones that a launch accepts, ea
 fastest whose footprint fits; of those with equal seconds, to four digits, the plainest.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from heapq import nsmallest
 from itertools import permutations, product
 from math import gcd
+from operator import itemgetter
 from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
@@ -25,17 +26,22 @@ from hpc_mp.layout.flat import stage_spans
 from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.models import ModelShape
 from hpc_mp.layout.placement import Degrees
+from hpc_mp.layout.schedule import most_stages
 from hpc_mp.layout.schedule.names import stages_per_rank
 from hpc_mp.planner.footprint import Footprint, footprint
 from hpc_mp.planner.frameworks import held
 from hpc_mp.planner.machine import Machine
 from hpc_mp.planner.memory import BYTES
-from hpc_mp.planner.step import BUBBLES, StepTime, estimate, step_time
+from hpc_mp.planner.step import StepTime, estimate, step_time
 
 KEYS = ("recompute", "shard_degree", "zero", "virtual_stages", "schedule", "sequence", "microbatches", "context_method", "expert",
         "context", "pipeline", "tensor", "order")  # of [parallel], the cheapest remedies first
 PLAIN = ("none", None, 0, 1, "1f1b", "ring")
-SCHEDULES = {"1f1b": (1,), "zero_bubble": (1,), "zero_bubble_v": (1,), "interleaved_1f1b": (2, 3, 4, 6, 8), "gpipe": (1,)}
+# schedule → virtual stages; bubble relative to that of 1F1B with as many stages; what it grows by for each P microbatches that are
+# fewer than so many times P
+SCHEDULES = {"1f1b": ((1,), 1.0, 0.0, 0.0), "zero_bubble": ((1,), 1 / 3, 0.4, 1.0), "zero_bubble_v": ((1,), 1 / 3, 2 / 3, 1.5),
+             "interleaved_1f1b": ((2, 3, 4, 6, 8), 1.0, 0.0, 0.0), "gpipe": ((1,), 1.0, 0.0, 0.0)}
+OTHER = ((1,), 1.0, 0.0, 0.0)
 NEAR, EACH, ENOUGH = 1.1, 4, 24  # share of the memory for the first pass, and numbers of candidates: of each division, simulated
 FEWEST_TOKENS = 1024  # of a sample on a context rank
 Candidate = tuple[float, float, tuple[Any, ...]]  # seconds (bytes, for the goal "memory"), bytes, and values of KEYS
@@ -97,7 +103,7 @@ def search(question: Question) -> Plan | None:
         ranked.append(((needs * least, float(f"{step.seconds:.3e}"), *plain), Plan(job, layout, step, needs)))
         if len(ranked) == ENOUGH:
             break
-    plans = [plan for _, plan in sorted(ranked, key=lambda item: item[0])]
+    plans = [plan for _, plan in sorted(ranked, key=itemgetter(0))]
     for place, plan in enumerate(plans):
         flight = plan.layout.microbatches if plan.layout.schedule == "gpipe" else 2 * plan.layout.stages  # more change nothing
         few = replace(plan.layout, microbatches=min(plan.layout.microbatches, flight))
@@ -105,8 +111,9 @@ def search(question: Question) -> Plan | None:
         if least or max(rank.total for rank in best.footprints) <= machine.memory:
             check_job(best.job, shape)
             lost.update({"not allowed": len(refused), "does not fit": place, "slower": -len(refused) - place - 1})
-            others = {other.layout.degrees: other for other in reversed(plans) if other.layout.degrees != best.layout.degrees}
-            return replace(best, others=tuple(others.values())[:-4:-1], lost=dict(lost))
+            divided = [(d.tensor, d.pipeline, d.expert, d.context > 1) for d in (plan.layout.degrees for plan in plans)]
+            others = [other for at, other in enumerate(plans) if divided[at] not in (*divided[:at], divided[place])]
+            return replace(best, others=tuple(others[:3]), lost=dict(lost))
     if least or (refused and not plans):
         check_arithmetic(question.spec)
         raise refused[0]
@@ -156,21 +163,21 @@ def _candidates(question: Question, lost: Counter[str]) -> list[Candidate]:
         one, two = (row.counted - row.parameters - row.gradients - row.optimizer for row in rows)
         return two - one, 2 * one - two, rows[0].libraries
 
-    best, every = list[Candidate](), _divisors(spec.ranks)
+    every, divisions = _divisors(spec.ranks), defaultdict[Any, dict[Any, Candidate]](dict)
     for t, p, c, e in product(question.options("tensor", [size for size in every if size <= min(2 * per_node, shape.heads)]),
-                              question.options("pipeline", [size for size in every if size <= layers]),
+                              question.options("pipeline", [size for size in every if size <= most_stages(layers)]),
                               question.options("context", [size for size in every if size <= max(1, whole.sequence // FEWEST_TOKENS)]),
                               question.options("expert", [size for size in every if size <= max(1, shape.experts)])):
         d, rest = divmod(spec.ranks, t * p * c)
         if rest or spec.train.global_batch % d or d * c % e:
             lost["not allowed"] += not rest
             continue
-        batch, shards, division = spec.train.global_batch // d, d * c, list[Candidate]()
+        batch, shards = spec.train.global_batch // d, d * c
         weights = held(replace(alone, degrees=Degrees(t, 1, e, 1, e)), shape, stage_spans((layers,))[0])
         head, inside = shape.vocabulary * shape.hidden / t, gcd(per_node // gcd(per_node, t), shards)
         block = weights / layers - head * (2 - shape.tied) / layers
         schedules = [(name, v) for name in question.options("schedule", list(SCHEDULES)[:5 if p > 1 else 1])
-                     for v in question.options("virtual_stages", SCHEDULES.get(name, (1,)))
+                     for v in question.options("virtual_stages", SCHEDULES.get(name, OTHER)[0])
                      if p * stages_per_rank(name, v) <= max(p, layers)]
         states = [(zero, group) for zero in question.options("zero", range(4 if shards > 1 else 1))
                   for group in question.options("shard_degree", (None, inside)[:1 + (zero > 0 and 1 < inside < shards)])]
@@ -187,16 +194,19 @@ def _candidates(question: Question, lost: Counter[str]) -> list[Candidate]:
             own = number * (zero < 3) + master * (zero < 2) + moments * (zero < 1)  # bytes of a parameter that are not shared
             needs = weights / p * (own + (number + master + moments - own) / (group or shards))
             passing = 2 * number * max(block, head) * (zero == 3) + master * (3 * block + head * (1 + (p == 1))) * (zero > 1)
-            needs += passing + fixed + (grows * some * min(m, chunks) + rest) * batch / m / c
+            needs += passing + fixed + (grows * stages * -(-layers // (stages * p)) * min(m, chunks) + rest) * batch / m / c
             lost["slower" if (fits := least or needs <= NEAR * machine.memory) else "does not fit"] += 1
             if fits:
-                took = time * some * (m + (p - 1) / stages * BUBBLES.get(name, 1.0))
+                _, bubble, more, least_m = SCHEDULES.get(name, OTHER)
+                took = time * some * (m + (p - 1) / stages * (bubble + more * max(0.0, least_m - m / p)))
                 rate = fabric.nic * fabric.nics / fabric.gpus if whole.nodes > 1 and not group else fabric.link * fabric.links
                 sent = (shards > 1) * weights / p * number * (2 * m if zero == 3 else 3) / rate / 1e9
                 score = needs if least else took + (max(sent / 10, sent - took) if zero == 3 else sent / 3)
-                division.append((score, needs, (recompute, group, zero, v, name, sequence, m, method, e, c, p, t)))
-        best += nsmallest(EACH, division, key=lambda candidate: candidate[0])
-    return sorted(best, key=lambda candidate: candidate[0])
+                equal = float(f"{score:.3e}"), needs > machine.memory  # of these the first is plainest
+                values = recompute, group, zero, v, name, sequence, m, method, e, c, p, t
+                divisions[t, p, e].setdefault(equal, (score, needs, values))
+    best = [candidate for division in divisions.values() for candidate in nsmallest(EACH, division.values(), key=itemgetter(0))]
+    return sorted(best, key=itemgetter(0))
 
 
 def _divisors(number: int) -> list[int]:
