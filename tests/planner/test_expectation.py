@@ -1,6 +1,7 @@
 """What is expected of a run: the machine behind a GPU's name, bytes and seconds, and the pace that earlier runs teach."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,9 @@ def test_bytes_and_seconds_are_those_of_the_planner() -> None:
     fullest = max(ranks, key=lambda rank: rank.total)
     assert (expected.total, expected.allocated) == (fullest.total, fullest.counted)
     assert expected.memory == 81559 * 2**20
+    away = replace(LAYOUT, offload=("optimizer",))
+    assert footprint(away, SHAPE)[0].host > 0
+    assert expect(away, SHAPE, machine).total == max(rank.total for rank in footprint(away, SHAPE)), "the host's are not the GPU's"
 
 
 def teach(file: Path, *ratios: float, gpu: str = "H100 80GB HBM3", first: int = 0) -> None:
