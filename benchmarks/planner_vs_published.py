@@ -158,7 +158,7 @@ def predict(case: Case, framework: Framework) -> dict[str, Any]:
 
 
 def kendall(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """Return Kendall's tau-a of predicted and published numbers, without pairs whose published numbers are equal; None: no pair."""
+    """Return Kendall's tau-a of predicted and published numbers, without pairs that were published as equal; None: no pair."""
     signs = [(a[0] - b[0]) * (a[1] - b[1]) for a, b in combinations(pairs, 2) if a[1] != b[1]]
     return sum((sign > 0) - (sign < 0) for sign in signs) / len(signs) if signs else None
 

@@ -157,11 +157,11 @@ class _Step:
             "attention": (2.5 if factors.flash else 2.0) * core,
             "recompute": again * sum(forward.values()) + core * (layout.recompute == "selective")}
         kinds = ("all_gather", "reduce_scatter") if layout.sequence_parallel else ("all_reduce",)
-        ring, routed = (degrees.context - 1) * self.seconds("sendrecv", 2 * size * kv / h, around[:2]), size * shape.experts_per_token
+        ring, routed = self.seconds("sendrecv", 2 * size * kv / h, around[:2]), size * shape.experts_per_token * (experts > 0)
         sent = {"tensor": 2 * factors.tensor * sum(self.seconds(kind, size, self.group("T")) for kind in kinds),
-                "context": max(0.0, ring - core) if layout.context_method == "ring" else self.seconds(
+                "context": max(0.0, (degrees.context - 1) * ring - core) if layout.context_method == "ring" else self.seconds(
                     "all_to_all", 2 * size * (q + kv) / h, around),
-                "experts": 2 * self.seconds("all_to_all", routed * (experts > 0), everyone[:degrees.expert])}
+                "experts": 2 * self.seconds("all_to_all", routed, everyone[:degrees.expert])}
         weights, shards = held(layout, shape, StageSpan(range(layer, layer + 1), False, False)), everyone[:layout.shard_degree]
         each = layout.zero > 1 and layout.reduce == "microbatch"
         gather = self.seconds("all_gather", weights * self.number * (layout.zero == 3), shards)
