@@ -42,7 +42,7 @@ PLAIN = ("none", None, 0, 1, "1f1b", "ring")
 SCHEDULES = {"1f1b": ((1,), 1.0, 0.0, 0.0), "zero_bubble": ((1,), 1 / 3, 0.4, 1.0), "zero_bubble_v": ((1,), 1 / 3, 2 / 3, 1.5),
              "interleaved_1f1b": ((2, 3, 4, 6, 8), 1.0, 0.0, 0.0), "gpipe": ((1,), 1.0, 0.0, 0.0)}
 OTHER = ((1,), 1.0, 0.0, 0.0)
-NEAR, EACH, ENOUGH = 1.1, 4, 24  # share of the memory for the first pass, and numbers of candidates: of each division, simulated
+NEAR, EACH, ENOUGH = 1.1, 4, 48  # share of the memory for the first pass, and numbers of candidates: of each division, simulated
 FEWEST_TOKENS = 1024  # of a sample on a context rank
 Candidate = tuple[float, float, tuple[Any, ...]]  # seconds (bytes, for the goal "memory"), bytes, and values of KEYS
 
@@ -163,7 +163,7 @@ def _candidates(question: Question, lost: Counter[str]) -> list[Candidate]:
         one, two = (row.counted - row.parameters - row.gradients - row.optimizer for row in rows)
         return two - one, 2 * one - two, rows[0].libraries
 
-    every, divisions = _divisors(spec.ranks), defaultdict[Any, dict[Any, Candidate]](dict)
+    every, divisions = _divisors(spec.ranks), defaultdict[Any, dict[float, list[Candidate]]](dict)
     for t, p, c, e in product(question.options("tensor", [size for size in every if size <= min(2 * per_node, shape.heads)]),
                               question.options("pipeline", [size for size in every if size <= most_stages(layers)]),
                               question.options("context", [size for size in every if size <= max(1, whole.sequence // FEWEST_TOKENS)]),
@@ -178,7 +178,7 @@ def _candidates(question: Question, lost: Counter[str]) -> list[Candidate]:
         block = weights / layers - head * (2 - shape.tied) / layers
         schedules = [(name, v) for name in question.options("schedule", list(SCHEDULES)[:5 if p > 1 else 1])
                      for v in question.options("virtual_stages", SCHEDULES.get(name, OTHER)[0])
-                     if p * stages_per_rank(name, v) <= max(p, layers)]
+                     if p * stages_per_rank(name, v) <= most_stages(layers)]
         states = [(zero, group) for zero in question.options("zero", range(4 if shards > 1 else 1))
                   for group in question.options("shard_degree", (None, inside)[:1 + (zero > 0 and 1 < inside < shards)])]
         for m, sequence, recompute, (name, v), (zero, group) in product(
@@ -202,10 +202,10 @@ def _candidates(question: Question, lost: Counter[str]) -> list[Candidate]:
                 rate = fabric.nic * fabric.nics / fabric.gpus if whole.nodes > 1 and not group else fabric.link * fabric.links
                 sent = (shards > 1) * weights / p * number * (2 * m if zero == 3 else 3) / rate / 1e9
                 score = needs if least else took + (max(sent / 10, sent - took) if zero == 3 else sent / 3)
-                equal = float(f"{score:.3e}"), needs > machine.memory  # of these the first is plainest
-                values = recompute, group, zero, v, name, sequence, m, method, e, c, p, t
-                divisions[t, p, e].setdefault(equal, (score, needs, values))
-    best = [candidate for division in divisions.values() for candidate in nsmallest(EACH, division.values(), key=itemgetter(0))]
+                one = score, needs, (recompute, group, zero, v, name, sequence, m, method, e, c, p, t)
+                equals = divisions[t, p, e].setdefault(float(f"{score:.3e}"), [one, one])
+                equals[1] = min(equals[1], one, key=itemgetter(1))  # beside the plainest, the one with fewest bytes
+    best = [one for division in divisions.values() for equals in nsmallest(EACH, division.values(), key=lambda equals: equals[0][0]) for one in equals]
     return sorted(best, key=itemgetter(0))
 
 
