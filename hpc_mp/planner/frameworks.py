@@ -1,7 +1,7 @@
 """Frameworks that train transformers: what they reach of a GPU's rates, and the bytes that a rank of theirs holds.
 
-``products``, and defaults of what is shared, are fitted to published results by ``benchmarks/calibrate_planner.py``; what is fused
-and hidden is from documentation. Bytes are those of arXiv:2205.05198 and arXiv:1910.02054, and what measured jobs need besides.
+Shares of the rates are fitted to published results by ``benchmarks/calibrate_planner.py``; what is fused or hidden is from
+documentation. Bytes are those of arXiv:2205.05198 and arXiv:1910.02054, and what measured jobs need besides.
 """
 
 from dataclasses import dataclass
@@ -67,12 +67,12 @@ def stages_of(layout: Layout, rank: int) -> list[int]:
 
 def footprint_elsewhere(layout: Layout, shape: ModelShape, framework: Framework) -> tuple[Footprint, ...]:
     """Return the footprint of every rank of a pipeline under another framework."""
-    h, p, t, together, results = shape.hidden, layout.degrees.pipeline, layout.degrees.tensor, blocks_together(layout.recompute), []
+    h, p, t, results = shape.hidden, layout.degrees.pipeline, layout.degrees.tensor, []
     tokens, outer = layout.samples * layout.sequence / layout.degrees.context, t if layout.sequence_parallel else 1
     inner = shape.expert_intermediate * shape.experts_per_token if shape.experts else shape.intermediate
     inside = 4 * (shape.heads + shape.kv_heads) * shape.head_dim + inner * (8 if shape.gated_mlp else 4)
     scores = 0 if framework.flash or layout.recompute == "selective" else 5 * shape.heads * layout.sequence
-    layer = tokens * (10 * h / outer + (inside + scores) / t) * framework.kept
+    layer, together = tokens * (10 * h / outer + (inside + scores) / t) * framework.kept, blocks_together(layout.recompute)
     for rank in range(p):
         own = [stage_spans(layout.layers)[stage] for stage in stages_of(layout, rank)]
         parts, count, chunks = [held(layout, shape, span) for span in own], len(own), layout.microbatches * len(own)

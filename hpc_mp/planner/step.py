@@ -1,12 +1,9 @@
 """The time of an optimizer step, predicted from a layout, a model's shape and a machine; no torch.
 
 A product takes its operations at the reachable rate, and half a wave of tiles, at whose end processors idle; or as long as its
-bytes. Reachable shares are near published ones: of products in stas00/ml-engineering ("maximum achievable matmul FLOPS"), of flash
-attention in arXiv:2307.08691. Without it, a forward writes and reads all scores. A backward is two forwards, of flash 2.5.
-
-Stages have their layers' kernels, and what these do not hide of messages; layers of a kind count once. The pipeline is simulated
-action by action, up to ``MOST`` forwards; it is steady after 4 P microbatches, and longer steps are extrapolated. In the end
-gradients are summed, beside the last backward as far as the framework does that, and the optimizer passes over its state. Modules
+bytes. Reachable shares are near those published: stas00/ml-engineering ("maximum achievable matmul FLOPS"), arXiv:2307.08691.
+Stages have their layers' kernels, and what these do not hide of messages; layers of a kind are computed once. The pipeline is
+simulated action by action up to ``MOST`` forwards; it is steady after 4 P microbatches: longer steps are extrapolated. Modules
 that ``tensor_modules`` leaves whole count as cut, adapters as all weights, and offloaded activations as hidden.
 """
 
@@ -78,7 +75,11 @@ def closed(layout: Layout, forwards: list[float], backwards: list[float], latenc
 def step_time(layout: Layout, shape: ModelShape, machine: Machine, framework: Framework = OURS,
               pipeline: Makespan = simulated) -> StepTime:
     """Return the time of a step of stages that are cut. Raises HpcMpError if ranks span nodes without a network."""
-    return _Step(layout, shape, machine, framework).time(pipeline)
+    gpu, peaks = machine.gpu, machine.gpu.peak_tflops
+    peak, memory = 1e12 * (peaks.get(layout.precision) or peaks["fp16"]), 1e9 * (gpu.memory_gbs or 0) * STREAM
+    reach, flash, processors = next(REACH[name] for name in sorted(REACH, reverse=True) if gpu.name.startswith(name))
+    rates = peak, peak * reach * framework.products, peak * flash * framework.attention, memory
+    return _Step(layout, shape, machine, framework, *rates, processors * TILE / 2, BYTES[layout.precision][1]).time(pipeline)
 
 
 estimate = partial(step_time, pipeline=closed)  # within a millisecond, for searches
@@ -98,23 +99,121 @@ class _Step:
     shape: ModelShape
     machine: Machine
     framework: Framework
-
-    @property
-    def peak(self) -> float:
-        """Operations per second at most; of a precision without a peak, those of fp16."""
-        peaks = self.machine.gpu.peak_tflops
-        return 1e12 * (peaks.get(self.layout.precision) or peaks["fp16"])
-
-    @property
-    def reach(self) -> tuple[float, float, float, float]:
-        """Operations per second of products and of flash attention, numbers of half a wave of tiles, and bytes per second."""
-        gpu = self.machine.gpu
-        shares = next(REACH[name] for name in sorted(REACH, reverse=True) if gpu.name.startswith(name))
-        products, flash = self.peak * shares[0] * self.framework.products, self.peak * shares[1] * self.framework.attention
-        return products, flash, shares[2] * TILE / 2, (gpu.memory_gbs or 0) * 1e9 * STREAM
+    # peak, products, flash: operations per second at most, of products, of flash attention; memory: bytes per second
+    peak: float
+    products: float
+    flash: float
+    memory: float
+    wave: float  # numbers of half a wave of tiles
+    number: int  # bytes of a number
 
     def product(self, m: float, n: float, k: float) -> float:
         """Return the seconds of a product of m × k and k × n numbers."""
-        rate, _, wave, memory = self.reach
         slower = UNALIGNED if n % 8 or k % 8 else COARSE if n % 64 or k % 64 else 1.0
-        return max(2 * k * (m * n + wave) / rate * slower, (m * k + k * n + m * n) * BYTES[self.layout.precision][1] / memory) + LAUNCH
+        moved = (m * k + k * n + m * n) * self.number / self.memory
+        return max(2 * k * (m * n + self.wave) / self.products * slower, moved) + LAUNCH
+
+    def group(self, axes: str) -> list[int]:
+        """Return the first group of ranks along these letters, ascending."""
+        degrees, ranks, stride = self.layout.degrees, [0], 1
+        sizes = {"D": degrees.data, "P": degrees.pipeline, "C": degrees.context, "T": degrees.tensor}
+        for letter in reversed(normalize_order(self.layout.order.replace("auto", "DPT"), degrees.context)):
+            ranks = [rank + stride * place for place in range(sizes[letter] if letter in axes else 1) for rank in ranks]
+            stride *= sizes[letter]
+        return sorted(ranks)
+
+    def seconds(self, collective: str, size: float, ranks: list[int]) -> float:
+        """Return the seconds of a collective, while all groups of the axis do the same. ``size``: bytes of the whole array."""
+        if len(ranks) == 1 or not size:
+            return 0.0
+        here, nodes, mapped = self.layout.ranks_per_node, self.layout.nodes, self.layout.rank_map
+        used = {mapped[rank] if isinstance(mapped, tuple) else NODE_OF[mapped](rank, here, nodes) for rank in ranks}
+        each = -(-len(ranks) // len(used))
+        return _expected(collective, int(size), len(used), each, self.machine.fabric, max(1, here // each)).seconds
+
+    def layer(self, layer: int) -> tuple[Parts, Parts]:
+        """Return the parts of a layer's forward and backward of a microbatch."""
+        layout, shape, factors, degrees, h = self.layout, self.shape, self.framework, self.layout.degrees, self.shape.hidden
+        sequence, tensor, d, everyone = shape.tokens_of(layer, layout.sequence), degrees.tensor, shape.head_dim, self.group("DC")
+        tokens, heads, around = layout.samples * sequence / degrees.context, -(-shape.heads // tensor), self.group("C")
+        q, kv, entering = heads * d, -(-shape.kv_heads // tensor) * d, 1 + shape.gated_mlp
+        rows, count, inner = tokens, 1.0, -(-shape.intermediate // tensor)
+        if experts := shape.experts_of(layer):  # each of a rank's experts gets an equal share of the rows
+            inner, count = -(-shape.expert_intermediate // tensor), experts / degrees.expert
+            rows = tokens * shape.experts_per_token / count
+        window, decodes = min(sequence, shape.window_of(layer) or sequence), 0 < shape.encoder <= layer
+        cross, both = shape.prompt if decodes else 0, shape.bidirectional or layer < shape.encoder
+        visible = cross + (min(2 * window - 1, sequence) if both else window * (1 - window / (2 * sequence)))
+        slower, scores = UNALIGNED if d % 8 else 1.0, tokens * heads * (sequence + cross)
+        moved = 10 * tokens * h / (tensor if layout.sequence_parallel else 1)  # two norms and two sums
+        moved += 2 * tokens * (q + 2 * kv) + rows * count * ((1 + entering) * inner + 4 * h * (experts > 0))
+        core = 4 * tokens * q * visible / self.flash + LAUNCH if factors.flash else (
+            scores * (4 * d / self.products * slower + SCORE / self.memory) + 4 * LAUNCH)
+        forward = {"products": (1 + decodes) * (self.product(tokens, q + 2 * kv, h) + self.product(tokens, h, q))
+                   + count * (self.product(rows, entering * inner, h) + self.product(rows, h, inner)),
+                   "attention": core, "passes": factors.passes * moved * self.number / self.memory}
+        again, size = float(bool(blocks_together(layout.recompute))), tokens * h * self.number
+        backward = {name: 2 * seconds for name, seconds in forward.items()} | {
+            "attention": (2.5 if factors.flash else 2.0) * core,
+            "recompute": again * sum(forward.values()) + core * (layout.recompute == "selective")}
+        kinds = ("all_gather", "reduce_scatter") if layout.sequence_parallel else ("all_reduce",)
+        ring = (degrees.context - 1) * self.seconds("sendrecv", 2 * size * kv / h, around[:2])
+        sent = {"tensor": 2 * factors.tensor * sum(self.seconds(kind, size, self.group("T")) for kind in kinds),
+                "context": max(0.0, ring - core) if layout.context_method == "ring" else self.seconds(
+                    "all_to_all", 2 * size * (q + kv) / h, around),
+                "experts": 2 * self.seconds("all_to_all", (experts > 0) * rows * count * h * self.number, everyone[:degrees.expert])}
+        weights, shards = held(layout, shape, StageSpan(range(layer, layer + 1), False, False)), everyone[:layout.shard_degree]
+        each = layout.zero > 1 and layout.reduce == "microbatch"
+        gather = self.seconds("all_gather", weights * self.number * (layout.zero == 3), shards)
+        scatter = self.seconds("reduce_scatter", weights * factors.gradient * each, shards)
+        forward, backward = forward | sent, _total(((1.0, backward), (1.0 + again, sent)))
+        for parts, launches, moved in ((forward, 1.0, gather), (backward, 1.5 + again, gather + scatter)):
+            busy = sum(parts.values())
+            parts |= {"gathers": max(0.0, moved - busy) + factors.contention * min(moved, busy),
+                      "host": max(0.0, launches * factors.host - busy)}
+        return forward, backward
+
+    def end(self, weights: float, units: int, last: float) -> Parts:
+        """Return the parts at a step's end of a rank with so many parameters in units, and seconds of the last backward."""
+        layout, factors, everyone, shards = self.layout, self.framework, self.group("DC"), self.layout.shard_degree
+        unit, near, once = weights / units, everyone[:shards], layout.zero < 2 or layout.reduce == "step"
+        summed = units * (self.seconds("reduce_scatter", unit * factors.gradient * once, near)
+                          + self.seconds("all_reduce", unit * factors.gradient / shards, everyone[::shards]))
+        gathered = units * self.seconds("all_gather", unit * self.number * (layout.zero < 3), near)
+        copied = (self.machine.gpu.host_copy_gbs or math.inf) * 1e9 if "optimizer" in layout.offload else self.memory
+        return {"reduce": max(summed - factors.overlap * last, factors.contention * summed * (factors.overlap > 0)),
+                "publish": (1 - factors.publish) * gathered, "update": weights / shards * UPDATE / min(copied, self.memory)}
+
+    def time(self, pipeline: Makespan) -> StepTime:
+        """Return the time of the step."""
+        layout, shape, degrees, m, h = self.layout, self.shape, self.layout.degrees, self.layout.microbatches, self.shape.hidden
+        kinds, master, tokens = shape.kinds, BYTES[layout.precision][0], layout.samples * layout.sequence / degrees.context
+        layers, rows = {kind: self.layer(kinds.index(kind)) for kind in set(kinds)}, shape.classes or shape.vocabulary
+        edge, size = {"tensor": self.seconds("all_reduce", tokens * h * self.number, self.group("T"))}, tokens * h * self.number
+        loss = {"head": self.product(tokens, -(-rows // degrees.tensor // 64) * 64, h)
+                + tokens * rows / degrees.tensor * LOGIT / self.memory}
+        stages, weights = [], [held(layout, shape, span) for span in stage_spans(layout.layers)]
+        for span, own in zip(stage_spans(layout.layers), weights, strict=True):
+            count, shards = Counter(kinds[layer] for layer in span.layers), layout.shard_degree if layout.zero == 3 else 1
+            summed = {"passes": own * (self.number + 2 * master) / self.memory / shards * (m > 1)}
+            ends = [((span.first, edge), (span.last, loss)), ((span.last, edge), (2 * span.last, loss), (1, summed))]
+            stages.append([_total([*((n, layers[kind][back]) for kind, n in count.items()), *ends[back]]) for back in (0, 1)])
+        part = degrees.tensor if self.framework.scattered or layout.sequence_parallel else 1
+        crossing = [self.seconds("sendrecv", size / part, list(pair)) for pair in pairwise(self.group("P"))]
+        latency, ranks = sum(crossing) / max(1, len(crossing)), [stages_of(layout, rank) for rank in range(degrees.pipeline)]
+        forwards, backwards = ([sum(stage[back].values()) for stage in stages] for back in (0, 1))
+        busy = (_total((m, some) for stage in own for some in stages[stage]) for own in ranks)
+        parts = max(busy, key=lambda own: sum(own.values()))
+        parts["bubble"] = max(0.0, pipeline(layout, forwards, backwards, latency) - sum(parts.values()))
+        if layout.stages > degrees.pipeline:  # messages are hidden; each rank sends and receives two of a stage and microbatch
+            parts["messages"] = self.framework.contention * 4 * m * len(ranks[0]) * latency
+        states = [(sum(weights[stage] for stage in own), 1 + sum(layout.layers[stage] for stage in own)) for own in ranks]
+        endings = (self.end(*state, backwards[own[0]]) for state, own in zip(states, ranks, strict=True))
+        parts = parts | max(endings, key=lambda own: sum(own.values()))
+        parts["skew"] = SKEW * math.log2(layout.ranks) * sum(parts.values())
+        seconds, flops = sum(parts.values()), rows * h
+        for layer in range(shape.layers):
+            (dense, expert), seen = weights_of(shape, layer), min(layout.sequence, shape.window_of(layer) or layout.sequence)
+            flops += dense + expert * shape.experts_per_token + 2 * shape.heads * shape.head_dim * seen
+        rate = degrees.data * m * layout.samples * layout.sequence / seconds
+        return StepTime(seconds, parts, rate, 6 * rate * flops / layout.ranks / self.peak)

@@ -13,7 +13,6 @@ from hpc_mp.layout.placement import Degrees
 from hpc_mp.layout.schedule.simulate import simulate
 from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.planner.frameworks import FRAMEWORKS, OURS, Framework, footprint_elsewhere
-from hpc_mp.planner.kernels import rates_of
 from hpc_mp.planner.machine import Machine, machine_named
 from hpc_mp.planner.step import closed, estimate, simulated, step_time
 
@@ -148,7 +147,6 @@ def test_unknown_gpus_experts_and_long_samples() -> None:
     """Any GPU of the catalogue has rates; experts cost their share of tokens; the MFU of long samples stays below 1."""
     for name in ("H200", "B200", "MI300X"):
         machine = machine_named(name)
-        assert 0.3 < rates_of(machine.gpu, "bf16", OURS).products / rates_of(machine.gpu, "bf16", OURS).peak < 1
         assert 0.1 < step_time(laid_out(MIXTRAL, Degrees(data=8, expert=8), samples=4), MIXTRAL, machine).mfu < 0.7
     dense = replace(MIXTRAL, experts=0)
     layout = laid_out(dense, Degrees(data=8), samples=4)
