@@ -141,6 +141,8 @@ def _candidates(question: Question, lost: Counter[str]) -> list[Candidate]:
     """Return the best candidates of each division of the ranks by the first pass."""
     spec, shape, machine, least = question.spec, question.shape, question.machine, question.goal == "memory"
     layers, fabric, per_node = shape.layers, machine.fabric, spec.job.ranks_per_node
+    near, far = 1e9 * fabric.link * fabric.links, 1e9 * fabric.nic * fabric.nics / fabric.gpus
+    far = far if spec.job.nodes > 1 else near  # bytes per second of a GPU
     whole = undivided(spec.model_copy(update={"parallel": Parallel(tensor_modules=spec.parallel.tensor_modules)}))
     alone = replace(whole, layers=(layers,), samples=1, microbatches=1, zero=0, shard_degree=1)
     full, number = BYTES[alone.precision]
@@ -148,12 +150,12 @@ def _candidates(question: Question, lost: Counter[str]) -> list[Candidate]:
     moments = master * (alone.optimizer_slots * ("optimizer" not in spec.parallel.offload) + (full != number))
 
     @cache
-    def seconds(tensor: int, context: int, expert: int, samples: int, sequence: bool, recompute: str) -> tuple[float, float]:
-        """Return the seconds of a layer for a microbatch, and of the head."""
+    def seconds(tensor: int, context: int, expert: int, samples: int, sequence: bool) -> tuple[float, float, float]:
+        """Return the seconds of a layer for a microbatch, of its attention, and of the head."""
         degrees = Degrees(tensor, 1, expert // gcd(expert, context), context, expert)
-        layout = replace(alone, degrees=degrees, samples=samples, sequence_parallel=sequence, recompute=recompute)
+        layout = replace(alone, degrees=degrees, samples=samples, sequence_parallel=sequence)
         parts = estimate(layout, shape, machine).parts
-        return (sum(parts.values()) - parts["head"]) / layers, parts["head"]
+        return (sum(parts.values()) - parts["head"]) / layers, parts["attention"] / layers, parts["head"]
 
     @cache
     def kept(tensor: int, sequence: bool, recompute: str) -> tuple[float, float, int]:
@@ -172,41 +174,48 @@ def _candidates(question: Question, lost: Counter[str]) -> list[Candidate]:
         if rest or spec.train.global_batch % d or d * c % e:
             lost["not allowed"] += not rest
             continue
-        batch, shards = spec.train.global_batch // d, d * c
-        weights = held(replace(alone, degrees=Degrees(t, 1, e, 1, e)), shape, stage_spans((layers,))[0])
+        batch, shards, method = spec.train.global_batch // d, d * c, "ulysses" if shape.bidirectional and c > 1 else "ring"
         head, inside = shape.vocabulary * shape.hidden / t, gcd(per_node // gcd(per_node, t), shards)
-        block = weights / layers - head * (2 - shape.tied) / layers
-        schedules = [(name, v) for name in question.options("schedule", list(SCHEDULES)[:5 if p > 1 else 1])
-                     for v in question.options("virtual_stages", SCHEDULES.get(name, OTHER)[0])
-                     if p * stages_per_rank(name, v) <= most_stages(layers)]
-        states = [(zero, group) for zero in question.options("zero", range(4 if shards > 1 else 1))
-                  for group in question.options("shard_degree", (None, inside)[:1 + (zero > 0 and 1 < inside < shards)])]
-        for m, sequence, recompute, (name, v), (zero, group) in product(
-                question.options("microbatches", _divisors(batch)), question.options("sequence", (True, False)[t == 1:]),
-                question.options("recompute", ("none", "full", "selective")[:3 - (shape.encoder > 0)]), schedules, states):
-            if name == "interleaved_1f1b" and m % p:
-                lost["not allowed"] += 1
-                continue
-            (time, loss), (grows, rest, fixed) = seconds(t, c, e, batch // m, sequence, recompute), kept(t, sequence, recompute)
-            stages, method = stages_per_rank(name, v), "ulysses" if shape.bidirectional and c > 1 else "ring"
-            chunks = {"interleaved_1f1b": (2 * p - 1) / stages + p * (1 - 1 / stages), "gpipe": m}.get(name, p)
-            some = stages * -(-(layers + loss / time) // (stages * p))
+        weights = held(replace(alone, degrees=Degrees(t, 1, e, 1, e)), shape, stage_spans((layers,))[0]) / p
+        block = (weights * p - head * (2 - shape.tied)) / layers
+        states = []
+        for zero in question.options("zero", range(4 if shards > 1 else 1)):
             own = number * (zero < 3) + master * (zero < 2) + moments * (zero < 1)  # bytes of a parameter that are not shared
-            needs = weights / p * (own + (number + master + moments - own) / (group or shards))
-            passing = 2 * number * max(block, head) * (zero == 3) + master * (3 * block + head * (1 + (p == 1))) * (zero > 1)
-            needs += passing + fixed + (grows * stages * -(-layers // (stages * p)) * min(m, chunks) + rest) * batch / m / c
-            lost["slower" if (fits := least or needs <= NEAR * machine.memory) else "does not fit"] += 1
-            if fits:
-                _, bubble, more, least_m = SCHEDULES.get(name, OTHER)
-                took = time * some * (m + (p - 1) / stages * (bubble + more * max(0.0, least_m - m / p)))
-                rate = fabric.nic * fabric.nics / fabric.gpus if whole.nodes > 1 and not group else fabric.link * fabric.links
-                sent = (shards > 1) * weights / p * number * (2 * m if zero == 3 else 3) / rate / 1e9
-                score = needs if least else took + (max(sent / 10, sent - took) if zero == 3 else sent / 3)
-                one = score, needs, (recompute, group, zero, v, name, sequence, m, method, e, c, p, t)
-                equals = divisions[t, p, e].setdefault(float(f"{score:.3e}"), [one, one])
-                equals[1] = min(equals[1], one, key=itemgetter(1))  # beside the plainest, the one with fewest bytes
-    best = [one for division in divisions.values() for equals in nsmallest(EACH, division.values(), key=lambda equals: equals[0][0]) for one in equals]
-    return sorted(best, key=itemgetter(0))
+            under_way = 2 * number * max(block, head) * (zero == 3) + master * (3 * block + head * (1 + (p == 1))) * (zero > 1)
+            for group in question.options("shard_degree", (None, inside)[:1 + (zero > 0 and 1 < inside < shards)]):
+                size = weights * (own + (number + master + moments - own) / (group or shards)) + under_way
+                sent = weights * number * (2 if zero == 3 else 3) * (shards > 1) / (near if group else far)
+                states.append((zero, group, size, sent, group and 2 * weights * master / group / far or 0.0))
+        for m, sequence, recompute, name in product(
+                question.options("microbatches", _divisors(batch)), question.options("sequence", (True, False)[t == 1:]),
+                question.options("recompute", ("none", "full", "selective")[:3 - (shape.encoder > 0)]),
+                question.options("schedule", list(SCHEDULES)[:5 if p > 1 else 1])):
+            time, attention, loss = seconds(t, c, e, batch // m, sequence)
+            time += {"none": 0.0, "selective": attention / 3.5}.get(recompute, time / 3)  # the part of a forward
+            grows, rest, fixed = kept(t, sequence, recompute)
+            virtual, bubble, more, enough = SCHEDULES.get(name, OTHER)
+            for v in question.options("virtual_stages", virtual):
+                stages = stages_per_rank(name, v)
+                if p * stages > most_stages(layers) or (name == "interleaved_1f1b" and m % p):
+                    lost["not allowed"] += len(states)
+                    continue
+                chunks = {"interleaved_1f1b": (2 * p - 1) / stages + p * (1 - 1 / stages), "gpipe": m}.get(name, p)
+                keeps = fixed + (grows * stages * -(-layers // (stages * p)) * min(m, chunks) + rest) * batch / m / c
+                took = time * stages * -(-(layers + loss / time) // (stages * p))
+                took *= m + (p - 1) / stages * (bubble + more * max(0.0, enough - m / p))
+                for zero, group, size, sent, summed in states:
+                    needs = size + keeps
+                    if not least and needs > NEAR * machine.memory:
+                        lost["does not fit"] += 1
+                        continue
+                    lost["slower"] += 1
+                    late = max(m * sent / 10, m * sent - took) if zero == 3 else sent / 3
+                    score = needs if least else took + late + summed
+                    one = score, needs, (recompute, group, zero, v, name, sequence, m, method, e, c, p, t)
+                    equals = divisions[t, p, e].setdefault(float(f"{score:.3e}"), [one, one])
+                    equals[1] = min(equals[1], one, key=itemgetter(1))  # beside the plainest, the one with fewest bytes
+    best = [nsmallest(EACH, division.values(), key=lambda equals: equals[0][0]) for division in divisions.values()]
+    return sorted((one for division in best for equals in division for one in dict.fromkeys(equals)), key=itemgetter(0))
 
 
 def _divisors(number: int) -> list[int]:
