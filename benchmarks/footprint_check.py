@@ -145,8 +145,8 @@ CASES = (
     case("llama deep", 2048, 2, 4, pipeline=4, schedule="zero_bubble"),
     case("llama", 2048, 2, 5, pipeline=2, schedule="zero_bubble_v"),
     case("llama", 2048, 2, 3, pipeline=2, schedule="breadth_first", virtual_stages=2),
-    case("llama", 2048, 1, 4, data=2, pipeline=2, zero=2, schedule="breadth_first", virtual_stages=2),
-    case("llama", 4096, 2, 4, data=2, pipeline=2, zero=3, schedule="zero_bubble_v", recompute="full"),
+    case("llama deep", 2048, 1, 4, data=2, pipeline=2, zero=2, schedule="breadth_first", virtual_stages=2),
+    case("llama deep", 4096, 1, 4, data=2, pipeline=2, zero=3, schedule="zero_bubble_v", recompute="full"),
     case("llama tied", 2048, 2, 4, pipeline=2),
     # tensor and sequence
     case("llama", 4096, 2, 2, tensor=2),

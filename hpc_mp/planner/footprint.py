@@ -2,12 +2,11 @@
 
 The peak is the largest of a few moments: a forward's end, its loss, a backward's beginning, its first blocks and its last one.
 Each has state, what the chunks in flight keep, and temporaries, derived from the code of transformers' modules and the engine.
-``counted`` is what a dry run counts for samples of one document, without dropout and compilation. ``libraries`` is an estimate:
-a CUDA context and NCCL's buffers, as in ``train/dry_run``, and 6 % of what comes and goes for gaps between allocations.
-nvidia-smi shows 5 to 9 GB beside sums of this kind on A100 with 80 GB (logs of BLOOM's training, arXiv:2211.05100).
+``counted`` is what a dry run counts without dropout and compilation. ``libraries`` adds a CUDA context and NCCL's buffers, as
+``train/dry_run`` does, and 6 % of what comes and goes for gaps: nvidia-smi shows 5 to 9 GB beside such sums (arXiv:2211.05100).
 """
 
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 
 from hpc_mp.layout.flat import EMBEDDING, HEAD, TIED, StageSpan, blocks_together, rank_units, stage_spans
 from hpc_mp.layout.layout import Layout
@@ -24,6 +23,7 @@ RMS, LAYER, GATED, PLAIN = (1, 1, 6, 0), (0, 1, 0, 3), (4, 2, 2), (2, 1, 1)
 NORMS = {"t5": (1, 2, 5, 1), "gemma2": (2, 0, 6, 0), "gemma3_text": (2, 0, 6, 0),
          **dict.fromkeys(("bert", "gpt2", "gptj", "gpt_neox", "modernbert", "roberta"), LAYER)}
 MLPS = {(True, "t5"): (7, 2, 2), (False, "t5"): (1, 2, 1), (False, "gpt2"): (5, 2, 1), (False, "gptj"): (5, 2, 1)}
+STEADY = ("1f1b", "interleaved_1f1b", "zero_bubble", "zero_bubble_v")  # whose peaks come early
 Part = tuple[float, ...]  # bytes kept for a backward, there at most at once, left to a W; and of a norm: kept, and at most
 Moments = list[tuple[str, int, float, float, float, float]]  # F or B, place of gradients, activations, logits, gathered, more
 
@@ -54,36 +54,38 @@ class Footprint:
 
 def footprint(layout: Layout, shape: ModelShape) -> tuple[Footprint, ...]:
     """Return the footprint of every rank of a pipeline, of the tensor rank with most state."""
-    states, spans, schedule, results = state_bytes(layout, shape), stage_spans(layout.layers), schedule_of(layout), []
-    (master, c), kinds = BYTES[layout.precision], [_block(layout, shape, kind) for kind in range(1 + max(shape.kinds))]
+    states, spans, (master, c) = state_bytes(layout, shape), stage_spans(layout.layers), BYTES[layout.precision]
     degrees, end, shards, size = layout.degrees, layout.stages - 1, layout.shard_degree, blocks_together(layout.recompute) or 1
-    gathers, parted, later = c * (layout.zero == 3), layout.reduce == "microbatch", layout.microbatches > 1
+    gather, parts, steady, kinds = c * (layout.zero == 3), layout.reduce == "microbatch", layout.schedule in STEADY, shape.kinds
+    blocks = [*map([_block(layout, shape, kinds.index(kind)) for kind in range(1 + max(kinds))].__getitem__, kinds)]
+    few = min(layout.microbatches, 2 * layout.stages if steady else layout.microbatches)  # whose peaks are those of all
+    schedule, units, results = schedule_of(replace(layout, microbatches=few)), dict.fromkeys(("", EMBEDDING, HEAD, TIED), 0), []
+    for unit in rank_units(layout, shape, [StageSpan(range(shape.layers)[-1:], True, True)]).values():
+        units[unit.block if unit.block in units else ""] += unit.padded * (unit.trained and unit.shards > 1)
     for pipeline, actions in enumerate(schedule.ranks):
         state = max((states[pipeline, tensor] for tensor in range(degrees.tensor)), key=lambda state: state.total)
         mine = {stage: spans[stage] for stage in schedule.stages_of(pipeline)}
-        longest, layers = max((span.layers for span in mine.values()), key=len), sum(len(span.layers) for span in mine.values())
-        units = dict.fromkeys(("block", EMBEDDING, HEAD, TIED), 0)  # numbers of those with several shards
-        for unit in rank_units(layout, shape, [StageSpan(longest[-1:], 0 in mine, end in mine)]).values():
-            units[unit.block if unit.block in units else "block"] += unit.padded * (unit.trained and unit.shards > 1)
-        (block, *ends), head, most = units.values(), units[HEAD] + units[TIED], min(layers, 3 - (degrees.expert > 1))
-        whole, arrays = sorted([*ends, *[block] * layers]), (sum(ends) + units[TIED] if later else head) + most * block
-        part, first, last = (number / shards for number in (block, units[EMBEDDING] or units[TIED], head))
-        # of whole gradients, sums at a step's end are under way; else gradients of blocks, whose arrays later microbatches find
-        under_way = [0, 0, 0, 0, sum(whole) / shards - size * part - first] if not parted else [*[arrays + part + first] * 2, (
-            arrays + first + last), *[arrays + 2 * part] * 2] if later else [0, head, head + block, *[arrays + 2 * part] * 2]
-        made = {stage: _stage(layout, shape, span, kinds, block * gathers, head * gathers) for stage, span in mine.items()}
+        block, first, last, layers = units[""], 0 in mine, end in mine, sum(len(span.layers) for span in mine.values())
+        ends = [units[EMBEDDING] * first, units[HEAD] * last, units[TIED] * (first or last)]
+        whole, head, part = sorted([*ends, *[block] * layers]), ends[1] + ends[2] * last, block / shards
+        most = layers + 2 if layout.schedule in STEADY[2:] else min(layers, 3 - (degrees.expert > 1))  # gradients of blocks
+        arrays, embedding = sum(ends) + ends[2] * (first and last) + most * block, (ends[0] + ends[2] * first) / shards
+        full = head + most * block + 2 * part  # numbers of gradients and sums under way in the first microbatch, and in others
+        once = [0, head, head + block, full, full] if parts else [0, 0, 0, 0, sum(whole) / shards - size * part - embedding]
+        under_way = once if not parts or layout.microbatches == 1 or not steady else [
+            *[arrays + part + embedding] * 2, arrays + sum(ends) / shards, *[arrays + 2 * part] * 2]
+        made = {stage: _stage(layout, shape, span, blocks, block * gather, head * gather) for stage, span in mine.items()}
         peaks, others = [], _others(actions, {stage: chunk for stage, (chunk, _) in made.items()}, layout.offload_horizon)
         for stage, (chunk, moments) in made.items():
             for kind, place, activations, logits, gathered, working in moments:
                 held = others[kind, stage] * (place < 4)
                 sent = (held / chunk[0] if kind == "F" else 1.0) * (stage < end) + (stage > 0)
-                peaks.append((held + activations, logits, gathered, working + under_way[place] * master, sent * chunk[1]))
-        activations, logits, gathered, working, messages = map(int, max(peaks, key=sum))
-        groups = 1 + sum(number > 1 for number in astuple(degrees)) + (degrees.pipeline > 1) / 2
-        libraries = int(CONTEXT + groups * BUFFERS + GAPS * (activations + logits + gathered + working))
-        results.append(Footprint(
-            state.parameters - gathers * sum(whole[-1 - size:]), state.gradients - parted * master * whole[-1], state.optimizer,
-            activations, logits, gathered, working, messages, libraries, state.host))
+                sums = max(under_way[place], once[3] - chunk[0] / master) if kind == "B" else under_way[place]
+                peaks.append((held + activations, logits, gathered, working + sums * master, sent * chunk[1]))
+        peak = [*map(int, max(peaks, key=sum))]
+        libraries = CONTEXT + BUFFERS * (1 + sum(number > 1 for number in astuple(degrees))) + int(GAPS * sum(peak[:4]))
+        base = state.parameters - gather * sum(whole[-1 - size:]), state.gradients - parts * master * whole[-1], state.optimizer
+        results.append(Footprint(*[*base, *peak, libraries, state.host]))
     return tuple(results)
 
 
@@ -98,18 +100,18 @@ def _others(actions: tuple[Action, ...], stages: dict[int, Part], horizon: int |
     return most
 
 
-def _stage(layout: Layout, shape: ModelShape, span: StageSpan, kinds: list[Part], unit: int, head: int) -> tuple[Part, Moments]:
-    """Return a stage's chunk, with its message in place of ``most``, and moments. ``unit``, ``head``: bytes of gathered ones."""
+def _stage(layout: Layout, shape: ModelShape, span: StageSpan, every: list[Part], unit: int, head: int) -> tuple[Part, Moments]:
+    """Return a stage's chunk, with its message in place of ``most``, and its moments. ``unit``, ``head``: gathered bytes."""
     (master, c), sequence, together = BYTES[layout.precision], layout.sequence_parallel, blocks_together(layout.recompute)
     lengths, row, degrees = [shape.tokens_of(layer, layout.sequence) for layer in span.layers], shape.hidden * c, layout.degrees
     tokens, size = layout.samples * [layout.sequence, *lengths][-1] // degrees.context, together or 1
     own, groups = -(-tokens // (degrees.tensor if sequence else 1)), list[tuple[float, float]]()
     shared = own * row * (c >= 4 or NORMS.get(shape.model_type) == LAYER)  # of a block's input and what its first norm keeps
     for begin in range(0, len(lengths), size):  # of blocks that run together: kept, and at most in addition
-        parts = [kinds[shape.kinds[layer]] for layer in span.layers[begin:begin + size]]
+        parts = [every[layer] for layer in span.layers[begin:begin + size]]
         kept, more = sum(part[0] for part in parts), parts[-1][1] - parts[-1][0]
         groups.append((own * row, kept - shared + more) if together else (kept, more))
-    kept, left = sum(kept for kept, _ in groups), sum(kinds[shape.kinds[layer]][2] for layer in span.layers)
+    kept, left = sum(kept for kept, _ in groups), sum(every[layer][2] for layer in span.layers)
     kept += sum(c * shape.heads // degrees.tensor * length**2 for length in {*lengths} if shape.encoder)  # biases of scores
     moments: Moments = [("F", 0, kept, 0.0, unit * size, (4 * own + sequence * tokens) * row), *(
         ("B", place, kept - sum(one for one, _ in groups[len(groups) - later:]), 0.0, unit * (1 + size), groups[-1 - later][1])
@@ -117,22 +119,20 @@ def _stage(layout: Layout, shape: ModelShape, span: StageSpan, kinds: list[Part]
     if not span.last:
         return (kept, own * row, left), moments
     rows, width = (own, shape.classes) if shape.classes else (tokens, -(-shape.vocabulary // degrees.tensor))
-    chunk, product = min(rows, LOGITS // width // TILE * TILE or LOGITS // width), row * width * (c < master)
-    many, ends = rows > chunk, sequence * (1 + (layout.samples > 1)) * rows * row
-    slopes, base = ((rows - 1) % chunk + 1) * width * c, kept + kinds[-1][3] + rows * row
-    scores = chunk * width * c * (1 + many) + max(chunk * width * max(4, c) * (1 + (c < 4)), product * many)
-    moments += [("F", int(many), base, scores, head, row * (rows // chunk * chunk - chunk + own * sequence)),
-                ("B", 1, base, slopes, head, rows * row + max(product, ends) + 2 * own * row * sequence),
-                ("B", 1, kept, 0.0, head, kinds[-1][4])]
-    return (base + rows * row + slopes, own * row, left + rows * row + slopes), moments
+    part, added = min(rows, LOGITS // width // TILE * TILE or LOGITS // width), shape.hidden * (c < master)  # of a word's row
+    last, wide, many, base = (rows - 1) % part + 1, 1 + 3 * (c < 4), rows > part, kept + every[-1][3] + rows * row
+    scores = c * width * max(part * (min(2, rows // part) + wide), last * (1 + wide) + part * many, (2 * part + added) * many)
+    moments += [("F", int(many), base, scores, head, row * (rows - last + own * sequence)),
+                ("B", 1, base, last * width * c, head, rows * row + max(c * width * added, 2 * rows * row * sequence)),
+                ("B", 1, kept, 0.0, head, every[-1][4])]
+    return (base + rows * row + last * width * c, own * row, left + rows * row + last * width * c), moments
 
 
-def _block(layout: Layout, shape: ModelShape, kind: int) -> Part:
-    """Return a block of a kind, whose parts run one after another."""
+def _block(layout: Layout, shape: ModelShape, layer: int) -> Part:
+    """Return a block, whose parts run one after another."""
     (master, c), h, degrees, sequence = BYTES[layout.precision], shape.hidden, layout.degrees, layout.sequence_parallel
-    layer, again, wide = shape.kinds.index(kind), blocks_together(layout.recompute), max(4, c)
     length, heads = shape.tokens_of(layer, layout.sequence), heads_of(shape.heads, shape.kv_heads, degrees.tensor, 0)
-    tokens, norms = layout.samples * length // degrees.context, NORMS.get(shape.model_type, RMS)
+    tokens, norms, wide = layout.samples * length // degrees.context, NORMS.get(shape.model_type, RMS), max(4, c)
     own, whole = -(-tokens // (degrees.tensor if sequence else 1)) * h * c, tokens * h * c
     normed = 4 * norms[0] + c * norms[1] if c < 4 else c * min(2, norms[0] + norms[1])  # bytes that a norm keeps for a number
     norm = own / c * normed, own / c * (wide * norms[2] + c * norms[3]), 0.0
@@ -140,7 +140,7 @@ def _block(layout: Layout, shape: ModelShape, kind: int) -> Part:
     def cut(kept: float, most: float, inner: float, columns: float) -> Part:
         """Return a cut layer with its input, given bytes of its last projection's input, and of what the others make."""
         ends, product = 1 + sequence * (layout.samples > 1), h * inner // tokens if c < master else 0
-        ran = inner + whole * (1 + sequence * (1 + ends)) + own * (1 + 3 * sequence) if again else 0
+        ran = inner + whole * (1 + sequence * (1 + ends)) + own * (1 + 3 * sequence) if blocks_together(layout.recompute) else 0
         most = max(most + inner * layout.schedule.startswith("zero_bubble"), whole * sequence + inner + product, ran)
         entered = whole * (1 + ends) + 2 * own * sequence + columns + product
         return whole + kept, whole + max(kept + most, entered), 2 * whole + inner + columns
@@ -156,11 +156,11 @@ def _block(layout: Layout, shape: ModelShape, kind: int) -> Part:
     inner, behind = -(-shape.intermediate // degrees.tensor) * tokens * c, [norm] * shape.model_type.startswith("gemma")
     mlp = cut(numbers * inner, more * inner, inner, columns * inner)
     if shape.experts_of(layer):  # with a row for each choice of a token; Mixtral sums rows in the wide format
-        chosen, capacity = tokens * shape.experts_per_token, expert_capacity(layout.expert_capacity, layout.sequence, shape)
-        limit, f = capacity and capacity * layout.samples, -(-shape.expert_intermediate // degrees.tensor) * c
+        limit, chosen = expert_capacity(layout.expert_capacity, layout.sequence, shape), tokens * shape.experts_per_token
+        limit = limit and limit * layout.samples
         slots = expert_slots(limit, tokens, shape.experts_per_token, shape.experts) if degrees.expert > 1 else None
         rows = slots * shape.experts if slots else min(chosen, (limit or chosen) * shape.experts)
-        product = -(-shape.experts // degrees.expert) * f * h * (c < 8)
+        product = -(-shape.experts // degrees.expert) * (f := -(-shape.expert_intermediate // degrees.tensor) * c) * h * (c < 8)
         summed = (2 * chosen + tokens) * h * wide if shape.model_type == "mixtral" else 2 * chosen * h * c
         held = whole + tokens * shape.experts * (c + 3 * wide) + rows * (h * c + 4 * f) + chosen * h * c
         mlp = held, max(held + max(summed, rows * f + product), whole + 2 * (rows * (h * c + f) + product)), held

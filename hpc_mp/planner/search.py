@@ -1,18 +1,19 @@
-"""The search for the layout of a job: stated keys of ``[parallel]`` hold, the others are chosen so that a step fits and is fast.
+"""The search for a job's layout: stated keys of ``[parallel]`` hold, the others are chosen so that a step fits and is fast.
 
-A first pass ranks all candidates by sums: seconds of a layer and of the head in ``estimate``, with the pipeline's bubble in closed
-form and the data axis' bytes over the rate of its links; and bytes of the state, and those by which ``footprint`` grows with each
-layer of a chunk in flight. A second pass simulates steps of the best ones that a launch accepts, each in the best order of axes,
-and returns the fastest whose footprint fits; of those with equal seconds, to four digits, the plainest.
+A first pass ranks all candidates by sums: seconds of a layer and of the head in ``estimate``, the bubble in closed form, the data
+axis' bytes over the rate of its links; bytes of the state, and those by which ``footprint`` grows with a layer and a chunk in
+flight. A second pass simulates steps of the best ones that a launch accepts, each in its best order of axes, and returns the
+fastest whose footprint fits; of those with equal seconds, to four digits, the plainest.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from heapq import nsmallest
 from itertools import permutations, product
 from math import gcd
+from operator import itemgetter
 from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
@@ -25,17 +26,22 @@ from hpc_mp.layout.flat import stage_spans
 from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.models import ModelShape
 from hpc_mp.layout.placement import Degrees
+from hpc_mp.layout.schedule import most_stages
 from hpc_mp.layout.schedule.names import stages_per_rank
 from hpc_mp.planner.footprint import Footprint, footprint
 from hpc_mp.planner.frameworks import held
 from hpc_mp.planner.machine import Machine
 from hpc_mp.planner.memory import BYTES
-from hpc_mp.planner.step import BUBBLES, StepTime, estimate, step_time
+from hpc_mp.planner.step import StepTime, estimate, step_time
 
 KEYS = ("recompute", "shard_degree", "zero", "virtual_stages", "schedule", "sequence", "microbatches", "context_method", "expert",
         "context", "pipeline", "tensor", "order")  # of [parallel], the cheapest remedies first
 PLAIN = ("none", None, 0, 1, "1f1b", "ring")
-SCHEDULES = {"1f1b": (1,), "zero_bubble": (1,), "zero_bubble_v": (1,), "interleaved_1f1b": (2, 3, 4, 6, 8), "gpipe": (1,)}
+# schedule → virtual stages; bubble relative to that of 1F1B with as many stages; what it grows by for each P microbatches that are
+# fewer than so many times P
+SCHEDULES = {"1f1b": ((1,), 1.0, 0.0, 0.0), "zero_bubble": ((1,), 1 / 3, 0.4, 1.0), "zero_bubble_v": ((1,), 1 / 3, 2 / 3, 1.5),
+             "interleaved_1f1b": ((2, 3, 4, 6, 8), 1.0, 0.0, 0.0), "gpipe": ((1,), 1.0, 0.0, 0.0)}
+OTHER = ((1,), 1.0, 0.0, 0.0)
 NEAR, EACH, ENOUGH = 1.1, 4, 24  # share of the memory for the first pass, and numbers of candidates: of each division, simulated
 FEWEST_TOKENS = 1024  # of a sample on a context rank
 Candidate = tuple[float, float, tuple[Any, ...]]  # seconds (bytes, for the goal "memory"), bytes, and values of KEYS
@@ -43,7 +49,7 @@ Candidate = tuple[float, float, tuple[Any, ...]]  # seconds (bytes, for the goal
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A job, its model's shape, the machine, the keys of ``[parallel]`` that hold, and the goal: "speed", "gpus" or "memory"."""
+    """A job, its model's shape, the machine, the keys of ``[parallel]`` that hold, and the goal: speed, gpus or memory."""
 
     spec: JobSpec
     shape: ModelShape
@@ -62,8 +68,8 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A job, its layout and step, and the bytes of the first pass. Of the best one and of faster ones, footprints of the pipeline's
-    ranks; of the best one, the next with other degrees, and the number of others by the reason of their loss."""
+    """A job with layout, step, and bytes of the first pass. Of the best and of faster ones: footprints of pipeline ranks. Of the
+    best: the next ones of other degrees, and the number of all others by the reason of their loss."""
 
     job: JobSpec
     layout: Layout
@@ -75,8 +81,8 @@ class Plan:
 
 
 def search(question: Question) -> Plan | None:
-    """Return the best plan on the job's nodes; None if none fits, but for the goal "memory" the one with the smallest footprint.
-    Raises HpcMpError if a launch would refuse all."""
+    """Return the best plan on the job's nodes; None if none fits, but for the goal memory, that with the smallest footprint. Raises
+    HpcMpError if a launch would refuse all."""
     shape, machine, least, lost = question.shape, question.machine, question.goal == "memory", Counter[str]()
     ranked, refused, cuts = list[tuple[Any, Plan]](), list[HpcMpError](), dict[int, tuple[int, ...]]()
     for _, needs, values in _candidates(question, lost):
@@ -90,14 +96,14 @@ def search(question: Question) -> Plan | None:
         cuts[job.stages] = cuts.get(job.stages) or stage_cut(job, shape).layers
         letters = "DPC" if job.parallel.context > 1 else "DP"
         orders = [f"{''.join(axes)}T" for axes in permutations(letters)] if job.job.nodes > 1 else [f"{letters}T"]
-        layout = min((replace(undivided(job), layers=cuts[job.stages], order=order) for order in question.options("order", orders)),
-                     key=lambda layout: estimate(layout, shape, machine).seconds)
-        plan = Plan(resolved(job, [ResolvedKey("parallel.order", layout.order)]), layout, step_time(layout, shape, machine), needs)
+        layouts = [replace(undivided(job), layers=cuts[job.stages], order=order) for order in question.options("order", orders)]
+        layout = min(layouts, key=lambda layout: estimate(layout, shape, machine).seconds)
+        job, step = resolved(job, [ResolvedKey("parallel.order", layout.order)]), step_time(layout, shape, machine)
         plain = -sum(value in PLAIN for value in values), job.parallel.zero, str(values)
-        ranked.append(((needs * least, float(f"{plan.step.seconds:.3e}"), *plain), plan))
+        ranked.append(((needs * least, float(f"{step.seconds:.3e}"), *plain), Plan(job, layout, step, needs)))
         if len(ranked) == ENOUGH:
             break
-    plans = [plan for _, plan in sorted(ranked, key=lambda item: item[0])]
+    plans = [plan for _, plan in sorted(ranked, key=itemgetter(0))]
     for place, plan in enumerate(plans):
         flight = plan.layout.microbatches if plan.layout.schedule == "gpipe" else 2 * plan.layout.stages  # more change nothing
         few = replace(plan.layout, microbatches=min(plan.layout.microbatches, flight))
@@ -105,16 +111,18 @@ def search(question: Question) -> Plan | None:
         if least or max(rank.total for rank in best.footprints) <= machine.memory:
             check_job(best.job, shape)
             lost.update({"not allowed": len(refused), "does not fit": place, "slower": -len(refused) - place - 1})
-            others = {other.layout.degrees: other for other in reversed(plans) if other.layout.degrees != best.layout.degrees}
-            return replace(best, others=tuple(others.values())[:-4:-1], lost=dict(lost))
+            divided = [(d.tensor, d.pipeline, d.expert, d.context > 1) for d in (plan.layout.degrees for plan in plans)]
+            others = [other for at, other in enumerate(plans) if divided[at] not in (*divided[:at], divided[place])]
+            return replace(best, others=tuple(others[:3]), lost=dict(lost))
     if least or (refused and not plans):
         check_arithmetic(question.spec)
         raise refused[0]
-    return None
+    other = search(replace(question, goal="memory")) if plans else None  # the fastest do not fit, but others may
+    return other if other and max(rank.total for rank in other.footprints) <= machine.memory else None
 
 
 def larger(question: Question) -> Iterator[Question]:
-    """Yield the question on more and more nodes, for the goal "gpus" first on parts of one. Beyond 8, steps are an eighth at most."""
+    """Yield the question on more and more nodes, by an eighth at most beyond 8; for the goal gpus, first on parts of one."""
     per_node = question.spec.job.ranks_per_node
     for ranks in _divisors(per_node)[0 if question.goal == "gpus" else -1:]:
         yield question.having(**{"job.nodes": 1, "job.ranks_per_node": ranks})
@@ -148,27 +156,29 @@ def _candidates(question: Question, lost: Counter[str]) -> list[Candidate]:
         return (sum(parts.values()) - parts["head"]) / layers, parts["head"]
 
     @cache
-    def kept(tensor: int, sequence: bool, recompute: str) -> tuple[float, float]:
-        """Return the bytes that a layer keeps of a sample, and those that are there besides."""
+    def kept(tensor: int, sequence: bool, recompute: str) -> tuple[float, float, int]:
+        """Return the bytes that a layer keeps of a sample, those that are there besides, and those of libraries."""
         proxy = replace(alone, degrees=Degrees(tensor), sequence_parallel=sequence, recompute=recompute)
-        one, two = (row.total - row.parameters - row.gradients - row.optimizer for count in (1, 2)
-                    for row in footprint(replace(proxy, layers=(count,)), shape))
-        return two - one, 2 * one - two
+        rows = [row for count in (1, 2) for row in footprint(replace(proxy, layers=(count,)), shape)]
+        one, two = (row.counted - row.parameters - row.gradients - row.optimizer for row in rows)
+        return two - one, 2 * one - two, rows[0].libraries
 
-    best, every = list[Candidate](), _divisors(spec.ranks)
+    every, divisions = _divisors(spec.ranks), defaultdict[Any, dict[Any, Candidate]](dict)
     for t, p, c, e in product(question.options("tensor", [size for size in every if size <= min(2 * per_node, shape.heads)]),
-                              question.options("pipeline", [size for size in every if size <= layers]),
-                              question.options("context", [size for size in every if size == 1 or size * FEWEST_TOKENS <= alone.sequence]),
+                              question.options("pipeline", [size for size in every if size <= most_stages(layers)]),
+                              question.options("context", [size for size in every if size <= max(1, whole.sequence // FEWEST_TOKENS)]),
                               question.options("expert", [size for size in every if size <= max(1, shape.experts)])):
         d, rest = divmod(spec.ranks, t * p * c)
         if rest or spec.train.global_batch % d or d * c % e:
             lost["not allowed"] += not rest
             continue
-        batch, shards, division = spec.train.global_batch // d, d * c, list[Candidate]()
+        batch, shards = spec.train.global_batch // d, d * c
         weights = held(replace(alone, degrees=Degrees(t, 1, e, 1, e)), shape, stage_spans((layers,))[0])
-        unit, inside = max(weights / layers, shape.vocabulary * shape.hidden / t), gcd(per_node // gcd(per_node, t), shards)
+        head, inside = shape.vocabulary * shape.hidden / t, gcd(per_node // gcd(per_node, t), shards)
+        block = weights / layers - head * (2 - shape.tied) / layers
         schedules = [(name, v) for name in question.options("schedule", list(SCHEDULES)[:5 if p > 1 else 1])
-                     for v in question.options("virtual_stages", SCHEDULES.get(name, (1,))) if p * stages_per_rank(name, v) <= max(p, layers)]
+                     for v in question.options("virtual_stages", SCHEDULES.get(name, OTHER)[0])
+                     if p * stages_per_rank(name, v) <= max(p, layers)]
         states = [(zero, group) for zero in question.options("zero", range(4 if shards > 1 else 1))
                   for group in question.options("shard_degree", (None, inside)[:1 + (zero > 0 and 1 < inside < shards)])]
         for m, sequence, recompute, (name, v), (zero, group) in product(
@@ -177,22 +187,26 @@ def _candidates(question: Question, lost: Counter[str]) -> list[Candidate]:
             if name == "interleaved_1f1b" and m % p:
                 lost["not allowed"] += 1
                 continue
-            (time, head), (grows, rest) = seconds(t, c, e, batch // m, sequence, recompute), kept(t, sequence, recompute)
+            (time, loss), (grows, rest, fixed) = seconds(t, c, e, batch // m, sequence, recompute), kept(t, sequence, recompute)
             stages, method = stages_per_rank(name, v), "ulysses" if shape.bidirectional and c > 1 else "ring"
             chunks = {"interleaved_1f1b": (2 * p - 1) / stages + p * (1 - 1 / stages), "gpipe": m}.get(name, p)
-            some = stages * -(-(layers + head / time) // (stages * p))
+            some = stages * -(-(layers + loss / time) // (stages * p))
             own = number * (zero < 3) + master * (zero < 2) + moments * (zero < 1)  # bytes of a parameter that are not shared
-            needs = (grows * some * min(m, chunks) + rest) * (batch // m) / c + unit * (2 * number * (zero == 3) + master * (zero > 1))
-            needs += weights / p * (own + (number + master + moments - own) / (group or shards))
+            needs = weights / p * (own + (number + master + moments - own) / (group or shards))
+            passing = 2 * number * max(block, head) * (zero == 3) + master * (3 * block + head * (1 + (p == 1))) * (zero > 1)
+            needs += passing + fixed + (grows * stages * -(-layers // (stages * p)) * min(m, chunks) + rest) * batch / m / c
             lost["slower" if (fits := least or needs <= NEAR * machine.memory) else "does not fit"] += 1
             if fits:
-                took = time * some * (m + (p - 1) / stages * BUBBLES.get(name, 1.0))
+                _, bubble, more, least_m = SCHEDULES.get(name, OTHER)
+                took = time * some * (m + (p - 1) / stages * (bubble + more * max(0.0, least_m - m / p)))
                 rate = fabric.nic * fabric.nics / fabric.gpus if whole.nodes > 1 and not group else fabric.link * fabric.links
                 sent = (shards > 1) * weights / p * number * (2 * m if zero == 3 else 3) / rate / 1e9
                 score = needs if least else took + (max(sent / 10, sent - took) if zero == 3 else sent / 3)
-                division.append((score, needs, (recompute, group, zero, v, name, sequence, m, method, e, c, p, t)))
-        best += nsmallest(EACH, division, key=lambda candidate: candidate[0])
-    return sorted(best, key=lambda candidate: candidate[0])
+                equal = float(f"{score:.3e}"), needs > machine.memory  # of these the first is plainest
+                values = recompute, group, zero, v, name, sequence, m, method, e, c, p, t
+                divisions[t, p, e].setdefault(equal, (score, needs, values))
+    best = [candidate for division in divisions.values() for candidate in nsmallest(EACH, division.values(), key=itemgetter(0))]
+    return sorted(best, key=itemgetter(0))
 
 
 def _divisors(number: int) -> list[int]:
