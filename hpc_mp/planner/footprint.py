@@ -58,7 +58,7 @@ def footprint(layout: Layout, shape: ModelShape) -> tuple[Footprint, ...]:
     degrees, end, shards, size = layout.degrees, layout.stages - 1, layout.shard_degree, blocks_together(layout.recompute) or 1
     gather, parts, steady, kinds = c * (layout.zero == 3), layout.reduce == "microbatch", layout.schedule in STEADY, shape.kinds
     blocks = [*map([_block(layout, shape, kinds.index(kind)) for kind in range(1 + max(kinds))].__getitem__, kinds)]
-    few = min(layout.microbatches, 2 * layout.stages if steady else layout.microbatches)  # whose peaks are those of all
+    few = min(layout.microbatches, 2 * degrees.pipeline if steady else layout.microbatches)  # whose peaks are those of all
     schedule, units, results = schedule_of(replace(layout, microbatches=few)), dict.fromkeys(("", EMBEDDING, HEAD, TIED), 0), []
     for unit in rank_units(layout, shape, [StageSpan(range(shape.layers)[-1:], True, True)]).values():
         units[unit.block if unit.block in units else ""] += unit.padded * (unit.trained and unit.shards > 1)
@@ -79,7 +79,7 @@ def footprint(layout: Layout, shape: ModelShape) -> tuple[Footprint, ...]:
         for stage, (chunk, moments) in made.items():
             for kind, place, activations, logits, gathered, working in moments:
                 held = others[kind, stage] * (place < 4)
-                sent = (held / chunk[0] if kind == "F" else 1.0) * (stage < end) + (stage > 0)
+                sent = (held / (chunk[0] or 1) if kind == "F" else 1.0) * (stage < end) + (stage > 0)
                 sums = max(under_way[place], once[3] - chunk[0] / master) if kind == "B" else under_way[place]
                 peaks.append((held + activations, logits, gathered, working + sums * master, sent * chunk[1]))
         peak = [*map(int, max(peaks, key=sum))]
@@ -120,7 +120,8 @@ def _stage(layout: Layout, shape: ModelShape, span: StageSpan, every: list[Part]
         return (kept, own * row, left), moments
     rows, width = (own, shape.classes) if shape.classes else (tokens, -(-shape.vocabulary // degrees.tensor))
     part, added = min(rows, LOGITS // width // TILE * TILE or LOGITS // width), shape.hidden * (c < master)  # of a word's row
-    last, wide, many, base = (rows - 1) % part + 1, 1 + 3 * (c < 4), rows > part, kept + every[-1][3] + rows * row
+    last, many, base = (rows - 1) % part + 1, rows > part, kept + every[-1][3] + rows * row
+    wide = 1 + 3 * (c < 4) + (shape.model_type == "gemma2")  # logits beside those in the compute format, and capped ones
     scores = c * width * max(part * (min(2, rows // part) + wide), last * (1 + wide) + part * many, (2 * part + added) * many)
     moments += [("F", int(many), base, scores, head, row * (rows - last + own * sequence)),
                 ("B", 1, base, last * width * c, head, rows * row + max(c * width * added, 2 * rows * row * sequence)),
@@ -156,10 +157,9 @@ def _block(layout: Layout, shape: ModelShape, layer: int) -> Part:
     inner, behind = -(-shape.intermediate // degrees.tensor) * tokens * c, [norm] * shape.model_type.startswith("gemma")
     mlp = cut(numbers * inner, more * inner, inner, columns * inner)
     if shape.experts_of(layer):  # with a row for each choice of a token; Mixtral sums rows in the wide format
-        limit, chosen = expert_capacity(layout.expert_capacity, layout.sequence, shape), tokens * shape.experts_per_token
-        limit = limit and limit * layout.samples
-        slots = expert_slots(limit, tokens, shape.experts_per_token, shape.experts) if degrees.expert > 1 else None
-        rows = slots * shape.experts if slots else min(chosen, (limit or chosen) * shape.experts)
+        cap, chosen = expert_capacity(layout.expert_capacity, tokens * degrees.context, shape), tokens * shape.experts_per_token
+        slots = expert_slots(cap, tokens, shape.experts_per_token, shape.experts) if degrees.expert > 1 else None
+        rows = slots * shape.experts if slots else min(chosen, (cap or chosen) * shape.experts)
         product = -(-shape.experts // degrees.expert) * (f := -(-shape.expert_intermediate // degrees.tensor) * c) * h * (c < 8)
         summed = (2 * chosen + tokens) * h * wide if shape.model_type == "mixtral" else 2 * chosen * h * c
         held = whole + tokens * shape.experts * (c + 3 * wide) + rows * (h * c + 4 * f) + chosen * h * c

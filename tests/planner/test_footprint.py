@@ -94,11 +94,18 @@ def test_what_saves_memory_needs_less() -> None:
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved_1f1b", "zero_bubble", "zero_bubble_v"])
-def test_many_microbatches_need_no_more_than_some(schedule: str) -> None:
+def test_many_microbatches_need_no_more_than_some(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peaks are those of the first microbatches of a schedule, and of all its actions; not those of fewer."""
     stages = {"interleaved_1f1b": 8, "zero_bubble_v": 8}.get(schedule, 4)
-    few, many = (footprint(large(degrees=Degrees(pipeline=4, data=2), shard_degree=2, microbatches=number, schedule=schedule,
-                                 layers=(32 // stages,) * stages, virtual_stages=stages // 4), LARGE) for number in (16, 128))
-    assert few == many
+
+    def ranks(microbatches: int) -> tuple[Footprint, ...]:
+        return footprint(large(degrees=Degrees(pipeline=4, data=2), shard_degree=2, microbatches=microbatches, schedule=schedule,
+                               layers=(32 // stages,) * stages, virtual_stages=stages // 4), LARGE)
+
+    first = ranks(64)
+    assert first != ranks(4 if schedule == "interleaved_1f1b" else 2)
+    monkeypatch.setattr(predicting, "STEADY", ())
+    assert first == ranks(64)
 
 
 def test_state_is_that_of_the_plan() -> None:
