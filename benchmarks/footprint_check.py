@@ -55,7 +55,7 @@ MODELS = {
     "t5 1.1": T5.format(inner=2816, more=', feed_forward_proj = "gated-gelu", tie_word_embeddings = false'),
 }
 MORE = {  # further settings that jobs of these models need
-    "bert": 'format = "classification"\nlabels = ["a", "b", "c"]\n[train]\nobjective = "classification"\n',
+    "bert": 'labels = ["a", "b", "c"]\n[train]\nobjective = "classification"\n',
     "t5": 'format = "prompt"\nprompt_length = {half}\n[train]\n',
     "t5 1.1": 'format = "prompt"\nprompt_length = {half}\n[train]\n',
 }
@@ -145,8 +145,8 @@ CASES = (
     case("llama deep", 2048, 2, 4, pipeline=4, schedule="zero_bubble"),
     case("llama", 2048, 2, 5, pipeline=2, schedule="zero_bubble_v"),
     case("llama", 2048, 2, 3, pipeline=2, schedule="breadth_first", virtual_stages=2),
-    case("llama", 2048, 1, 4, data=2, pipeline=2, zero=2, schedule="breadth_first", virtual_stages=2),
-    case("llama", 4096, 2, 4, data=2, pipeline=2, zero=3, schedule="zero_bubble_v", recompute="full"),
+    case("llama deep", 2048, 1, 4, data=2, pipeline=2, zero=2, schedule="breadth_first", virtual_stages=2),
+    case("llama deep", 4096, 1, 4, data=2, pipeline=2, zero=3, schedule="zero_bubble_v", recompute="full"),
     case("llama tied", 2048, 2, 4, pipeline=2),
     # tensor and sequence
     case("llama", 4096, 2, 2, tensor=2),

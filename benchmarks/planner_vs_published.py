@@ -2,15 +2,16 @@
 
     python benchmarks/planner_vs_published.py --csv FILE [--core] [--leave-out] [--json]
 
-FILE has a row for each result (columns: see ``read``). With ``--leave-out`` each source is left out in turn, each GPU type of it if
-it has several, and the frameworks' factors are fitted anew to the other rows. A row's own result is never used for it.
+FILE has a row for each result: model, layout, GPU, network, framework, and what was published. With ``--leave-out`` each source
+is left out in turn, and the frameworks' factors are fitted anew to the others. A row's own result is never used for it. Scores
+are those of ``norm_tokens_per_s_per_gpu``: tokens per second as published, or from TFLOP/s by one formula for all rows.
 """
 
 import argparse
 import csv
 import json
+import math
 import re
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -23,15 +24,17 @@ from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.models import ModelShape
 from hpc_mp.layout.placement import Degrees
 from hpc_mp.planner.fabrics import fabric
-from hpc_mp.planner.frameworks import FRAMEWORKS, GENERAL, Framework, footprint_elsewhere
+from hpc_mp.planner.frameworks import FRAMEWORKS, FUSED, Framework, footprint_elsewhere
 from hpc_mp.planner.machine import Machine
-from hpc_mp.planner.step import estimate, step_time
+from hpc_mp.planner.step import step_time
 
 Row = Mapping[str, str]
 USUAL_GBPS = 1600  # of a node whose network is not stated
 FABRICS = {"H100": "ndv5", "H200": "ndh200v5", "H800": "ndv5", "GH200": "ndv5", "B200": "p6-b200", "A100": "ndv4", "A800": "ndv4",
            "V100": "ndv2", "MI300X": "ndmi300xv5"}
-NETWORKS = {"OmniPath": 0.3}  # share of the wire's rate that NCCL reached: bigscience, experiments/bandwidth
+NETWORKS = {"OmniPath": 0.25}  # share of the wire's rate that NCCL reached: bigscience, experiments/bandwidth
+CONTEXT = 2e9  # bytes of a CUDA context and communicators, which torch does not count
+THIRD = 1 / 3  # of a layer's activations that selective-op keeps: every second product's and attention's
 HALVES = ("selective-op", "selective-layer")  # recompute half of a layer, or every second one
 
 
@@ -65,7 +68,9 @@ def machine_of(row: Row) -> Machine:
         models = [gpu for gpu in catalogue().gpus.values() if gpu.name.startswith("H100")]
     gpu = min(models, key=lambda gpu: (abs((gpu.memory or 0) / 1e9 - size), gpu.name != name))
     peak = number(row, "gpu_peak_bf16_tflops", gpu.peak_tflops.get("bf16") or gpu.peak_tflops["fp16"])
-    gpu = replace(gpu, memory_mib=int(size * 1024 * (0.995 if size < 100 else 1)), peak_tflops={**gpu.peak_tflops, "bf16": peak, "fp16": peak},
+    if word == "H100" and (watts := re.search(r"(\d+)W", name)):
+        peak *= math.sqrt(int(watts[1]) / 700)  # clocks fall about with the root of the power
+    gpu = replace(gpu, memory_mib=int(size * 1024), peak_tflops={**gpu.peak_tflops, "bf16": peak, "fp16": peak},
                   memory_gbs=2400 if "HBM2e" in name and word == "H100" else gpu.memory_gbs)
     per_node = int(number(row, "gpus_per_node", 8))
     gbps = number(row, "inter_gbps_per_node", USUAL_GBPS)
@@ -79,27 +84,30 @@ def shape_of(row: Row) -> ModelShape:
     gated = row["mlp_type"] == "swiglu"
     return ModelShape(
         model_type="llama" if gated else "gpt2", layers=get["n_layers"], hidden=get["hidden"], heads=get["heads"],
-        kv_heads=get["kv_heads"] or get["heads"], head_dim=get["hidden"] // get["heads"], intermediate=get["ffn"] or 4 * get["hidden"],
-        vocabulary=get["vocab"], positions=get["seq"], tied=row["tied_emb"] == "1", attention_bias=not gated, mlp_bias=not gated,
-        gated_mlp=gated, experts=int(number(row, "experts")), experts_per_token=int(number(row, "experts_per_token")),
+        kv_heads=get["kv_heads"] or get["heads"], head_dim=get["hidden"] // get["heads"],
+        intermediate=get["ffn"] or 4 * get["hidden"], vocabulary=get["vocab"], positions=get["seq"],
+        tied=row["tied_emb"] == "1", attention_bias=not gated, mlp_bias=not gated, gated_mlp=gated,
+        experts=int(number(row, "experts")), experts_per_token=int(number(row, "experts_per_token")),
         expert_intermediate=int(number(row, "expert_ffn", get["ffn"])))
 
 
 def layouts_of(row: Row, layers: int) -> tuple[Layout, ...]:
-    get = {name: int(number(row, name, 1)) for name in ("tp", "pp", "vpp", "cp", "dp", "micro_batch", "global_batch", "seq", "ep")}
+    names = ("tp", "pp", "vpp", "cp", "dp", "ep", "micro_batch", "global_batch", "seq")
+    get = {name: int(number(row, name, 1)) for name in names}
     zero, per_node = int(number(row, "zero")), int(number(row, "gpus_per_node", 8))
     degrees = Degrees(get["tp"], get["pp"], get["dp"], get["cp"], get["ep"])
     microbatches = max(1, round(get["global_batch"] / get["dp"] / get["micro_batch"]))
     stages, whole = get["pp"] * get["vpp"], degrees.data * degrees.context
-    inside = "shard group 8" in row["notes"] or "shard within node" in row["notes"]
+    inside = re.search("shard group 8|shard within node", row["notes"]) and whole % per_node == 0
     even = [layers // stages + (stage < layers % stages) for stage in range(stages)]
     virtual = get["vpp"] > 1 and microbatches % get["pp"] == 0
     layout = Layout(
         degrees=degrees, samples=get["micro_batch"], sequence=get["seq"], microbatches=microbatches, layers=tuple(even),
         ranks_per_node=per_node, schedule="interleaved_1f1b" if virtual else "breadth_first" if get["vpp"] > 1 else "1f1b",
-        virtual_stages=get["vpp"], zero=zero, shard_degree=1 if zero == 0 else per_node if inside and whole % per_node == 0 else whole,
+        virtual_stages=get["vpp"], zero=zero, shard_degree=1 if zero == 0 else per_node if inside else whole,
         reduce="microbatch" if zero == 3 else "step", sequence_parallel=row["seq_parallel"] == "1" and get["tp"] > 1,
-        recompute=row["recompute"] if row["recompute"] in ("none", "selective", "full") else "full", precision=row["precision"].removeprefix("amp_") if row["precision"] in ("bf16", "fp16", "amp_bf16") else "bf16")
+        recompute=row["recompute"] if row["recompute"] in ("none", "selective") else "full",
+        precision="fp16" if row["precision"] == "fp16" else "bf16")
     return (replace(layout, recompute="none"), layout) if row["recompute"].startswith(HALVES) else (layout,)
 
 
@@ -108,14 +116,20 @@ def case_of(row: Row) -> Case:
     return Case(row, layouts_of(row, shape.layers), shape, machine_of(row), row["framework"], row["flash_attn"] != "0")
 
 
-def named(text: str, frameworks: Mapping[str, Framework]) -> Framework:
-    """Return the framework whose name begins that of a row; the general one for others."""
-    return next((frameworks[name] for name in sorted(frameworks, key=len, reverse=True) if text.startswith(name)), frameworks[""])
+def key_of(text: str, frameworks: Mapping[str, Framework]) -> str:
+    """Return the longest name of a framework that begins a row's; "" for others."""
+    return next(name for name in sorted(frameworks, key=len, reverse=True) if text.startswith(name))
+
+
+def variant(case: Case, framework: Framework) -> Framework:
+    """Return the framework as a row uses it: with or without flash attention and torch.compile, which fuses passes."""
+    compiled = "torch.compile on" in case.row["notes"]
+    return replace(framework, flash=case.flash, passes=FUSED if compiled else framework.passes)
 
 
 def seconds_of(case: Case, framework: Framework, timed: Callable[..., Any] = step_time) -> float:
-    own = replace(framework, flash=case.flash)
-    times = [timed(layout, case.shape, case.machine, own).seconds for layout in case.layouts]
+    own = variant(case, framework)
+    times: list[float] = [timed(layout, case.shape, case.machine, own).seconds for layout in case.layouts]
     return sum(times) / len(times)
 
 
@@ -127,11 +141,12 @@ def tokens_rate(case: Case, seconds: float) -> float:
 def predict(case: Case, framework: Framework) -> dict[str, Any]:
     row = case.row
     seconds = seconds_of(case, framework)
-    own = replace(framework, flash=case.flash)
+    own = variant(case, framework)
     peaks = [max(place.total for place in footprint_elsewhere(layout, case.shape, own)) for layout in case.layouts]
-    peak = sum(peaks) / len(peaks)
+    none = 1.0 if len(peaks) == 1 else THIRD if row["recompute"] == "selective-op" else 0.5
+    peak = none * peaks[0] + (1 - none) * peaks[-1]
     unit = 2**30 if "GiB" in row["mem_kind"] else 1e9
-    without = own.context if "torch" in row["mem_kind"] else 0
+    without = CONTEXT if "torch" in row["mem_kind"] else 0
     return {"id": row["id"], "source": row["source"], "gpu": row["gpu"], "framework": row["framework"],
             "predicted_tokens_per_s_per_gpu": tokens_rate(case, seconds), "published_tokens_per_s_per_gpu": case.published,
             "predicted_iter_time_s": seconds, "published_iter_time_s": number(row, "iter_time_s") or None,
@@ -150,32 +165,29 @@ def ninth(errors: Sequence[float]) -> float:
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    timed = [row for row in rows if row["published_tokens_per_s_per_gpu"]]
-    errors = [abs(row["predicted_tokens_per_s_per_gpu"] / row["published_tokens_per_s_per_gpu"] - 1) for row in timed]
-    signed = [row["predicted_tokens_per_s_per_gpu"] / row["published_tokens_per_s_per_gpu"] - 1 for row in timed]
+    rates = [(row["predicted_tokens_per_s_per_gpu"], row["published_tokens_per_s_per_gpu"]) for row in rows]
+    rates = [(predicted, published) for predicted, published in rates if published]
+    signed = [predicted / published - 1 for predicted, published in rates]
+    errors = list(map(abs, signed))
     memory = [row for row in rows if row["published_mem_gb"]]
-    near = [abs(row["predicted_mem_gb"] - row["published_mem_gb"]) <= max(6, 0.15 * row["published_mem_gb"]) for row in memory]
+    pairs = [(row["predicted_mem_gb"], row["published_mem_gb"]) for row in memory]
+    near = [abs(predicted - published) <= max(6, 0.15 * published) for predicted, published in pairs]
     out = [row for row in rows if row["ran_out_of_memory"]]
-    return {"rows": len(timed), "median_error": median(errors) if errors else None, "p90_error": ninth(errors) if errors else None,
-            "median_signed": median(signed) if signed else None,
-            "kendall": kendall([(row["predicted_tokens_per_s_per_gpu"], row["published_tokens_per_s_per_gpu"]) for row in timed]),
-            "memory_rows": len(memory), "memory_near": sum(near), "out_of_memory": len(out),
+    return {"rows": len(rates), "median_error": median(errors) if errors else None,
+            "p90_error": ninth(errors) if errors else None, "median_signed": median(signed) if signed else None,
+            "kendall": kendall(rates), "memory_rows": len(memory), "memory_near": sum(near), "out_of_memory": len(out),
             "out_of_memory_called": sum(not row["fits"] for row in out),
             "falsely_called": sum(not row["fits"] for row in rows if not row["ran_out_of_memory"])}
 
 
 def left_out(cases: Sequence[Case]) -> list[dict[str, Any]]:
     """Return predictions of each source, or of each GPU type of it, with factors fitted to all other rows."""
-    from calibrate_planner import fitted
+    from calibrate_planner import fitted, line_of
 
-    groups = defaultdict(list)
-    for case in cases:
-        groups[case.row["source"], case.row["gpu"]].append(case)
-    rows = []
-    for (source, gpu), own in groups.items():
-        others = [case for case in cases if case.row["source"] != source]
-        frameworks = fitted(others)
-        rows += [predict(case, named(case.framework, frameworks)) for case in own]
+    lines, rows = [line_of(case, FRAMEWORKS) for case in cases if case.published], []
+    for source in dict.fromkeys(case.row["source"] for case in cases):
+        frameworks = fitted([line for line in lines if line.source != source])
+        rows += [predict(case, frameworks[key_of(case.framework, frameworks)]) for case in cases if case.row["source"] == source]
     return rows
 
 
@@ -189,13 +201,16 @@ def main() -> None:
     with arguments.csv.open(newline="") as file:
         table = [row for row in csv.DictReader(file) if not arguments.core or row["core"] == "1"]
     cases = [case_of(row) for row in table]
-    rows = left_out(cases) if arguments.leave_out else [predict(case, named(case.framework, FRAMEWORKS | {"": GENERAL})) for case in cases]
-    sources = {source: summary([row for row in rows if row["source"] == source]) for source in dict.fromkeys(row["source"] for row in rows)}
+    fixed = (predict(case, FRAMEWORKS[key_of(case.framework, FRAMEWORKS)]) for case in cases)
+    rows = left_out(cases) if arguments.leave_out else list(fixed)
+    names = dict.fromkeys(row["source"] for row in rows)
+    sources = {name: summary([row for row in rows if row["source"] == name]) for name in names}
     if arguments.json:
         print(json.dumps({"all": summary(rows), "sources": sources, "rows": rows}, indent=1))
         return
     for name, figures in {"all": summary(rows), **sources}.items():
-        print(f"{name[:48]:48}", " ".join(f"{key}={value:.3f}" if isinstance(value, float) else f"{key}={value}" for key, value in figures.items()))
+        words = (f"{key}={value:.3f}" if isinstance(value, float) else f"{key}={value}" for key, value in figures.items())
+        print(f"{name[:48]:48}", *words)
 
 
 if __name__ == "__main__":

@@ -1,36 +1,36 @@
-"""Bytes that a rank of the engine holds at the peak of a step, predicted from a layout and a model's shape; no torch.
+"""Bytes that a rank of the engine holds at the peak of a step, predicted from a layout and the shape of a model. No torch.
 
-The peak is the largest of some moments: a forward's end and its loss, a backward's beginning, and its first block. A moment holds
-the state, the activations of the chunks in flight, and the temporaries of what runs. What blocks keep, and what they need while
-they run, are tables by the kinds of norms, attention and MLPs, derived from the modules of transformers and the engine.
-``counted`` is what a dry run counts (``hpc_mp.train.dry_run``), for jobs without dropout, in eager mode, of samples of one
-document; benchmarks/footprint_check.py compares both.
-
-``libraries`` is an estimate: a CUDA context with workspaces (1 GiB, as in ``dry_run.CONTEXT``), the buffers of NCCL's
-communicators (``dry_run.host``), and gaps between allocations: 6 % of what comes and goes. Measured jobs on A100 need 5 to 9 GB
-besides what formulas count, with everything that nvidia-smi shows (arXiv:2211.05100 and the logs of its training).
+The peak is the largest of a few moments: a forward's end, its loss, a backward's beginning, its first blocks and its last one.
+Each has state, what the chunks in flight keep, and temporaries, derived from the code of transformers' modules and the engine.
+``counted`` is what a dry run counts without dropout and compilation. ``libraries`` adds a CUDA context and NCCL's buffers, as
+``train/dry_run`` does, and 6 % of what comes and goes for gaps: nvidia-smi shows 5 to 9 GB beside such sums (arXiv:2211.05100).
 """
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 
-from hpc_mp.layout.flat import blocks_together, stage_spans
+from hpc_mp.layout.flat import EMBEDDING, HEAD, TIED, StageSpan, blocks_together, rank_units, stage_spans
 from hpc_mp.layout.layout import Layout
-from hpc_mp.layout.models import ModelShape, family_of
+from hpc_mp.layout.models import ModelShape, expert_capacity, expert_slots, family_of
 from hpc_mp.layout.models.tensor import heads_of
+from hpc_mp.layout.schedule import Action, Residency, residency
 from hpc_mp.layout.schedule_of import schedule_of
-from hpc_mp.planner.activations import chunk_counts
 from hpc_mp.planner.memory import BYTES, state_bytes
 
-CONTEXT = 1 << 30  # bytes of a CUDA context with its kernels and workspaces, see dry_run.CONTEXT
-CONNECTION = (1 << 22) + 120 * 640 * 8 * 8 + 8 * 512 * 8 * 16  # bytes of a connection of NCCL, see dry_run.host
-COLLECTIVE, CHANNEL = 2 * 16, 4  # connections of a communicator for collectives, and between stages
-SLACK = 0.06  # share of activations and temporaries that is lost in gaps between allocations
-CHUNK = 1 << 26  # logits that are there at once, see train.model.vocabulary
+CONTEXT, BUFFERS = 1 << 30, 32 * ((1 << 22) + 120 * 640 * 8 * 8 + 8 * 512 * 8 * 16)  # bytes, BUFFERS for each communicator
+GAPS, LOGITS, TILE = 0.06, 1 << 26, 64  # logits of a chunk of the loss, and what the number of its rows is a multiple of
+# Numbers for each of a norm: kept, wide and narrow, and most in a backward; for each inner one of an MLP: kept, added, columns.
+RMS, LAYER, GATED, PLAIN = (1, 1, 6, 0), (0, 1, 0, 3), (4, 2, 2), (2, 1, 1)
+NORMS = {"t5": (1, 2, 5, 1), "gemma2": (2, 0, 6, 0), "gemma3_text": (2, 0, 6, 0),
+         **dict.fromkeys(("bert", "gpt2", "gptj", "gpt_neox", "modernbert", "roberta"), LAYER)}
+MLPS = {(True, "t5"): (7, 2, 2), (False, "t5"): (1, 2, 1), (False, "gpt2"): (5, 2, 1), (False, "gptj"): (5, 2, 1)}
+STEADY = ("1f1b", "interleaved_1f1b", "zero_bubble", "zero_bubble_v")  # whose peaks come early
+Part = tuple[float, ...]  # bytes kept for a backward, there at most at once, left to a W; and of a norm: kept, and at most
+Moments = list[tuple[str, int, float, float, float, float]]  # F or B, place of gradients, activations, logits, gathered, more
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes of a rank at its peak, and those of the host. ``messages``: received from other stages, or sent and not arrived."""
+    """Bytes of a rank at its peak. ``working``: temporaries, recomputed blocks and gradients under way. ``host``: of state."""
 
     parameters: int
     gradients: int
@@ -45,9 +45,7 @@ class Footprint:
 
     @property
     def counted(self) -> int:
-        """What a dry run counts."""
-        return (self.parameters + self.gradients + self.optimizer + self.activations + self.logits + self.gathered + self.working
-                + self.messages)
+        return sum(astuple(self)[:-2])
 
     @property
     def total(self) -> int:
@@ -56,39 +54,117 @@ class Footprint:
 
 def footprint(layout: Layout, shape: ModelShape) -> tuple[Footprint, ...]:
     """Return the footprint of every rank of a pipeline, of the tensor rank with most state."""
-    states, chunks, schedule, spans = state_bytes(layout, shape), chunk_counts(layout), schedule_of(layout), stage_spans(
-        layout.layers)
-    master, c = BYTES[layout.precision]
-    wide, degrees, family = max(4, c), layout.degrees, family_of(shape)
-    all_tokens = layout.samples * layout.sequence // degrees.context
-    tokens = -(-all_tokens // degrees.tensor) if layout.sequence_parallel else all_tokens
-    heads, h = heads_of(shape.heads, shape.kv_heads, degrees.tensor, 0), shape.hidden
-    q, kv = len(heads.query) * shape.head_dim, len(heads.kv) * shape.head_dim
-    inner = -(-shape.intermediate // degrees.tensor)
-    norm = tokens * h * (wide + c)
-    mlp = (4 if shape.gated_mlp else 5) * all_tokens * inner * c
-    kept = 2 * norm + all_tokens * (2 * h * c + c * (2 * q + 2 * kv) + wide * len(heads.query)) + mlp
-    together = blocks_together(layout.recompute)
-    results = []
-    for pipeline in range(degrees.pipeline):
+    states, spans, (master, c) = state_bytes(layout, shape), stage_spans(layout.layers), BYTES[layout.precision]
+    degrees, end, shards, size = layout.degrees, layout.stages - 1, layout.shard_degree, blocks_together(layout.recompute) or 1
+    gather, parts, steady, kinds = c * (layout.zero == 3), layout.reduce == "microbatch", layout.schedule in STEADY, shape.kinds
+    blocks = [*map([_block(layout, shape, kinds.index(kind)) for kind in range(1 + max(kinds))].__getitem__, kinds)]
+    few = min(layout.microbatches, 2 * degrees.pipeline if steady else layout.microbatches)  # whose peaks are those of all
+    schedule, units, results = schedule_of(replace(layout, microbatches=few)), dict.fromkeys(("", EMBEDDING, HEAD, TIED), 0), []
+    for unit in rank_units(layout, shape, [StageSpan(range(shape.layers)[-1:], True, True)]).values():
+        units[unit.block if unit.block in units else ""] += unit.padded * (unit.trained and unit.shards > 1)
+    for pipeline, actions in enumerate(schedule.ranks):
         state = max((states[pipeline, tensor] for tensor in range(degrees.tensor)), key=lambda state: state.total)
-        stages = [stage for stage, holder in enumerate(schedule.placement) if holder == pipeline]
-        blocks = max(len(spans[stage].layers) for stage in stages)
-        last = len(spans) - 1 in stages
-        chunk = blocks * kept if together is None else -(-blocks // together) * tokens * h * c
-        activations = chunks[pipeline].here * chunk + (together or 0) * kept
-        product = 0 if c == master else c * h * inner
-        working, logits = 2 * all_tokens * inner * c + product + 2 * tokens * h * c, 0
-        if last:
-            width = -(-(shape.classes or shape.vocabulary) // degrees.tensor)
-            rows = min(all_tokens, max(1, CHUNK // width))
-            logits = 2 * rows * width * (wide + c)
-            activations, working = activations + norm + tokens * h * c, tokens * h * c
-        messages = 0 if degrees.pipeline == 1 else chunks[pipeline].held * tokens * h * c
-        communicators = 1 + sum(size > 1 for size in (degrees.tensor, degrees.context, layout.state_degree, degrees.expert))
-        libraries = CONTEXT + (communicators * COLLECTIVE + (degrees.pipeline > 1) * 4 * CHANNEL) * CONNECTION
-        libraries += int(SLACK * (activations + working + logits))
-        results.append(Footprint(state.parameters, state.gradients, state.optimizer, activations, logits, 0, working, messages,
-                                 libraries, state.host))
-    assert family.base
+        mine = {stage: spans[stage] for stage in schedule.stages_of(pipeline)}
+        block, first, last, layers = units[""], 0 in mine, end in mine, sum(len(span.layers) for span in mine.values())
+        ends = [units[EMBEDDING] * first, units[HEAD] * last, units[TIED] * (first or last)]
+        whole, head, part = sorted([*ends, *[block] * layers]), ends[1] + ends[2] * last, block / shards
+        most = layers + 2 if layout.schedule in STEADY[2:] else min(layers, 3 - (degrees.expert > 1))  # gradients of blocks
+        arrays, embedding = sum(ends) + ends[2] * (first and last) + most * block, (ends[0] + ends[2] * first) / shards
+        full = head + most * block + 2 * part  # numbers of gradients and sums under way in the first microbatch, and in others
+        once = [0, head, head + block, full, full] if parts else [0, 0, 0, 0, sum(whole) / shards - size * part - embedding]
+        under_way = once if not parts or layout.microbatches == 1 or not steady else [
+            *[arrays + part + embedding] * 2, arrays + sum(ends) / shards, *[arrays + 2 * part] * 2]
+        made = {stage: _stage(layout, shape, span, blocks, block * gather, head * gather) for stage, span in mine.items()}
+        peaks, others = [], _others(actions, {stage: chunk for stage, (chunk, _) in made.items()}, layout.offload_horizon)
+        for stage, (chunk, moments) in made.items():
+            for kind, place, activations, logits, gathered, working in moments:
+                held = others[kind, stage] * (place < 4)
+                sent = (held / (chunk[0] or 1) if kind == "F" else 1.0) * (stage < end) + (stage > 0)
+                sums = max(under_way[place], once[3] - chunk[0] / master) if kind == "B" else under_way[place]
+                peaks.append((held + activations, logits, gathered, working + sums * master, sent * chunk[1]))
+        peak = [*map(int, max(peaks, key=sum))]
+        libraries = CONTEXT + BUFFERS * (1 + sum(number > 1 for number in astuple(degrees))) + int(GAPS * sum(peak[:4]))
+        base = state.parameters - gather * sum(whole[-1 - size:]), state.gradients - parts * master * whole[-1], state.optimizer
+        results.append(Footprint(*[*base, *peak, libraries, state.host]))
     return tuple(results)
+
+
+def _others(actions: tuple[Action, ...], stages: dict[int, Part], horizon: int | None) -> dict[tuple[str, int], float]:
+    """Return what other chunks keep at most during forwards, F, and backwards, B, of a stage."""
+    held, most, plan = 0.0, dict[tuple[str, int], float](), Residency() if horizon is None else residency(actions, horizon)
+    for action in (action for action in actions if action.kind in "FBIW"):
+        (kept, _, left), key = stages[action.stage], (action.kind.replace("I", "B"), action.stage)
+        held += sum(stages[stage][0] for stage, _ in plan.returns.get(action, ())) - {"F": 0, "W": left}.get(action.kind, kept)
+        most[key] = max(most.get(key, 0.0), held)
+        held += {"F": kept * ((action.stage, action.microbatch) not in plan.away), "I": left}.get(action.kind, 0.0)
+    return most
+
+
+def _stage(layout: Layout, shape: ModelShape, span: StageSpan, every: list[Part], unit: int, head: int) -> tuple[Part, Moments]:
+    """Return a stage's chunk, with its message in place of ``most``, and its moments. ``unit``, ``head``: gathered bytes."""
+    (master, c), sequence, together = BYTES[layout.precision], layout.sequence_parallel, blocks_together(layout.recompute)
+    lengths, row, degrees = [shape.tokens_of(layer, layout.sequence) for layer in span.layers], shape.hidden * c, layout.degrees
+    tokens, size = layout.samples * [layout.sequence, *lengths][-1] // degrees.context, together or 1
+    own, groups = -(-tokens // (degrees.tensor if sequence else 1)), list[tuple[float, float]]()
+    shared = own * row * (c >= 4 or NORMS.get(shape.model_type) == LAYER)  # of a block's input and what its first norm keeps
+    for begin in range(0, len(lengths), size):  # of blocks that run together: kept, and at most in addition
+        parts = [every[layer] for layer in span.layers[begin:begin + size]]
+        kept, more = sum(part[0] for part in parts), parts[-1][1] - parts[-1][0]
+        groups.append((own * row, kept - shared + more) if together else (kept, more))
+    kept, left = sum(kept for kept, _ in groups), sum(every[layer][2] for layer in span.layers)
+    kept += sum(c * shape.heads // degrees.tensor * length**2 for length in {*lengths} if shape.encoder)  # biases of scores
+    moments: Moments = [("F", 0, kept, 0.0, unit * size, (4 * own + sequence * tokens) * row), *(
+        ("B", place, kept - sum(one for one, _ in groups[len(groups) - later:]), 0.0, unit * (1 + size), groups[-1 - later][1])
+        for place, later in ((2, 0), (3, 2), (4, len(groups) - 1)) if 0 <= later < len(groups))]
+    if not span.last:
+        return (kept, own * row, left), moments
+    rows, width = (own, shape.classes) if shape.classes else (tokens, -(-shape.vocabulary // degrees.tensor))
+    part, added = min(rows, LOGITS // width // TILE * TILE or LOGITS // width), shape.hidden * (c < master)  # of a word's row
+    last, many, base = (rows - 1) % part + 1, rows > part, kept + every[-1][3] + rows * row
+    wide = 1 + 3 * (c < 4) + (shape.model_type == "gemma2")  # logits beside those in the compute format, and capped ones
+    scores = c * width * max(part * (min(2, rows // part) + wide), last * (1 + wide) + part * many, (2 * part + added) * many)
+    moments += [("F", int(many), base, scores, head, row * (rows - last + own * sequence)),
+                ("B", 1, base, last * width * c, head, rows * row + max(c * width * added, 2 * rows * row * sequence)),
+                ("B", 1, kept, 0.0, head, every[-1][4])]
+    return (base + rows * row + last * width * c, own * row, left + rows * row + last * width * c), moments
+
+
+def _block(layout: Layout, shape: ModelShape, layer: int) -> Part:
+    """Return a block, whose parts run one after another."""
+    (master, c), h, degrees, sequence = BYTES[layout.precision], shape.hidden, layout.degrees, layout.sequence_parallel
+    length, heads = shape.tokens_of(layer, layout.sequence), heads_of(shape.heads, shape.kv_heads, degrees.tensor, 0)
+    tokens, norms, wide = layout.samples * length // degrees.context, NORMS.get(shape.model_type, RMS), max(4, c)
+    own, whole = -(-tokens // (degrees.tensor if sequence else 1)) * h * c, tokens * h * c
+    normed = 4 * norms[0] + c * norms[1] if c < 4 else c * min(2, norms[0] + norms[1])  # bytes that a norm keeps for a number
+    norm = own / c * normed, own / c * (wide * norms[2] + c * norms[3]), 0.0
+
+    def cut(kept: float, most: float, inner: float, columns: float) -> Part:
+        """Return a cut layer with its input, given bytes of its last projection's input, and of what the others make."""
+        ends, product = 1 + sequence * (layout.samples > 1), h * inner // tokens if c < master else 0
+        ran = inner + whole * (1 + sequence * (1 + ends)) + own * (1 + 3 * sequence) if blocks_together(layout.recompute) else 0
+        most = max(most + inner * layout.schedule.startswith("zero_bubble"), whole * sequence + inner + product, ran)
+        entered = whole * (1 + ends) + 2 * own * sequence + columns + product
+        return whole + kept, whole + max(kept + most, entered), 2 * whole + inner + columns
+
+    q, kv = (tokens * len(some) * shape.head_dim * c for some in (heads.query, heads.kv))
+    scores, flash = tokens * length * len(heads.query), (2 * (q + kv) + wide * tokens * len(heads.query), 2 * (q + kv))
+    cores = {"gemma2": (4 * q + scores * (2 * c + wide), 2 * q + scores * (2 * wide - c)),
+             "t5": (q + 3 * q * wide / c + scores * wide, 2 * scores * wide), "gpt_neox": (3 * (q + kv), 2 * (q + kv))}
+    kept, most = (flash[0] + q, wide / c * (2 * q + 6 * kv)) if degrees.context > 1 else cores.get(shape.model_type, flash)
+    if any(weight.name.endswith("q_norm.weight") for weight in family_of(shape).block_weights(shape, layer)):
+        kept += (q + kv) / c * normed
+    numbers, more, columns = MLPS.get((shape.gated_mlp, shape.model_type), GATED if shape.gated_mlp else PLAIN)
+    inner, behind = -(-shape.intermediate // degrees.tensor) * tokens * c, [norm] * shape.model_type.startswith("gemma")
+    mlp = cut(numbers * inner, more * inner, inner, columns * inner)
+    if shape.experts_of(layer):  # with a row for each choice of a token; Mixtral sums rows in the wide format
+        cap, chosen = expert_capacity(layout.expert_capacity, tokens * degrees.context, shape), tokens * shape.experts_per_token
+        slots = expert_slots(cap, tokens, shape.experts_per_token, shape.experts) if degrees.expert > 1 else None
+        rows = slots * shape.experts if slots else min(chosen, (cap or chosen) * shape.experts)
+        product = -(-shape.experts // degrees.expert) * (f := -(-shape.expert_intermediate // degrees.tensor) * c) * h * (c < 8)
+        summed = (2 * chosen + tokens) * h * wide if shape.model_type == "mixtral" else 2 * chosen * h * c
+        held = whole + tokens * shape.experts * (c + 3 * wide) + rows * (h * c + 4 * f) + chosen * h * c
+        mlp = held, max(held + max(summed, rows * f + product), whole + 2 * (rows * (h * c + f) + product)), held
+    crossed = [norm, cut(*flash, q, q + 2 * kv)] if 0 < shape.encoder <= layer else []
+    parts = [norm, cut(kept, most, q, q + 2 * kv), *behind, *crossed, norm, mlp, *behind]
+    most = max(sum(part[0] for part in parts[:place]) + part[1] for place, part in enumerate(parts))
+    return sum(part[0] for part in parts), most + own, sum(part[2] for part in parts), *norm[:2]

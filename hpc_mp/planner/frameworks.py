@@ -1,47 +1,88 @@
-"""Frameworks that train transformers: what they reach of a GPU's rates, and the bytes that they hold.
+"""Frameworks that train transformers: what they reach of a GPU's rates, and the bytes that a rank of theirs holds.
 
-The factors were fitted to published results by ``benchmarks/calibrate_planner.py``.
+Shares of the rates are fitted to published results by ``benchmarks/calibrate_planner.py``; what is fused or hidden is from
+documentation. Bytes are those of arXiv:2205.05198 and arXiv:1910.02054, and what measured jobs need besides.
 """
 
 from dataclasses import dataclass
+from functools import partial
+
+from hpc_mp.layout.flat import StageSpan, blocks_together, stage_spans
+from hpc_mp.layout.layout import Layout
+from hpc_mp.layout.models import ModelShape
+from hpc_mp.planner.footprint import Footprint
+
+FUSED, GAPS = 2.0, 0.05  # passes of fused kernels; share of what is counted that is lost in the allocator's gaps
 
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """A framework's factors.
+    """A framework, or with the defaults one that runs each operation as a kernel of its own."""
 
-    Attributes:
-        products: share of the reachable rate of products; attention: the same of flash attention, relative to version 2.
-        passes: bytes of element-wise passes relative to fused ones. flash: True if attention is flash attention.
-        overlap: share of a backward in which the data axis' reductions cost nothing; publish: share of the all-gather of updated
-            parameters that is hidden; tensor: share of the tensor axis' collectives that is hidden.
-        host: seconds in which the host launches a layer's forward.
-        gradient: bytes of a gradient when ranks sum it. states: bytes per parameter of masters and optimizer.
-        kept: bytes that a layer keeps for its backward, relative to arXiv:2205.05198. logit: bytes for each logit.
-        overhead: bytes of the CUDA context, of communicators and of the allocator's slack.
-    """
-
-    name: str
-    products: float = 0.85
-    attention: float = 1.0
-    passes: float = 1.3
+    products: float = 0.98  # share of the reachable rate
+    attention: float = 1.0  # rate of flash attention, relative to version 2
+    passes: float = 5.0  # bytes of element-wise passes, relative to kernels that are fused wherever they can be
+    tensor: float = 1.26  # seconds of the tensor axis' collectives, relative to the links': ranks wait, or hide them
+    contention: float = 0.39  # seconds that computations lose to a collective beside them, relative to it
+    overlap: float = 0.8  # share of the last backward in which gradients are summed
+    publish: float = 0.0  # hidden share of the gathering of updated parameters
+    host: float = 300e-6  # seconds in which the host launches a layer's forward
     flash: bool = True
-    overlap: float = 0.8
-    publish: float = 0.0
-    tensor: float = 0.0
-    scattered: bool = True
-    host: float = 300e-6
-    gradient: int = 4
+    scattered: bool = True  # True if tensor ranks share out what crosses to another stage
+    gradient: int = 2  # bytes of a gradient; of a parameter's masters and optimizer; of a logit with its gradient
     states: int = 12
-    kept: float = 1.0
     logit: int = 10
-    overhead: float = 6e9
+    kept: float = 1.0  # bytes that layers keep, relative to the formula
+    overhead: float = 5e9  # bytes of the CUDA context, communicators and buffers
 
 
-OURS = Framework("hpc-mp", scattered=False)
-GENERAL = Framework("")
-FRAMEWORKS: dict[str, Framework] = {}
+OURS = Framework(scattered=False, gradient=4)
+_fused, _eager = partial(Framework, passes=FUSED, overlap=0.0), partial(Framework, overlap=1.0, publish=1.0)
+FRAMEWORKS = {  # by the beginning of its name; "": any other
+    "": Framework(passes=3.2), "Megatron": _fused(1.05, overlap=0.5), "Megatron-DeepSpeed": _fused(0.97, states=16),
+    "NeMo": Framework(0.99, 1.4, 1.5, 0.3, overlap=1.0, publish=1.0),  # with TransformerEngine
+    "Composer": _eager(0.92, 0.5, FUSED, logit=6, kept=0.8),  # with flash attention of version 1
+    "torchtitan": _eager(0.93), "PyTorch": _eager(1.03), "InternEvo": _fused(0.93), "OneFlow": _fused(0.99, logit=4)}
 
 
-def footprint_elsewhere(layout, shape, framework):
-    return ()
+def weights_of(shape: ModelShape, layer: int) -> tuple[int, int]:
+    """Return the weights of a layer's products outside of experts, and of one expert."""
+    mlp, crosses, experts = (2 + shape.gated_mlp) * shape.hidden, 0 < shape.encoder <= layer, shape.experts_of(layer)
+    attention = shape.hidden * 2 * (shape.heads + shape.kv_heads) * shape.head_dim * (1 + crosses)
+    return attention + (shape.hidden * experts or mlp * shape.intermediate), mlp * shape.expert_intermediate * (experts > 0)
+
+
+def held(layout: Layout, shape: ModelShape, span: StageSpan) -> float:
+    """Return the parameters of a stage on a rank."""
+    weights = [(*weights_of(shape, layer), shape.experts_of(layer) / layout.degrees.expert) for layer in span.layers]
+    rows = shape.vocabulary * (span.first + span.last - (span.first and span.last and shape.tied))
+    return (sum(dense + expert * count for dense, expert, count in weights) + rows * shape.hidden) / layout.degrees.tensor
+
+
+def stages_of(layout: Layout, rank: int) -> list[int]:
+    """Return the stages of a pipeline rank."""
+    p = layout.degrees.pipeline
+    return [rank, 2 * p - 1 - rank] if layout.schedule == "zero_bubble_v" else list(range(rank, layout.stages, p))
+
+
+def footprint_elsewhere(layout: Layout, shape: ModelShape, framework: Framework) -> tuple[Footprint, ...]:
+    """Return the footprint of every rank of a pipeline under another framework."""
+    h, p, t, results = shape.hidden, layout.degrees.pipeline, layout.degrees.tensor, []
+    tokens, outer = layout.samples * layout.sequence / layout.degrees.context, t if layout.sequence_parallel else 1
+    inner = shape.expert_intermediate * shape.experts_per_token if shape.experts else shape.intermediate
+    inside = 4 * (shape.heads + shape.kv_heads) * shape.head_dim + inner * (8 if shape.gated_mlp else 4)
+    scores = 0 if framework.flash or layout.recompute == "selective" else 5 * shape.heads * layout.sequence
+    layer, together = tokens * (10 * h / outer + (inside + scores) / t) * framework.kept, blocks_together(layout.recompute)
+    for rank in range(p):
+        own = [stage_spans(layout.layers)[stage] for stage in stages_of(layout, rank)]
+        parts, count, chunks = [held(layout, shape, span) for span in own], len(own), layout.microbatches * len(own)
+        most = {"1f1b": p - rank, "interleaved_1f1b": 2 * (p - rank - 1) + (count - 1) * p + 1, "zero_bubble": p}
+        layers = min(chunks, most.get(layout.schedule, chunks)) * sum(len(span.layers) for span in own) / count
+        whole = max(part / max(1, len(span.layers)) for part, span in zip(parts, own, strict=True)) * (layout.zero == 3)
+        states = [sum(parts) * size / (layout.shard_degree if layout.zero > least else 1)
+                  for least, size in ((2, 2), (1, framework.gradient), (0, framework.states))]
+        kept = layers * layer if together is None else layers / together * 2 * tokens * h / outer
+        logits = framework.logit * tokens * shape.vocabulary / t * own[-1].last
+        counted = [*states, kept, logits, 6 * whole, layer * (together or 0), 0.0]
+        results.append(Footprint(*map(int, (*counted, framework.overhead + GAPS * sum(counted), 0))))
+    return tuple(results)

@@ -1,45 +1,48 @@
-"""The time of an optimizer step, from a layout, a model's shape and a machine; see ``kernels.py`` for the computations.
+"""The time of an optimizer step, predicted from a layout, a model's shape and a machine; no torch.
 
-Each stage's forward and backward take their layers' kernels and exposed collectives: those of the tensor axis (two all-reduces per
-layer and pass, or an all-gather and a reduce-scatter each), of the context ring beyond the attention that hides it, of experts,
-and ZeRO-3's gathers and scatters beyond the computations that hide them. Layers of a kind count once. The pipeline's schedule is
-simulated action by action. After 4 P microbatches a step grows by a steady period, so that longer ones are extrapolated.
-The data axis' reductions hide behind the last backward, as far as the framework lets them, then the optimizer passes over its state.
-
-Model FLOPs are those of published.md's normalisation: 6 (W + V h) + 12 L h s per token, W the weights of the layers' products and
-of the experts that a token uses, attention counted over the whole square.
+A product takes its operations at the reachable rate, and half a wave of tiles, at whose end processors idle; or as long as its
+bytes. Reachable shares are near those published: stas00/ml-engineering ("maximum achievable matmul FLOPS"), arXiv:2307.08691.
+Stages have their layers' kernels, and what these do not hide of messages; layers of a kind are computed once. The pipeline is
+simulated action by action up to ``MOST`` forwards; it is steady after 4 P microbatches: longer steps are extrapolated. Modules
+that ``tensor_modules`` leaves whole count as cut, adapters as all weights, and offloaded activations as hidden.
 """
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from itertools import pairwise
 
-from hpc_mp.layout.flat import blocks_together, stage_spans
+from hpc_mp.layout.flat import StageSpan, blocks_together, stage_spans
 from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.models import ModelShape
-from hpc_mp.layout.placement import normalize_order
-from hpc_mp.layout.placement.grid import NODE_OF
-from hpc_mp.layout.schedule.simulate import simulate
+from hpc_mp.layout.placement.grid import NODE_OF, normalize_order
+from hpc_mp.layout.schedule.simulate import Times, simulate
 from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.planner.collectives import expect
-from hpc_mp.planner.fabrics import Fabric
-from hpc_mp.planner.frameworks import OURS, Framework
-from hpc_mp.planner.kernels import LOGIT, Rates, flash, passes, product, rates_of, unfused
+from hpc_mp.planner.frameworks import OURS, Framework, held, stages_of, weights_of
 from hpc_mp.planner.machine import Machine
 from hpc_mp.planner.memory import BYTES
 
+# beginning of a GPU's name → reachable share of its peak in products, in flash attention (version 2), and its processors
+REACH = {"V100": (0.88, 0.35, 80), "A": (0.869, 0.60, 108), "H": (0.75, 0.42, 132), "GH": (0.78, 0.42, 132),
+         "B": (0.72, 0.40, 148), "GB": (0.72, 0.40, 148), "MI300X": (0.60, 0.30, 304), "": (0.75, 0.42, 132)}
+TILE, STREAM = 128 * 256, 0.85  # numbers of a product that a processor computes at once; reachable share of the memory's rate
+SCORE, LOGIT, UPDATE = 13, 18, 40  # bytes that move for each score and logit of a forward, for a parameter in the optimizer
+UNALIGNED, COARSE = 13.0, 1.2  # times slower for sizes that are not multiples of 8, and of 64 (bigscience, chronicles-prequel)
+LAUNCH, SKEW = 5e-6, 0.002  # seconds between kernels; share of a step that ranks wait, for each doubling of their number
+MOST, STEADY = 512, 4  # forwards that are simulated; × P microbatches
+BUBBLES = {"zero_bubble": 1 / 3, "zero_bubble_v": 1 / 6}  # relative to 1F1B's with as many stages
 Parts = dict[str, float]  # what takes time → seconds
-MOST = 1024  # computations of a direction that are simulated
-STEADY = 4  # × P microbatches, after which a pipeline is steady
-UPDATE = 10  # numbers of fp32 for each parameter that an optimizer with two slots reads and writes
-BUBBLES = {"interleaved_1f1b": 1.0, "breadth_first": 1.0, "zero_bubble": 1 / 3, "zero_bubble_v": 1 / 6}
-HIDES = 0.9  # share of a hidden collective that costs nothing: it takes some of the GPU from the computations
+Makespan = Callable[[Layout, list[float], list[float], float], float]
+_expected = lru_cache(4096)(expect)
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Seconds of a step, by ``parts`` of the slowest rank, tokens per second of all ranks, and the share of the peak in model
-    FLOPs."""
+    """Seconds of a step, the sum of ``parts`` of the slowest rank; tokens per second of all ranks; model FLOPs relative to the
+    peak: for a token 6 (W + V h) + 12 L h s, with W weights in its layers, and attention over the whole square, as usual."""
 
     seconds: float
     parts: Parts
@@ -47,242 +50,170 @@ class StepTime:
     mfu: float
 
 
-def step_time(layout: Layout, shape: ModelShape, machine: Machine, framework: Framework = OURS) -> StepTime:
-    """Return the time of a step, with the pipeline simulated. Raises HpcMpError if ranks span nodes without a network."""
-    return _step(layout, shape, machine, framework, _simulated)
+def simulated(layout: Layout, forwards: list[float], backwards: list[float], latency: float) -> float:
+    """Return the makespan of the layout's schedule, from the seconds of its stages and of a message between them."""
+    p, m = layout.degrees.pipeline, layout.microbatches
+    some = min(m, STEADY * p + m % p)
+    if p == 1 or some * len(forwards) > MOST:
+        return closed(layout, forwards, backwards, latency)
+    forth, back, split = map(dict, map(enumerate, (forwards, backwards, [seconds / 2 for seconds in backwards])))
+    times: Times = {"F": forth, "B": back, "I": split, "W": split}
+    whole, less = (simulate(schedule_of(replace(layout, microbatches=count)), times, latency).makespan if count else 0.0
+                   for count in (some, some - p if some < m else 0))
+    return whole + (m - some) * (whole - less) / p
 
 
-def estimate(layout: Layout, shape: ModelShape, machine: Machine, framework: Framework = OURS) -> StepTime:
-    """Return the same with the schedule's bubble in closed form, in less than a millisecond, for searches."""
-    return _step(layout, shape, machine, framework, _closed)
+def closed(layout: Layout, forwards: list[float], backwards: list[float], latency: float) -> float:
+    """Return the same in closed form. Under 1F1B, P − r microbatches are in flight on rank r, whose trips limit the period."""
+    p = layout.degrees.pipeline
+    ranks = [sum(forwards[stage] + backwards[stage] for stage in stages_of(layout, rank)) for rank in range(p)]
+    trips = ((sum(ranks[r:]) + 2 * (p - 1 - r) * latency) / (p - r) for r in range(p)) if layout.schedule == "1f1b" else ()
+    share = BUBBLES.get(layout.schedule, 1.0) * p / len(forwards)
+    return layout.microbatches * max(*ranks, *trips, 0.0) + share * (sum(ranks) - max(ranks)) + 2 * latency * (p - 1)
+
+
+def step_time(layout: Layout, shape: ModelShape, machine: Machine, framework: Framework = OURS,
+              pipeline: Makespan = simulated) -> StepTime:
+    """Return the time of a step of stages that are cut. Raises HpcMpError if ranks span nodes without a network."""
+    gpu, peaks = machine.gpu, machine.gpu.peak_tflops
+    peak, memory = 1e12 * (peaks.get(layout.precision) or peaks["fp16"]), 1e9 * (gpu.memory_gbs or 0) * STREAM
+    reach, flash, processors = next(REACH[name] for name in sorted(REACH, reverse=True) if gpu.name.startswith(name))
+    rates = peak, peak * reach * framework.products, peak * flash * framework.attention, memory
+    return _Step(layout, shape, machine, framework, *rates, processors * TILE / 2, BYTES[layout.precision][1]).time(pipeline)
+
+
+estimate = partial(step_time, pipeline=closed)  # within a millisecond, for searches
+
+
+def _total(terms: Iterable[tuple[float, Parts]]) -> Parts:
+    """Return a weighted sum of parts."""
+    total: Parts = {}
+    for weight, parts in terms:
+        total |= {name: total.get(name, 0.0) + weight * seconds for name, seconds in parts.items()}
+    return total
 
 
 @dataclass(frozen=True, slots=True)
-class _Links:
-    """The groups of a layout's axes on a machine's links."""
-
+class _Step:
     layout: Layout
-    fabric: Fabric
+    shape: ModelShape
+    machine: Machine
+    framework: Framework
+    # peak, products, flash: operations per second at most, of products, of flash attention; memory: bytes per second
+    peak: float
+    products: float
+    flash: float
+    memory: float
+    wave: float  # numbers of half a wave of tiles
+    number: int  # bytes of a number
+
+    def product(self, m: float, n: float, k: float) -> float:
+        """Return the seconds of a product of m × k and k × n numbers."""
+        slower = UNALIGNED if n % 8 or k % 8 else COARSE if n % 64 or k % 64 else 1.0
+        moved = (m * k + k * n + m * n) * self.number / self.memory
+        return max(2 * k * (m * n + self.wave) / self.products * slower, moved) + LAUNCH
 
     def group(self, axes: str) -> list[int]:
-        """Return the first group along these letters, ascending."""
+        """Return the first group of ranks along these letters, ascending."""
         degrees, ranks, stride = self.layout.degrees, [0], 1
         sizes = {"D": degrees.data, "P": degrees.pipeline, "C": degrees.context, "T": degrees.tensor}
-        order = "DPT" if self.layout.order == "auto" else self.layout.order
-        for letter in reversed(normalize_order(order, degrees.context)):
-            if letter in axes:
-                ranks = [rank + stride * place for place in range(sizes[letter]) for rank in ranks]
+        for letter in reversed(normalize_order(self.layout.order.replace("auto", "DPT"), degrees.context)):
+            ranks = [rank + stride * place for place in range(sizes[letter] if letter in axes else 1) for rank in ranks]
             stride *= sizes[letter]
         return sorted(ranks)
 
     def seconds(self, collective: str, size: float, ranks: list[int]) -> float:
-        """Return the seconds of a collective among such ranks, while all others do the same."""
+        """Return the seconds of a collective, while all groups of the axis do the same. ``size``: bytes of the whole array."""
         if len(ranks) == 1 or not size:
             return 0.0
-        per_node, mapped = self.layout.ranks_per_node, self.layout.rank_map
-        nodes = len({mapped[rank] if isinstance(mapped, tuple) else NODE_OF[mapped](rank, per_node, self.layout.nodes)
-                     for rank in ranks})
-        here = -(-len(ranks) // nodes)
-        return expect(collective, int(size), nodes, here, self.fabric, max(1, per_node // here)).seconds
+        here, nodes, mapped = self.layout.ranks_per_node, self.layout.nodes, self.layout.rank_map
+        used = {mapped[rank] if isinstance(mapped, tuple) else NODE_OF[mapped](rank, here, nodes) for rank in ranks}
+        each = -(-len(ranks) // len(used))
+        return _expected(collective, int(size), len(used), each, self.machine.fabric, max(1, here // each)).seconds
 
+    def layer(self, layer: int) -> tuple[Parts, Parts]:
+        """Return the parts of a layer's forward and backward of a microbatch."""
+        layout, shape, factors, degrees, h = self.layout, self.shape, self.framework, self.layout.degrees, self.shape.hidden
+        sequence, tensor, d, everyone = shape.tokens_of(layer, layout.sequence), degrees.tensor, shape.head_dim, self.group("DC")
+        tokens, heads, around = layout.samples * sequence / degrees.context, -(-shape.heads // tensor), self.group("C")
+        q, kv, entering = heads * d, -(-shape.kv_heads // tensor) * d, 1 + shape.gated_mlp
+        rows, count, inner = tokens, 1.0, -(-shape.intermediate // tensor)
+        if experts := shape.experts_of(layer):  # each of a rank's experts gets an equal share of the rows
+            inner, count = -(-shape.expert_intermediate // tensor), experts / degrees.expert
+            rows = tokens * shape.experts_per_token / count
+        window, decodes = min(sequence, shape.window_of(layer) or sequence), 0 < shape.encoder <= layer
+        cross, both = shape.prompt if decodes else 0, shape.bidirectional or layer < shape.encoder
+        visible = cross + (min(2 * window - 1, sequence) if both else window * (1 - window / (2 * sequence)))
+        slower, scores = UNALIGNED if d % 8 else 1.0, tokens * heads * (sequence + cross)
+        moved = 10 * tokens * h / (tensor if layout.sequence_parallel else 1)  # two norms and two sums
+        moved += 2 * tokens * (q + 2 * kv) + rows * count * ((1 + entering) * inner + 4 * h * (experts > 0))
+        core = 4 * tokens * q * visible / self.flash + LAUNCH if factors.flash else (
+            scores * (4 * d / self.products * slower + SCORE / self.memory) + 4 * LAUNCH)
+        forward = {"products": (1 + decodes) * (self.product(tokens, q + 2 * kv, h) + self.product(tokens, h, q))
+                   + count * (self.product(rows, entering * inner, h) + self.product(rows, h, inner)),
+                   "attention": core, "passes": factors.passes * moved * self.number / self.memory}
+        again, size = float(bool(blocks_together(layout.recompute))), tokens * h * self.number
+        backward = {name: 2 * seconds for name, seconds in forward.items()} | {
+            "attention": (2.5 if factors.flash else 2.0) * core,
+            "recompute": again * sum(forward.values()) + core * (layout.recompute == "selective")}
+        kinds = ("all_gather", "reduce_scatter") if layout.sequence_parallel else ("all_reduce",)
+        ring = (degrees.context - 1) * self.seconds("sendrecv", 2 * size * kv / h, around[:2])
+        sent = {"tensor": 2 * factors.tensor * sum(self.seconds(kind, size, self.group("T")) for kind in kinds),
+                "context": max(0.0, ring - core) if layout.context_method == "ring" else self.seconds(
+                    "all_to_all", 2 * size * (q + kv) / h, around),
+                "experts": 2 * self.seconds("all_to_all", (experts > 0) * rows * count * h * self.number, everyone[:degrees.expert])}
+        weights, shards = held(layout, shape, StageSpan(range(layer, layer + 1), False, False)), everyone[:layout.shard_degree]
+        each = layout.zero > 1 and layout.reduce == "microbatch"
+        gather = self.seconds("all_gather", weights * self.number * (layout.zero == 3), shards)
+        scatter = self.seconds("reduce_scatter", weights * factors.gradient * each, shards)
+        forward, backward = forward | sent, _total(((1.0, backward), (1.0 + again, sent)))
+        for parts, launches, moved in ((forward, 1.0, gather), (backward, 1.5 + again, gather + scatter)):
+            busy = sum(parts.values())
+            parts |= {"gathers": max(0.0, moved - busy) + factors.contention * min(moved, busy),
+                      "host": max(0.0, launches * factors.host - busy)}
+        return forward, backward
 
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """One layer of a kind: parts of its forward and backward, and the bytes of its weights on a rank in the compute format."""
+    def end(self, weights: float, units: int, last: float) -> Parts:
+        """Return the parts at a step's end of a rank with so many parameters in units, and seconds of the last backward."""
+        layout, factors, everyone, shards = self.layout, self.framework, self.group("DC"), self.layout.shard_degree
+        unit, near, once = weights / units, everyone[:shards], layout.zero < 2 or layout.reduce == "step"
+        summed = units * (self.seconds("reduce_scatter", unit * factors.gradient * once, near)
+                          + self.seconds("all_reduce", unit * factors.gradient / shards, everyone[::shards]))
+        gathered = units * self.seconds("all_gather", unit * self.number * (layout.zero < 3), near)
+        copied = (self.machine.gpu.host_copy_gbs or math.inf) * 1e9 if "optimizer" in layout.offload else self.memory
+        return {"reduce": max(summed - factors.overlap * last, factors.contention * summed * (factors.overlap > 0)),
+                "publish": (1 - factors.publish) * gathered, "update": weights / shards * UPDATE / min(copied, self.memory)}
 
-    forward: Parts
-    backward: Parts
-
-
-def parameters(shape: ModelShape, layer: int) -> tuple[int, int]:
-    """Return the weights of a layer's products, and of one of its experts."""
-    q, kv, matrices = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim, 3 if shape.gated_mlp else 2
-    attention = shape.hidden * (2 * q + 2 * kv) * (2 if 0 < shape.encoder <= layer else 1)
-    if experts := shape.experts_of(layer):
-        return attention + shape.hidden * experts, matrices * shape.hidden * shape.expert_intermediate
-    return attention + matrices * shape.hidden * shape.intermediate, 0
-
-
-def model_flops(shape: ModelShape, sequence: int) -> float:
-    """Return the model FLOPs of a token, forward and backward."""
-    weights = shape.hidden * (shape.classes or shape.vocabulary)
-    for layer in range(shape.layers):
-        dense, expert = parameters(shape, layer)
-        seen = min(sequence, shape.window_of(layer) or sequence)
-        weights += dense + expert * shape.experts_per_token + 2 * shape.heads * shape.head_dim * seen
-    return 6.0 * weights
-
-
-def _total(terms: Iterable[tuple[float, Mapping[str, float]]]) -> Parts:
-    """Return a weighted sum of parts."""
-    total: Parts = {}
-    for weight, parts in terms:
-        for name, seconds in parts.items():
-            total[name] = total.get(name, 0.0) + weight * seconds
-    return total
-
-
-def _held(layout: Layout, shape: ModelShape, layer: int) -> float:
-    """Return the parameters of a layer on a rank."""
-    dense, expert = parameters(shape, layer)
-    return (dense + expert * shape.experts_of(layer) / layout.degrees.expert) / layout.degrees.tensor
-
-
-def _block(layout: Layout, shape: ModelShape, layer: int, rates: Rates, links: _Links, framework: Framework) -> _Block:
-    """Return the times of a layer for one microbatch."""
-    degrees, hidden, number = layout.degrees, shape.hidden, rates.number
-    tensor, context = degrees.tensor, degrees.context
-    sequence = shape.tokens_of(layer, layout.sequence)
-    tokens = layout.samples * sequence / context
-    q = -(-shape.heads // tensor) * shape.head_dim
-    kv = -(-shape.kv_heads // tensor) * shape.head_dim
-    entering = 3 if shape.gated_mlp else 2
-    cross = 0 < shape.encoder <= layer
-    projections = product(tokens, q + 2 * kv, hidden, rates) + product(tokens, hidden, q, rates)
-    times: Parts = {"products": projections * (2 if cross else 1)}
-    inner, rows, experts = shape.intermediate // tensor, tokens, shape.experts_of(layer)
-    if experts:  # each of a rank's experts gets its share of the rows
-        inner, rows = shape.expert_intermediate // tensor, tokens * shape.experts_per_token
-        each, count = rows * degrees.expert / experts, experts / degrees.expert
-        times["products"] += count * (product(each, (entering - 1) * inner, hidden, rates) + product(each, hidden, inner, rates))
-    else:
-        times["products"] += product(tokens, (entering - 1) * inner, hidden, rates) + product(tokens, hidden, inner, rates)
-    window = min(sequence, shape.window_of(layer) or sequence)
-    both = shape.bidirectional or layer < shape.encoder
-    visible = min(2 * window - 1, sequence) if both else window * (1 - window / (2 * sequence))
-    if framework.flash:
-        times["attention"] = flash(tokens, visible + cross * shape.prompt, q, rates)
-    else:
-        times["attention"] = unfused(tokens, sequence + cross * shape.prompt, q // shape.head_dim, shape.head_dim, rates)
-    shares = tensor if layout.sequence_parallel else 1
-    around = tokens * hidden / shares * 10 + (rows - tokens) * hidden * 4  # two norms and two additions; rows of experts
-    times["passes"] = framework.passes * passes(around + tokens * 2 * (q + 2 * kv) + rows * entering * inner, rates)
-    whole = layout.samples * sequence / context * hidden * number
-    kind = ("all_gather", "reduce_scatter") if layout.sequence_parallel else ("all_reduce",)
-    together = sum(links.seconds(name, whole, links.group("T")) for name in kind) * (1 - framework.tensor)
-    ring = links.seconds("sendrecv", 2 * tokens * kv * number, links.group("C")[:2]) * (context - 1)
-    everyone = links.group("DC")
-    exchange = 2 * links.seconds("all_to_all", rows * hidden * number / (shares if experts else 1), everyone[:degrees.expert]) \
-        if experts else 0.0
-    sent: Parts = {"tensor": 2 * together, "context": max(0.0, ring - times["attention"]), "experts": exchange}
-    again = {"full": 1.0, "none": 0.0, "selective": 0.0}.get(layout.recompute, 1.0)
-    attention = 2.5 if framework.flash else 2.0
-    repeated = sum(times.values()) * again + times["attention"] * (layout.recompute == "selective")
-    forward = times | sent
-    backward = {"products": 2 * times["products"], "attention": attention * times["attention"], "passes": 2 * times["passes"],
-                "recompute": repeated} | {name: (1 + again) * seconds for name, seconds in sent.items()}
-    gather = scatter = 0.0
-    if layout.zero == 3 and layout.shard_degree > 1:
-        held = _held(layout, shape, layer)
-        gather = links.seconds("all_gather", held * number, everyone[:layout.shard_degree])
-        if layout.reduce == "microbatch":
-            scatter = links.seconds("reduce_scatter", held * framework.gradient, everyone[:layout.shard_degree])
-    for parts, host, moved in ((forward, 1.0, gather), (backward, 1.5 + again, gather + scatter)):
-        busy = sum(parts.values())
-        parts["host"] = max(0.0, host * framework.host - busy)
-        parts["gathers"] = max(0.0, moved - busy) + (1 - HIDES) * min(moved, busy)
-    return _Block(forward, backward)
-
-
-def _ends(layout: Layout, shape: ModelShape, rates: Rates, links: _Links) -> tuple[_Block, _Block]:
-    """Return the times of the embedding, and of the last norm, the head and the loss."""
-    tokens = layout.samples * layout.sequence / layout.degrees.context
-    whole = tokens * shape.hidden * rates.number
-    together = {"tensor": links.seconds("all_reduce", whole, links.group("T"))}
-    rows = (shape.classes or shape.vocabulary) / layout.degrees.tensor
-    head = {"head": product(tokens, rows // 8 * 8, shape.hidden, rates) + tokens * rows * LOGIT / rates.memory}
-    look_up = {"passes": passes(3 * tokens * shape.hidden, rates)}
-    return _Block(look_up | together, look_up), _Block(head, _total(((2.0, head), (1.0, together))))
-
-
-def _step(layout: Layout, shape: ModelShape, machine: Machine, framework: Framework,
-          pipeline: Callable[[Layout, list[float], list[float], float], float]) -> StepTime:
-    rates, links = rates_of(machine.gpu, layout.precision, framework), _Links(layout, machine.fabric)
-    master, _ = BYTES[layout.precision]
-    kinds, m, stages = shape.kinds, layout.microbatches, layout.stages
-    firsts = {kind: kinds.index(kind) for kind in set(kinds)}
-    blocks = {kind: _block(layout, shape, layer, rates, links, framework) for kind, layer in firsts.items()}
-    held = {kind: _held(layout, shape, layer) for kind, layer in firsts.items()}
-    first, last = _ends(layout, shape, rates, links)
-    rows = shape.vocabulary * shape.hidden / layout.degrees.tensor
-    forwards, backwards, weights = [], [], []
-    for stage, span in enumerate(stage_spans(layout.layers or (shape.layers,))):
-        count = Counter(kinds[layer] for layer in span.layers)
-        ends = [(1.0, block) for block, here in ((first, span.first), (last, span.last)) if here]
-        forwards.append(_total([*((n, blocks[kind].forward) for kind, n in count.items()), *((n, end.forward) for n, end in ends)]))
-        weights.append(sum(n * held[kind] for kind, n in count.items())
-                       + rows * (span.first + span.last - (span.first and span.last and shape.tied)))
-        summed = {"passes": weights[-1] * (2 + 2 * master) / rates.memory * (m > 1)}
-        backwards.append(_total([*((n, blocks[kind].backward) for kind, n in count.items()),
-                                 *((n, end.backward) for n, end in ends), (1.0, summed)]))
-    onward = links.group("P")
-    size = layout.samples * layout.sequence // layout.degrees.context * shape.hidden * rates.number
-    scattered = framework.scattered or layout.sequence_parallel
-    crossing = [links.seconds("sendrecv", size // (layout.degrees.tensor if scattered else 1), list(pair))
-                for pair in zip(onward, onward[1:], strict=False)]
-    latency = sum(crossing) / max(1, len(crossing))
-    makespan = pipeline(layout, [sum(parts.values()) for parts in forwards], [sum(parts.values()) for parts in backwards], latency)
-    ranks = [[stage for stage in range(stages) if _holder(layout, stage) == rank] for rank in range(layout.degrees.pipeline)]
-    busy = [_total((m, parts) for stage in own for parts in (forwards[stage], backwards[stage])) for own in ranks]
-    parts = max(busy, key=lambda parts: sum(parts.values()))
-    parts["bubble"] = max(0.0, makespan - sum(parts.values()))
-    parts |= max((_state(layout, sum(weights[stage] for stage in own), min(sum(backwards[stage].values()) for stage in own),
-                         rates, links, framework) for own in ranks), key=lambda parts: sum(parts.values()))
-    parts = {name: seconds for name, seconds in parts.items() if seconds}
-    seconds = sum(parts.values())
-    rate = layout.degrees.data * m * layout.samples * layout.sequence / seconds
-    peak = 1e12 * (machine.gpu.peak_tflops.get(layout.precision) or machine.gpu.peak_tflops["fp16"])
-    return StepTime(seconds, parts, rate, rate * model_flops(shape, layout.sequence) / layout.ranks / peak)
-
-
-def _state(layout: Layout, weights: float, window: float, rates: Rates, links: _Links, framework: Framework) -> Parts:
-    """Return the seconds of a rank's data axis, as far as no computation hides them, and of its optimizer. ``window``: seconds of
-    the last backward."""
-    everyone, shards = links.group("DC"), layout.shard_degree
-    near, far = everyone[:shards], everyone[::shards]
-    part = weights / shards
-    summed = links.seconds("all_reduce", part * framework.gradient, far)
-    gathered = 0.0
-    if shards > 1 and (layout.zero < 3 or layout.reduce == "step"):
-        summed += links.seconds("reduce_scatter", weights * framework.gradient, near)
-    if shards > 1 and layout.zero < 3:
-        gathered = links.seconds("all_gather", weights * rates.number, near)
-    return {"reduce": max(summed - framework.overlap * window, 0.1 * summed), "publish": gathered * (1 - framework.publish),
-            "update": part * UPDATE * 4 / rates.memory}
-
-
-def _holder(layout: Layout, stage: int) -> int:
-    """Return the pipeline rank of a stage."""
-    pipeline = layout.degrees.pipeline
-    return 2 * pipeline - 1 - stage if layout.schedule == "zero_bubble_v" and stage >= pipeline else stage % pipeline
-
-
-def _simulated(layout: Layout, forwards: list[float], backwards: list[float], latency: float) -> float:
-    """Return the makespan of the layout's schedule."""
-    p, m = layout.degrees.pipeline, layout.microbatches
-    if p == 1:
-        return m * (sum(forwards) + sum(backwards))
-    half = [seconds / 2 for seconds in backwards]
-    times = {kind: dict(enumerate(seconds)) for kind, seconds in (("F", forwards), ("B", backwards), ("I", half), ("W", half))}
-    some = min(m, STEADY * p) if m % p == 0 else m
-    if some * len(forwards) > MOST:
-        return _closed(layout, forwards, backwards, latency)
-
-    def makespan(count: int) -> float:
-        return simulate(schedule_of(replace(layout, microbatches=count)), times, latency).makespan
-    whole = makespan(some)
-    return whole if some == m else whole + (m - some) * (whole - makespan(some - p)) / p
-
-
-def _closed(layout: Layout, forwards: list[float], backwards: list[float], latency: float) -> float:
-    """Return the makespan with the schedule's bubble in closed form: the slowest rank's computations, and those of the other
-    ranks on one microbatch while the pipeline fills and drains."""
-    p, m, stages = layout.degrees.pipeline, layout.microbatches, len(forwards)
-    ranks = [0.0] * p
-    for stage in range(stages):
-        ranks[_holder(layout, stage)] += forwards[stage] + backwards[stage]
-    period = max(ranks)
-    if layout.schedule == "1f1b":  # P - r microbatches are between rank r's forward and its backward
-        period = max(period, *((sum(ranks[r:]) + 2 * (p - 1 - r) * latency) / (p - r) for r in range(p)))
-    share = BUBBLES.get(layout.schedule, 1.0) * p / stages
-    return m * period + share * (sum(ranks) - max(ranks)) + 2 * latency * (p - 1)
+    def time(self, pipeline: Makespan) -> StepTime:
+        """Return the time of the step."""
+        layout, shape, degrees, m, h = self.layout, self.shape, self.layout.degrees, self.layout.microbatches, self.shape.hidden
+        kinds, master, tokens = shape.kinds, BYTES[layout.precision][0], layout.samples * layout.sequence / degrees.context
+        layers, rows = {kind: self.layer(kinds.index(kind)) for kind in set(kinds)}, shape.classes or shape.vocabulary
+        edge, size = {"tensor": self.seconds("all_reduce", tokens * h * self.number, self.group("T"))}, tokens * h * self.number
+        loss = {"head": self.product(tokens, -(-rows // degrees.tensor // 64) * 64, h)
+                + tokens * rows / degrees.tensor * LOGIT / self.memory}
+        stages, weights = [], [held(layout, shape, span) for span in stage_spans(layout.layers)]
+        for span, own in zip(stage_spans(layout.layers), weights, strict=True):
+            count, shards = Counter(kinds[layer] for layer in span.layers), layout.shard_degree if layout.zero == 3 else 1
+            summed = {"passes": own * (self.number + 2 * master) / self.memory / shards * (m > 1)}
+            ends = [((span.first, edge), (span.last, loss)), ((span.last, edge), (2 * span.last, loss), (1, summed))]
+            stages.append([_total([*((n, layers[kind][back]) for kind, n in count.items()), *ends[back]]) for back in (0, 1)])
+        part = degrees.tensor if self.framework.scattered or layout.sequence_parallel else 1
+        crossing = [self.seconds("sendrecv", size / part, list(pair)) for pair in pairwise(self.group("P"))]
+        latency, ranks = sum(crossing) / max(1, len(crossing)), [stages_of(layout, rank) for rank in range(degrees.pipeline)]
+        forwards, backwards = ([sum(stage[back].values()) for stage in stages] for back in (0, 1))
+        busy = (_total((m, some) for stage in own for some in stages[stage]) for own in ranks)
+        parts = max(busy, key=lambda own: sum(own.values()))
+        parts["bubble"] = max(0.0, pipeline(layout, forwards, backwards, latency) - sum(parts.values()))
+        if layout.stages > degrees.pipeline:  # messages are hidden; each rank sends and receives two of a stage and microbatch
+            parts["messages"] = self.framework.contention * 4 * m * len(ranks[0]) * latency
+        states = [(sum(weights[stage] for stage in own), 1 + sum(layout.layers[stage] for stage in own)) for own in ranks]
+        endings = (self.end(*state, backwards[own[0]]) for state, own in zip(states, ranks, strict=True))
+        parts = parts | max(endings, key=lambda own: sum(own.values()))
+        parts["skew"] = SKEW * math.log2(layout.ranks) * sum(parts.values())
+        seconds, flops = sum(parts.values()), rows * h
+        for layer in range(shape.layers):
+            (dense, expert), seen = weights_of(shape, layer), min(layout.sequence, shape.window_of(layer) or layout.sequence)
+            flops += dense + expert * shape.experts_per_token + 2 * shape.heads * shape.head_dim * seen
+        rate = degrees.data * m * layout.samples * layout.sequence / seconds
+        return StepTime(seconds, parts, rate, 6 * rate * flops / layout.ranks / self.peak)

@@ -1,0 +1,222 @@
+"""The search for a job's layout: stated keys of ``[parallel]`` hold, the others are chosen so that a step fits and is fast.
+
+A first pass ranks all candidates by sums: seconds of a layer and of the head in ``estimate``, the bubble in closed form, the data
+axis' bytes over the rate of its links; bytes of the state, and those by which ``footprint`` grows with a layer and a chunk in
+flight. A second pass simulates steps of the best ones that a launch accepts, each in its best order of axes, and returns the
+fastest whose footprint fits; of those with equal seconds, to four digits, the plainest.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from heapq import nsmallest
+from itertools import permutations, product
+from math import gcd
+from operator import itemgetter
+from typing import Any
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.job import JobSpec
+from hpc_mp.job.checks import check_arithmetic
+from hpc_mp.job.layout import check_division, check_job, stage_cut, undivided
+from hpc_mp.job.parallel import MOST_MICROBATCHES, Parallel
+from hpc_mp.job.resolution import ResolvedKey, resolved
+from hpc_mp.layout.flat import stage_spans
+from hpc_mp.layout.layout import Layout
+from hpc_mp.layout.models import ModelShape
+from hpc_mp.layout.placement import Degrees
+from hpc_mp.layout.schedule import most_stages
+from hpc_mp.layout.schedule.names import stages_per_rank
+from hpc_mp.planner.footprint import Footprint, footprint
+from hpc_mp.planner.frameworks import held
+from hpc_mp.planner.machine import Machine
+from hpc_mp.planner.memory import BYTES
+from hpc_mp.planner.step import StepTime, estimate, step_time
+
+KEYS = ("recompute", "shard_degree", "zero", "virtual_stages", "schedule", "sequence", "microbatches", "context_method", "expert",
+        "context", "pipeline", "tensor", "order")  # of [parallel], the cheapest remedies first
+PLAIN = ("none", None, 0, 1, "1f1b", "ring")
+# schedule → virtual stages; bubble relative to that of 1F1B with as many stages; what it grows by for each P microbatches that are
+# fewer than so many times P
+SCHEDULES = {"1f1b": ((1,), 1.0, 0.0, 0.0), "zero_bubble": ((1,), 1 / 3, 0.4, 1.0), "zero_bubble_v": ((1,), 1 / 3, 2 / 3, 1.5),
+             "interleaved_1f1b": ((2, 3, 4, 6, 8), 1.0, 0.0, 0.0), "gpipe": ((1,), 1.0, 0.0, 0.0)}
+OTHER = ((1,), 1.0, 0.0, 0.0)
+NEAR, EACH, ENOUGH = 1.1, 4, 48  # share of the memory for the first pass, and numbers of candidates: of each division, simulated
+FEWEST_TOKENS = 1024  # of a sample on a context rank
+Candidate = tuple[float, float, tuple[Any, ...]]  # seconds (bytes, for the goal "memory"), bytes, and values of KEYS
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A job, its model's shape, the machine, the keys of ``[parallel]`` that hold, and the goal: speed, gpus or memory."""
+
+    spec: JobSpec
+    shape: ModelShape
+    machine: Machine
+    stated: frozenset[str] = frozenset()
+    goal: str = "speed"
+
+    def having(self, **values: Any) -> "Question":
+        """Return the question for a job with other values, by dotted key."""
+        return replace(self, spec=resolved(self.spec, map(ResolvedKey, values, values.values())))
+
+    def options(self, key: str, options: Sequence[Any]) -> Sequence[Any]:
+        """Return the stated value of a key, else the options."""
+        return (getattr(self.spec.parallel, key),) if key in self.stated else options
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A job with layout, step, and bytes of the first pass. Of the best and of faster ones: footprints of pipeline ranks. Of the
+    best: the next ones of other degrees, and the number of all others by the reason of their loss."""
+
+    job: JobSpec
+    layout: Layout
+    step: StepTime
+    needs: float
+    footprints: tuple[Footprint, ...] = ()
+    others: "tuple[Plan, ...]" = ()
+    lost: dict[str, int] = field(default_factory=dict)
+
+
+def search(question: Question) -> Plan | None:
+    """Return the best plan on the job's nodes; None if none fits, but for the goal memory, that with the smallest footprint. Raises
+    HpcMpError if a launch would refuse all."""
+    shape, machine, least, lost = question.shape, question.machine, question.goal == "memory", Counter[str]()
+    ranked, refused, cuts = list[tuple[Any, Plan]](), list[HpcMpError](), dict[int, tuple[int, ...]]()
+    for _, needs, values in _candidates(question, lost):
+        job = question.having(**{f"parallel.{key}": value for key, value in zip(KEYS, values, strict=False)}).spec
+        try:
+            check_arithmetic(job)
+            check_division(job, shape)
+        except HpcMpError as error:
+            refused.append(error)
+            continue
+        cuts[job.stages] = cuts.get(job.stages) or stage_cut(job, shape).layers
+        letters = "DPC" if job.parallel.context > 1 else "DP"
+        orders = [f"{''.join(axes)}T" for axes in permutations(letters)] if job.job.nodes > 1 else [f"{letters}T"]
+        layouts = [replace(undivided(job), layers=cuts[job.stages], order=order) for order in question.options("order", orders)]
+        layout = min(layouts, key=lambda layout: estimate(layout, shape, machine).seconds)
+        job, step = resolved(job, [ResolvedKey("parallel.order", layout.order)]), step_time(layout, shape, machine)
+        plain = -sum(value in PLAIN for value in values), job.parallel.zero, str(values)
+        ranked.append(((needs * least, float(f"{step.seconds:.3e}"), *plain), Plan(job, layout, step, needs)))
+        if len(ranked) == ENOUGH:
+            break
+    plans = [plan for _, plan in sorted(ranked, key=itemgetter(0))]
+    for place, plan in enumerate(plans):
+        flight = plan.layout.microbatches if plan.layout.schedule == "gpipe" else 2 * plan.layout.stages  # more change nothing
+        few = replace(plan.layout, microbatches=min(plan.layout.microbatches, flight))
+        plans[place] = best = replace(plan, footprints=footprint(few, shape))
+        if least or max(rank.total for rank in best.footprints) <= machine.memory:
+            check_job(best.job, shape)
+            lost.update({"not allowed": len(refused), "does not fit": place, "slower": -len(refused) - place - 1})
+            divided = [(d.tensor, d.pipeline, d.expert, d.context > 1) for d in (plan.layout.degrees for plan in plans)]
+            others = [other for at, other in enumerate(plans) if divided[at] not in (*divided[:at], divided[place])]
+            return replace(best, others=tuple(others[:3]), lost=dict(lost))
+    if least or (refused and not plans):
+        check_arithmetic(question.spec)
+        raise refused[0]
+    other = search(replace(question, goal="memory")) if plans else None  # the fastest do not fit, but others may
+    return other if other and max(rank.total for rank in other.footprints) <= machine.memory else None
+
+
+def larger(question: Question) -> Iterator[Question]:
+    """Yield the question on more and more nodes, by an eighth at most beyond 8; for the goal gpus, first on parts of one."""
+    per_node = question.spec.job.ranks_per_node
+    for ranks in _divisors(per_node)[0 if question.goal == "gpus" else -1:]:
+        yield question.having(**{"job.nodes": 1, "job.ranks_per_node": ranks})
+    for nodes in sorted({*(2**power for power in range(1, 15)), *(int(1.125**power) for power in range(6, 83))}):
+        yield question.having(**{"job.nodes": nodes})
+
+
+def remedies(question: Question) -> Iterator[Question]:
+    """Yield the question without one of the stated keys, without all, with the optimizer offloaded, and on more nodes."""
+    yield from (replace(question, stated=question.stated - {key}) for key in KEYS if key in question.stated)
+    free = replace(question, stated=frozenset())
+    yield from (free, free.having(**{"parallel.offload": ("optimizer",)}), *larger(free))
+
+
+def _candidates(question: Question, lost: Counter[str]) -> list[Candidate]:
+    """Return the best candidates of each division of the ranks by the first pass."""
+    spec, shape, machine, least = question.spec, question.shape, question.machine, question.goal == "memory"
+    layers, fabric, per_node = shape.layers, machine.fabric, spec.job.ranks_per_node
+    near, far = 1e9 * fabric.link * fabric.links, 1e9 * fabric.nic * fabric.nics / fabric.gpus
+    far = far if spec.job.nodes > 1 else near  # bytes per second of a GPU
+    whole = undivided(spec.model_copy(update={"parallel": Parallel(tensor_modules=spec.parallel.tensor_modules)}))
+    alone = replace(whole, layers=(layers,), samples=1, microbatches=1, zero=0, shard_degree=1)
+    full, number = BYTES[alone.precision]
+    master = 0 if shape.adapters else full
+    moments = master * (alone.optimizer_slots * ("optimizer" not in spec.parallel.offload) + (full != number))
+
+    @cache
+    def seconds(tensor: int, context: int, expert: int, samples: int, sequence: bool) -> tuple[float, float, float]:
+        """Return the seconds of a layer for a microbatch, of its attention, and of the head."""
+        degrees = Degrees(tensor, 1, expert // gcd(expert, context), context, expert)
+        layout = replace(alone, degrees=degrees, samples=samples, sequence_parallel=sequence)
+        parts = estimate(layout, shape, machine).parts
+        return (sum(parts.values()) - parts["head"]) / layers, parts["attention"] / layers, parts["head"]
+
+    @cache
+    def kept(tensor: int, sequence: bool, recompute: str) -> tuple[float, float, int]:
+        """Return the bytes that a layer keeps of a sample, those that are there besides, and those of libraries."""
+        proxy = replace(alone, degrees=Degrees(tensor), sequence_parallel=sequence, recompute=recompute)
+        rows = [row for count in (1, 2) for row in footprint(replace(proxy, layers=(count,)), shape)]
+        one, two = (row.counted - row.parameters - row.gradients - row.optimizer for row in rows)
+        return two - one, 2 * one - two, rows[0].libraries
+
+    every, divisions = _divisors(spec.ranks), defaultdict[Any, dict[float, list[Candidate]]](dict)
+    for t, p, c, e in product(question.options("tensor", [size for size in every if size <= min(2 * per_node, shape.heads)]),
+                              question.options("pipeline", [size for size in every if size <= most_stages(layers)]),
+                              question.options("context", [size for size in every if size <= max(1, whole.sequence // FEWEST_TOKENS)]),
+                              question.options("expert", [size for size in every if size <= max(1, shape.experts)])):
+        d, rest = divmod(spec.ranks, t * p * c)
+        if rest or spec.train.global_batch % d or d * c % e:
+            lost["not allowed"] += not rest
+            continue
+        batch, shards, method = spec.train.global_batch // d, d * c, "ulysses" if shape.bidirectional and c > 1 else "ring"
+        head, inside = shape.vocabulary * shape.hidden / t, gcd(per_node // gcd(per_node, t), shards)
+        weights = held(replace(alone, degrees=Degrees(t, 1, e, 1, e)), shape, stage_spans((layers,))[0]) / p
+        block = (weights * p - head * (2 - shape.tied)) / layers
+        states = []
+        for zero in question.options("zero", range(4 if shards > 1 else 1)):
+            own = number * (zero < 3) + master * (zero < 2) + moments * (zero < 1)  # bytes of a parameter that are not shared
+            under_way = 2 * number * max(block, head) * (zero == 3) + master * (3 * block + head * (1 + (p == 1))) * (zero > 1)
+            for group in question.options("shard_degree", (None, inside)[:1 + (zero > 0 and 1 < inside < shards)]):
+                size = weights * (own + (number + master + moments - own) / (group or shards)) + under_way
+                sent = weights * number * (2 if zero == 3 else 3) * (shards > 1) / (near if group else far)
+                states.append((zero, group, size, sent, group and 2 * weights * master / group / far or 0.0))
+        for m, sequence, recompute, name in product(
+                question.options("microbatches", _divisors(batch)), question.options("sequence", (True, False)[t == 1:]),
+                question.options("recompute", ("none", "full", "selective")[:3 - (shape.encoder > 0)]),
+                question.options("schedule", list(SCHEDULES)[:5 if p > 1 else 1])):
+            time, attention, loss = seconds(t, c, e, batch // m, sequence)
+            time += {"none": 0.0, "selective": attention / 3.5}.get(recompute, time / 3)  # the part of a forward
+            grows, rest, fixed = kept(t, sequence, recompute)
+            virtual, bubble, more, enough = SCHEDULES.get(name, OTHER)
+            for v in question.options("virtual_stages", virtual):
+                stages = stages_per_rank(name, v)
+                if p * stages > most_stages(layers) or (name == "interleaved_1f1b" and m % p):
+                    lost["not allowed"] += len(states)
+                    continue
+                chunks = {"interleaved_1f1b": (2 * p - 1) / stages + p * (1 - 1 / stages), "gpipe": m}.get(name, p)
+                keeps = fixed + (grows * stages * -(-layers // (stages * p)) * min(m, chunks) + rest) * batch / m / c
+                took = time * stages * -(-(layers + loss / time) // (stages * p))
+                took *= m + (p - 1) / stages * (bubble + more * max(0.0, enough - m / p))
+                for zero, group, size, sent, summed in states:
+                    needs = size + keeps
+                    if not least and needs > NEAR * machine.memory:
+                        lost["does not fit"] += 1
+                        continue
+                    lost["slower"] += 1
+                    late = max(m * sent / 10, m * sent - took) if zero == 3 else sent / 3
+                    score = needs if least else took + late + summed
+                    one = score, needs, (recompute, group, zero, v, name, sequence, m, method, e, c, p, t)
+                    equals = divisions[t, p, e].setdefault(float(f"{score:.3e}"), [one, one])
+                    equals[1] = min(equals[1], one, key=itemgetter(1))  # beside the plainest, the one with fewest bytes
+    best = [nsmallest(EACH, division.values(), key=lambda equals: equals[0][0]) for division in divisions.values()]
+    return sorted((one for division in best for equals in division for one in dict.fromkeys(equals)), key=itemgetter(0))
+
+
+def _divisors(number: int) -> list[int]:
+    return [divisor for divisor in range(1, min(number, MOST_MICROBATCHES) + 1) if number % divisor == 0]
