@@ -1,6 +1,7 @@
 """``hpc-mp plan``: whether a training fits, how fast it is, and the layout for it."""
 
 import json
+import time
 import tomllib
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from hpc_mp.job.values import toml_value
 from hpc_mp.layout.models.shape import text_part
 from hpc_mp.planner.machine import machine_named
 from hpc_mp.planner.search import KEYS, Question, larger, remedies, search
+from hpc_mp.report.plan_page import write_plan_page
 
 BATCH, TOKENS = 512, 8192  # samples of a step, and tokens of one: four million, as Llama 2 was trained with (arXiv:2307.09288)
 KEY_OF = {"nodes": "job.nodes", "sequence": "data.sequence_length", "global_batch": "train.global_batch", "precision": "train.precision"}
@@ -39,15 +41,18 @@ KEY_OF = {"nodes": "job.nodes", "sequence": "data.sequence_length", "global_batc
               help="The most tokens per second, the fewest GPUs, or the least memory.")
 @click.option("--explain", is_flag=True, help="Show all parts of memory and time, and what other hardware would change.")
 @click.option("--write", type=click.Path(path_type=Path), help="Write the job. With --model: --set data.files and train.steps.")
+@click.option("--html", "page", type=click.Path(path_type=Path), metavar="FILE", help="Also write a page with figures.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(job: Path | None, model: str | None, machine: str | None, cluster: str | None, overrides: tuple[str, ...], goal: str,
-            explain: bool, write: Path | None, as_json: bool, **given: int | str | None) -> None:
+            explain: bool, write: Path | None, page: Path | None, as_json: bool, **given: int | str | None) -> None:
     name, _, nodes = (cluster or machine or "").partition(":")
     given = given | ({"nodes": nodes} if nodes else {})
     overrides = (*(f"{KEY_OF[option]}={value}" for option, value in given.items() if value is not None), *overrides)
     question, sized = _question(job, model, name, overrides, goal)
     words = view("cli/plan.txt.j2", question=question, plain=Parallel(), keys=KEYS, toml=toml_value)
     plan = next(filter(None, map(search, [question] if sized and goal != "gpus" else larger(question))), None)
+    if page is not None and (shown := plan or search(replace(question, goal="memory"))):
+        write_plan_page(question, shown, page, time.time())
     if plan is None:
         least, better = search(replace(question, goal="memory")), next(filter(None, map(search, remedies(question))), None)
         raise HpcMpError(*words.refusal(least, better).strip().split("\n"))

@@ -17,10 +17,9 @@ from hpc_mp.layout.placement import Placement, place
 from hpc_mp.layout.schedule.names import is_table
 from hpc_mp.layout.schedule.simulate import Times, simulate
 from hpc_mp.layout.schedule_of import schedule_of
-from hpc_mp.planner.footprint import Footprint, footprint
-from hpc_mp.planner.frameworks import OURS
+from hpc_mp.planner.footprint import Footprint
 from hpc_mp.planner.search import Plan, Question
-from hpc_mp.planner.step import StepTime, _step, model_flops
+from hpc_mp.planner.step import StepTime, step_time
 from hpc_mp.report import gantt, summary
 from hpc_mp.report.axes import Scale, ticks
 from hpc_mp.report.grid import grid
@@ -61,6 +60,7 @@ def render(question: Question, plan: Plan, now: float) -> str:
     shown = plan.job.model_copy(update={"parallel": plan.job.parallel.model_copy(update={"microbatches": drawn})})
     placement = place(layout.degrees, layout.order.replace("auto", "DPT"), layout.ranks_per_node, layout.rank_map)
     ranks, peak = grid(placement, {}), max(plan.footprints, key=lambda rank: rank.total)
+    tflops = gpu.peak_tflops.get(layout.precision) or gpu.peak_tflops["fp16"]
     ranks.nodes, hidden = ranks.nodes[:MOST_NODES], len(ranks.nodes[MOST_NODES:])
     return filled(
         HERE / "plan.html.j2", now,
@@ -70,8 +70,7 @@ def render(question: Question, plan: Plan, now: float) -> str:
         machine=f"{counted(layout.nodes, 'node')} × {layout.ranks_per_node} {gpu.title or gpu.name} · {machine.fabric.title}",
         layout=summary.layout(placement, plan.job),
         tokens=layout.degrees.data * layout.microbatches * layout.samples * layout.sequence,
-        flops=model_flops(question.shape, layout.sequence),
-        tflops=gpu.peak_tflops.get(layout.precision) or gpu.peak_tflops["fp16"],
+        tflops=tflops, gflops=plan.step.mfu * layout.ranks * tflops * 1e3 / plan.step.tokens_per_s,
         held=_held(plan, machine.memory), fullest=[(words, size) for _, words, size in _lines(peak) if size],
         causes=_causes(plan.step), causes_legend=CAUSE_LEGEND,
         gantt=gantt.gantt(_traces(question, layout, drawn, placement), placement, shown) if pipeline > 1 else None,
@@ -130,7 +129,7 @@ def _traces(question: Question, layout: Layout, microbatches: int, placement: Pl
         timelines.append(simulate(schedule_of(replace(layout, microbatches=microbatches)), times, latency))
         return timelines[0].makespan
 
-    _step(layout, question.shape, question.machine, OURS, simulated)
+    step_time(layout, question.shape, question.machine, pipeline=simulated)
     lines = gantt.simulated(timelines[0])
     return {at.rank: RankTrace(1, at.rank, 1, lines[at.pp].spans, pp=at.pp)
             for at in placement.ranks if at.dp == at.cp == at.tp == 0}
@@ -140,7 +139,7 @@ def _frontier(question: Question, best: Plan) -> SimpleNamespace:
     """Return tokens per second over memory, in pixels and percent: a row for each plan, the best first, and the corners of the
     frontier: plans that no other one beats in both."""
     memory, plans = question.machine.memory, (best, *best.others)
-    peaks = [max(rank.total for rank in plan.footprints or footprint(plan.layout, question.shape)) for plan in plans]
+    peaks = [max((rank.total for rank in plan.footprints), default=plan.needs) for plan in plans]
     points = [(peak / 2**30, plan.step.tokens_per_s) for peak, plan in zip(peaks, plans, strict=True)]
     slowest, fastest = min(speed for _, speed in points), max(speed for _, speed in points)
     margin = 0.1 * (fastest - slowest) or 0.1 * fastest
@@ -148,6 +147,7 @@ def _frontier(question: Question, best: Plan) -> SimpleNamespace:
     y = Scale(slowest - margin, fastest + margin, HEIGHT, 0)
     front = [point for point in sorted(points) if all(other[0] > point[0] or other[1] <= point[1] for other in points)]
     rows = [SimpleNamespace(x=x(size), y=y(speed), step=plan.step, peak=peak, layout=_words(plan.layout), fits=peak <= memory,
+                            about="" if plan.footprints else "about ",
                             behind=_behind(best.step, plan.step, peak - peaks[0]) if plan is not best else "the best")
             for plan, peak, (size, speed) in zip(plans, peaks, points, strict=True)]
     return SimpleNamespace(rows=rows, corners=list(pairwise((x(size), y(speed)) for size, speed in front)), x_ticks=ticks(x, 6),
@@ -166,7 +166,7 @@ def _words(layout: Layout) -> str:
             f"{apart} · order {layout.order}")
 
 
-def _behind(best: StepTime, other: StepTime, more: int) -> str:
+def _behind(best: StepTime, other: StepTime, more: float) -> str:
     """Return how much slower than the best another plan is, the part that makes most of it, and how many bytes larger it is."""
     later, faster = other.seconds - best.seconds, other.seconds < best.seconds
     grown = {part: other.parts.get(part, 0.0) - best.parts.get(part, 0.0) for part in best.parts | other.parts}

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from browser import needs_browser, opened
-from hpc_mp.planner.search import Plan, Question
 from html_page import Page
 
 from hpc_mp.base.text import duration, memory_size, number, percent
@@ -20,6 +19,7 @@ from hpc_mp.job.layout import read_shape, stage_cut, undivided
 from hpc_mp.job.resolution import ResolvedKey, resolved
 from hpc_mp.planner.footprint import Footprint, footprint
 from hpc_mp.planner.machine import machine_named
+from hpc_mp.planner.search import Plan, Question
 from hpc_mp.planner.step import step_time
 from hpc_mp.report.plan_page import CAUSES, HELD, MOST_NODES, render, write_plan_page
 
@@ -49,7 +49,8 @@ def planned(asked: Question, pipeline: int, microbatches: int, **keys: object) -
 
 @cache
 def plan() -> Plan:
-    others = replace(planned(question(), 2, 4, recompute="full"), footprints=()), planned(question(), 8, 16, zero=0)
+    small = replace(planned(question(), 2, 4, recompute="full"), footprints=(), needs=30.5 * 2**30)
+    others = small, planned(question(), 8, 16, zero=0)
     return replace(planned(question(), 4, 8), others=others, lost={"does not fit": 1234, "slower": 0})
 
 
@@ -112,6 +113,13 @@ def test_the_figures_are_the_plans(page: Page) -> None:
     assert all(f"{CAUSES[name][1]} {duration(took)} {percent(took / best.step.seconds)}" in page.text for took, name in parts)
 
 
+def test_the_operations_of_a_token_are_those_of_the_model(page: Page) -> None:
+    """Twelve h² weights in each of GPT-2's layers, the head, and the attention."""
+    h, layers, vocabulary, length = 2048, 8, 50257, 1024
+    flops = 6 * (layers * 12 * h * h + vocabulary * h) + 12 * layers * h * length
+    assert f"× {number(flops / 1e9)} GFLOP per token / (16 GPUs × 989" in page.text
+
+
 def test_every_line_and_part_has_words() -> None:
     best = plan()
     assert {line.name for line in fields(peak(best))} - {"host"} == HELD.keys()
@@ -136,8 +144,10 @@ def test_the_frontier_has_every_layout_and_marks_the_best(page: Page) -> None:
     plans = (plan(), *plan().others)
     circles = [circle for circle in page.all("circle") if (circle["cx"] or "").endswith("%")][::-1]
     assert [circle.get("class") for circle in circles] == ["best", None, None]
-    by_memory = sorted(range(3), key=lambda i: peak(plans[i]).total)
-    assert sorted(range(3), key=lambda i: float((circles[i]["cx"] or "").rstrip("%"))) == by_memory
+    sizes = [peak(plans[0]).total, plans[1].needs, peak(plans[2]).total]
+    assert [float((circle["cx"] or "").rstrip("%")) for circle in circles] == pytest.approx(
+        [100 * size / (1.02 * question().machine.memory) for size in sizes], abs=0.06)
+    assert f"about {memory_size(plans[1].needs)}" in page.text, "its footprint is not known"
     by_speed = sorted(range(3), key=lambda i: -plans[i].step.tokens_per_s)
     assert sorted(range(3), key=lambda i: float(circles[i]["cy"] or "")) == by_speed
     for other in plans[1:]:
