@@ -34,8 +34,8 @@ CAUSES = {  # part of a step: (CSS class, words)
     "tensor": (MESSAGES, "tensor axis: collectives"), "context": (MESSAGES, "context axis: ring"),
     "experts": (MESSAGES, "experts: all-to-all"), "gathers": (MESSAGES, "ZeRO-3: gathers and scatters"),
     "reduce": (MESSAGES, "data axis: sums of gradients"), "publish": (MESSAGES, "data axis: new parameters"),
-    "messages": (MESSAGES, "pipeline: messages"), "bubble": (WAITING, "pipeline bubble"), "skew": (WAITING, "slower ranks"),
-    "host": (WAITING, "host: launches of kernels")}
+    "messages": (MESSAGES, "pipeline: messages"), "bubble": (WAITING, "pipeline bubble"),
+    "skew": (WAITING, "wait for slower ranks"), "host": (WAITING, "host: launches of kernels")}
 CAUSE_LEGEND = ((COMPUTATION, "computation"), ("weight", "recomputation"), ("optimizer", "optimizer"), (MESSAGES, "messages"),
                 (WAITING, "waiting"))
 HELD = {  # line of a footprint: (CSS class, words)
@@ -45,6 +45,7 @@ HELD = {  # line of a footprint: (CSS class, words)
     "messages": ("other", "messages"), "libraries": ("rest", "libraries and gaps (an estimate)")}
 HEIGHT = 240  # pixels of the frontier
 MOST_NODES = 64
+LEAST = 1e-6  # share of a step that is shown
 DRAWN = 16  # microbatches of a schedule, or two for each pipeline rank if that is more
 
 
@@ -114,7 +115,7 @@ def _held(plan: Plan, memory: int) -> SimpleNamespace:
 def _causes(step: StepTime) -> list[SimpleNamespace]:
     """Return a bar for each part of a step, the longest first."""
     longest, ranked = max(step.parts.values()), sorted(step.parts.items(), key=lambda part: -part[1])
-    rows = [(*CAUSES.get(name, ("other", name)), took) for name, took in ranked if took > 0]
+    rows = [(*CAUSES.get(name, ("other", name)), took) for name, took in ranked if took > LEAST * step.seconds]
     return [_bar(words, "", [(kind, duration(took), took)], longest, duration(took), percent(took / step.seconds))
             for kind, words, took in rows]
 
@@ -169,8 +170,11 @@ def _words(layout: Layout) -> str:
 def _behind(best: StepTime, other: StepTime, more: float) -> str:
     """Return how much slower than the best another plan is, the part that makes most of it, and how many bytes larger it is."""
     later, faster = other.seconds - best.seconds, other.seconds < best.seconds
+    space = f"{memory_size(abs(more))} {'more' if more >= 0 else 'less'}"
+    if f"{other.seconds:.3e}" == f"{best.seconds:.3e}":
+        return f"as fast; {space}"
     grown = {part: other.parts.get(part, 0.0) - best.parts.get(part, 0.0) for part in best.parts | other.parts}
     part = max(grown, key=lambda part: -grown[part] if faster else grown[part])
-    return (f"{duration(abs(later))} {'faster' if faster else 'slower'} ({percent(abs(later) / best.seconds)}), "
-            f"most of it: {CAUSES.get(part, ('', part))[1]} ({'+' if grown[part] >= 0 else '−'}{duration(abs(grown[part]))}); "
-            f"{memory_size(abs(more))} {'more' if more >= 0 else 'less'}")
+    cause = f"{CAUSES.get(part, ('', part))[1]} ({'+' if grown[part] >= 0 else '−'}{duration(abs(grown[part]))})"
+    return (f"{duration(abs(later))} {'faster' if faster else 'slower'} ({percent(abs(later) / best.seconds)}), most of it: "
+            f"{cause}; {space}")

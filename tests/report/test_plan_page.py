@@ -26,6 +26,7 @@ from hpc_mp.report.plan_page import CAUSES, HELD, MOST_NODES, render, write_plan
 NOW = 1_790_000_000.0
 HOSTILE = "<script>alert(1)</script>\"'&"
 ENDS = ("reduce", "publish", "update", "skew")  # of a step without virtual stages, besides its pipeline
+LEAST = 1e-6  # of a step of a tenth of a second: rounding
 OUTSIDE = re.compile(r"https?:|//\w|\bsrc=|\bhref=|@import|url\((?!#)")
 
 
@@ -77,7 +78,7 @@ def test_sections_tables_and_texts_for_those_who_do_not_see(page: Page) -> None:
     assert [section["id"] for section in page.all("section")] == [
         "memory", "step", "pipeline", "ranks", "frontier", "layout", "arithmetic"]
     drawn = [*page.all("svg", role="img"), *page.all("span", role="img")]
-    assert len(drawn) == 2 + 4 + len([took for took in plan().step.parts.values() if took]) and all(
+    assert len(drawn) == 2 + 4 + len([took for took in plan().step.parts.values() if took > LEAST]) and all(
         figure["aria-label"] for figure in drawn)
     assert [table.get("aria-label") for table in page.all("table")] == [
         "Bytes at the peak of a step", None, "Seconds of a step by causes", "Layouts", None]
@@ -107,7 +108,7 @@ def test_the_figures_are_the_plans(page: Page) -> None:
         assert [kind for kind, _ in mine] == [HELD[line][0] for line in lines]
         assert [share for _, share in mine] == pytest.approx([100 * getattr(rank, line) / whole for line in lines], abs=1e-3)
         assert sum(share for _, share in mine) == pytest.approx(100 * rank.total / whole, abs=0.01)
-    parts = sorted(((took, name) for name, took in best.step.parts.items() if took), reverse=True)
+    parts = sorted(((took, name) for name, took in best.step.parts.items() if took > LEAST), reverse=True)
     assert [kind for kind, _ in drawn] == [CAUSES[name][0] for _, name in parts]
     assert [share for _, share in drawn] == pytest.approx([100 * took / parts[0][0] for took, _ in parts], abs=1e-3)
     assert all(f"{CAUSES[name][1]} {duration(took)} {percent(took / best.step.seconds)}" in page.text for took, name in parts)
@@ -154,6 +155,11 @@ def test_the_frontier_has_every_layout_and_marks_the_best(page: Page) -> None:
         later = other.step.seconds - plans[0].step.seconds
         share = percent(abs(later) / plans[0].step.seconds)
         assert f"{duration(abs(later))} {'slower' if later > 0 else 'faster'} ({share})" in page.text
+
+
+def test_equal_speed_is_no_delay() -> None:
+    again = rendered(question(), replace(plan(), others=(plan(),)))
+    assert "as fast; 0 B more" in again.text and "slower" not in again.text.split("against the best")[1].split("Other")[0]
 
 
 def test_the_layout_can_be_copied_and_is_a_job_again(page: Page) -> None:
