@@ -29,6 +29,7 @@ from hpc_mp.planner.machine import Machine
 from hpc_mp.planner.step import step_time
 
 Row = Mapping[str, str]
+FP8 = 1.6  # gain of products in fp8, whose peak is twice that of bf16
 USUAL_GBPS = 1600  # of a node whose network is not stated
 FABRICS = {"H100": "ndv5", "H200": "ndh200v5", "H800": "ndv5", "GH200": "ndv5", "B200": "p6-b200", "A100": "ndv4", "A800": "ndv4",
            "V100": "ndv2", "MI300X": "ndmi300xv5"}
@@ -70,10 +71,11 @@ def machine_of(row: Row) -> Machine:
     peak = number(row, "gpu_peak_bf16_tflops", gpu.peak_tflops.get("bf16") or gpu.peak_tflops["fp16"])
     if word == "H100" and (watts := re.search(r"(\d+)W", name)):
         peak *= math.sqrt(int(watts[1]) / 700)  # clocks fall about with the root of the power
+    peak *= FP8 if "fp8" in row["precision"] else 1.0
     gpu = replace(gpu, memory_mib=int(size * 1024), peak_tflops={**gpu.peak_tflops, "bf16": peak, "fp16": peak},
                   memory_gbs=2400 if "HBM2e" in name and word == "H100" else gpu.memory_gbs)
     per_node = int(number(row, "gpus_per_node", 8))
-    gbps = number(row, "inter_gbps_per_node", USUAL_GBPS)
+    gbps = number(row, "inter_gbps_per_node") or USUAL_GBPS
     share = next((share for word, share in NETWORKS.items() if word in row["interconnect"]), 1.0)
     nics = 8 if gbps >= 1600 else 4 if gbps >= 400 else 1
     return Machine(gpu, replace(fabric(FABRICS[word]), gpus=per_node, nics=nics, nic=gbps * share / 8 / nics))
@@ -97,7 +99,7 @@ def layouts_of(row: Row, layers: int) -> tuple[Layout, ...]:
     zero, per_node = int(number(row, "zero")), int(number(row, "gpus_per_node", 8))
     degrees = Degrees(get["tp"], get["pp"], get["dp"], get["cp"], get["ep"])
     microbatches = max(1, round(get["global_batch"] / get["dp"] / get["micro_batch"]))
-    stages, whole = get["pp"] * get["vpp"], degrees.data * degrees.context
+    word, stages, whole = row["recompute"], get["pp"] * get["vpp"], degrees.data * degrees.context
     inside = re.search("shard group 8|shard within node", row["notes"]) and whole % per_node == 0
     even = [layers // stages + (stage < layers % stages) for stage in range(stages)]
     virtual = get["vpp"] > 1 and microbatches % get["pp"] == 0
@@ -105,8 +107,9 @@ def layouts_of(row: Row, layers: int) -> tuple[Layout, ...]:
         degrees=degrees, samples=get["micro_batch"], sequence=get["seq"], microbatches=microbatches, layers=tuple(even),
         ranks_per_node=per_node, schedule="interleaved_1f1b" if virtual else "breadth_first" if get["vpp"] > 1 else "1f1b",
         virtual_stages=get["vpp"], zero=zero, shard_degree=1 if zero == 0 else per_node if inside else whole,
-        reduce="microbatch" if zero == 3 else "step", sequence_parallel=row["seq_parallel"] == "1" and get["tp"] > 1,
-        recompute=row["recompute"] if row["recompute"] in ("none", "selective") else "full",
+        reduce="microbatch" if zero > 1 else "step", sequence_parallel=row["seq_parallel"] == "1" and get["tp"] > 1,
+        recompute="none" if word in ("", "none") else "full" if not word.startswith("selective")
+        or word.startswith(HALVES) else "selective",
         precision="fp16" if row["precision"] == "fp16" else "bf16")
     return (replace(layout, recompute="none"), layout) if row["recompute"].startswith(HALVES) else (layout,)
 
@@ -154,10 +157,10 @@ def predict(case: Case, framework: Framework) -> dict[str, Any]:
             "fits": peak <= case.machine.memory, "ran_out_of_memory": row["oom"] == "1"}
 
 
-def kendall(pairs: Sequence[tuple[float, float]]) -> float:
-    """Return Kendall's tau-a of predicted and published numbers, without pairs whose published numbers are equal."""
+def kendall(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Return Kendall's tau-a of predicted and published numbers, without pairs that were published as equal; None: no pair."""
     signs = [(a[0] - b[0]) * (a[1] - b[1]) for a, b in combinations(pairs, 2) if a[1] != b[1]]
-    return sum((sign > 0) - (sign < 0) for sign in signs) / len(signs) if signs else float("nan")
+    return sum((sign > 0) - (sign < 0) for sign in signs) / len(signs) if signs else None
 
 
 def ninth(errors: Sequence[float]) -> float:

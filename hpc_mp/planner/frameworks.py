@@ -45,18 +45,18 @@ FRAMEWORKS = {  # by the beginning of its name; "": any other
     "torchtitan": _eager(0.93), "PyTorch": _eager(1.03), "InternEvo": _fused(0.93), "OneFlow": _fused(0.99, logit=4)}
 
 
-def weights_of(shape: ModelShape, layer: int) -> tuple[int, int]:
-    """Return the weights of a layer's products outside of experts, and of one expert."""
-    mlp, crosses, experts = (2 + shape.gated_mlp) * shape.hidden, 0 < shape.encoder <= layer, shape.experts_of(layer)
-    attention = shape.hidden * 2 * (shape.heads + shape.kv_heads) * shape.head_dim * (1 + crosses)
-    return attention + (shape.hidden * experts or mlp * shape.intermediate), mlp * shape.expert_intermediate * (experts > 0)
+def weights_of(shape: ModelShape, layer: int, experts: float) -> float:
+    """Return the weights of a layer's products, with so many experts if it has any."""
+    heads = 2 * (shape.heads + shape.kv_heads) * shape.head_dim * (2 if 0 < shape.encoder <= layer else 1)
+    routed = shape.experts_of(layer) + (2 + shape.gated_mlp) * experts * shape.expert_intermediate
+    return shape.hidden * (heads + (routed if shape.experts_of(layer) else (2 + shape.gated_mlp) * shape.intermediate))
 
 
 def held(layout: Layout, shape: ModelShape, span: StageSpan) -> float:
     """Return the parameters of a stage on a rank."""
-    weights = [(*weights_of(shape, layer), shape.experts_of(layer) / layout.degrees.expert) for layer in span.layers]
-    rows = shape.vocabulary * (span.first + span.last - (span.first and span.last and shape.tied))
-    return (sum(dense + expert * count for dense, expert, count in weights) + rows * shape.hidden) / layout.degrees.tensor
+    weights = sum(weights_of(shape, layer, shape.experts_of(layer) / layout.degrees.expert) for layer in span.layers)
+    ends = span.first + span.last - (span.first and span.last and shape.tied)
+    return (weights + ends * shape.vocabulary * shape.hidden) / layout.degrees.tensor
 
 
 def stages_of(layout: Layout, rank: int) -> list[int]:

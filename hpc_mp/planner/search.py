@@ -200,9 +200,10 @@ def _candidates(question: Question, lost: Counter[str]) -> list[Candidate]:
                     lost["not allowed"] += len(states)
                     continue
                 chunks = {"interleaved_1f1b": (2 * p - 1) / stages + p * (1 - 1 / stages), "gpipe": m}.get(name, p)
-                keeps = fixed + (grows * stages * -(-layers // (stages * p)) * min(m, chunks) + rest) * batch / m / c
-                took = time * stages * -(-(layers + loss / time) // (stages * p))
-                took *= m + (p - 1) / stages * (bubble + more * max(0.0, enough - m / p))
+                most = stages * -(-layers // (stages * p))  # layers of a rank
+                keeps = fixed + (grows * most * min(m, chunks) + rest) * batch / m / c
+                took = max(time * most, (time * layers + loss) / p) * (
+                    m + (p - 1) / stages * (bubble + more * max(0.0, enough - m / p)))
                 for zero, group, size, sent, summed in states:
                     needs = size + keeps
                     if not least and needs > NEAR * machine.memory:

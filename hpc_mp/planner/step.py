@@ -157,11 +157,11 @@ class _Step:
             "attention": (2.5 if factors.flash else 2.0) * core,
             "recompute": again * sum(forward.values()) + core * (layout.recompute == "selective")}
         kinds = ("all_gather", "reduce_scatter") if layout.sequence_parallel else ("all_reduce",)
-        ring = (degrees.context - 1) * self.seconds("sendrecv", 2 * size * kv / h, around[:2])
+        ring, routed = self.seconds("sendrecv", 2 * size * kv / h, around[:2]), size * shape.experts_per_token * (experts > 0)
         sent = {"tensor": 2 * factors.tensor * sum(self.seconds(kind, size, self.group("T")) for kind in kinds),
-                "context": max(0.0, ring - core) if layout.context_method == "ring" else self.seconds(
+                "context": max(0.0, (degrees.context - 1) * ring - core) if layout.context_method == "ring" else self.seconds(
                     "all_to_all", 2 * size * (q + kv) / h, around),
-                "experts": 2 * self.seconds("all_to_all", (experts > 0) * rows * count * h * self.number, everyone[:degrees.expert])}
+                "experts": 2 * self.seconds("all_to_all", routed, everyone[:degrees.expert])}
         weights, shards = held(layout, shape, StageSpan(range(layer, layer + 1), False, False)), everyone[:layout.shard_degree]
         each = layout.zero > 1 and layout.reduce == "microbatch"
         gather = self.seconds("all_gather", weights * self.number * (layout.zero == 3), shards)
@@ -173,15 +173,16 @@ class _Step:
                       "host": max(0.0, launches * factors.host - busy)}
         return forward, backward
 
-    def end(self, weights: float, units: int, last: float) -> Parts:
-        """Return the parts at a step's end of a rank with so many parameters in units, and seconds of the last backward."""
+    def end(self, own: list[int], held: list[float], backwards: list[float]) -> Parts:
+        """Return the parts at a step's end of a rank with these stages, from all stages' parameters and backwards."""
         layout, factors, everyone, shards = self.layout, self.framework, self.group("DC"), self.layout.shard_degree
+        weights, units = sum(held[stage] for stage in own), 1 + sum(layout.layers[stage] for stage in own)
         unit, near, once = weights / units, everyone[:shards], layout.zero < 2 or layout.reduce == "step"
         summed = units * (self.seconds("reduce_scatter", unit * factors.gradient * once, near)
                           + self.seconds("all_reduce", unit * factors.gradient / shards, everyone[::shards]))
         gathered = units * self.seconds("all_gather", unit * self.number * (layout.zero < 3), near)
         copied = (self.machine.gpu.host_copy_gbs or math.inf) * 1e9 if "optimizer" in layout.offload else self.memory
-        return {"reduce": max(summed - factors.overlap * last, factors.contention * summed * (factors.overlap > 0)),
+        return {"reduce": max(summed - factors.overlap * backwards[own[0]], factors.contention * summed * (factors.overlap > 0)),
                 "publish": (1 - factors.publish) * gathered, "update": weights / shards * UPDATE / min(copied, self.memory)}
 
     def time(self, pipeline: Makespan) -> StepTime:
@@ -189,17 +190,17 @@ class _Step:
         layout, shape, degrees, m, h = self.layout, self.shape, self.layout.degrees, self.layout.microbatches, self.shape.hidden
         kinds, master, tokens = shape.kinds, BYTES[layout.precision][0], layout.samples * layout.sequence / degrees.context
         layers, rows = {kind: self.layer(kinds.index(kind)) for kind in set(kinds)}, shape.classes or shape.vocabulary
-        edge, size = {"tensor": self.seconds("all_reduce", tokens * h * self.number, self.group("T"))}, tokens * h * self.number
-        loss = {"head": self.product(tokens, -(-rows // degrees.tensor // 64) * 64, h)
-                + tokens * rows / degrees.tensor * LOGIT / self.memory}
+        size, part, cut = tokens * h * self.number, rows / degrees.tensor, self.framework.scattered or layout.sequence_parallel
+        edge = {"tensor": self.seconds("all_reduce", size, self.group("T"))}
+        loss = {"head": self.product(tokens, -(-part // 64) * 64, h) + tokens * part * LOGIT / self.memory}
         stages, weights = [], [held(layout, shape, span) for span in stage_spans(layout.layers)]
         for span, own in zip(stage_spans(layout.layers), weights, strict=True):
             count, shards = Counter(kinds[layer] for layer in span.layers), layout.shard_degree if layout.zero == 3 else 1
             summed = {"passes": own * (self.number + 2 * master) / self.memory / shards * (m > 1)}
             ends = [((span.first, edge), (span.last, loss)), ((span.last, edge), (2 * span.last, loss), (1, summed))]
             stages.append([_total([*((n, layers[kind][back]) for kind, n in count.items()), *ends[back]]) for back in (0, 1)])
-        part = degrees.tensor if self.framework.scattered or layout.sequence_parallel else 1
-        crossing = [self.seconds("sendrecv", size / part, list(pair)) for pair in pairwise(self.group("P"))]
+        crossing = [self.seconds("sendrecv", size / (degrees.tensor if cut else 1), list(pair))
+                    for pair in pairwise(self.group("P"))]
         latency, ranks = sum(crossing) / max(1, len(crossing)), [stages_of(layout, rank) for rank in range(degrees.pipeline)]
         forwards, backwards = ([sum(stage[back].values()) for stage in stages] for back in (0, 1))
         busy = (_total((m, some) for stage in own for some in stages[stage]) for own in ranks)
@@ -207,13 +208,10 @@ class _Step:
         parts["bubble"] = max(0.0, pipeline(layout, forwards, backwards, latency) - sum(parts.values()))
         if layout.stages > degrees.pipeline:  # messages are hidden; each rank sends and receives two of a stage and microbatch
             parts["messages"] = self.framework.contention * 4 * m * len(ranks[0]) * latency
-        states = [(sum(weights[stage] for stage in own), 1 + sum(layout.layers[stage] for stage in own)) for own in ranks]
-        endings = (self.end(*state, backwards[own[0]]) for state, own in zip(states, ranks, strict=True))
-        parts = parts | max(endings, key=lambda own: sum(own.values()))
+        parts = parts | max((self.end(own, weights, backwards) for own in ranks), key=lambda own: sum(own.values()))
         parts["skew"] = SKEW * math.log2(layout.ranks) * sum(parts.values())
-        seconds, flops = sum(parts.values()), rows * h
-        for layer in range(shape.layers):
-            (dense, expert), seen = weights_of(shape, layer), min(layout.sequence, shape.window_of(layer) or layout.sequence)
-            flops += dense + expert * shape.experts_per_token + 2 * shape.heads * shape.head_dim * seen
-        rate = degrees.data * m * layout.samples * layout.sequence / seconds
+        seconds, sequence, q = sum(parts.values()), layout.sequence, 2 * shape.heads * shape.head_dim
+        flops = rows * h + sum(weights_of(shape, layer, shape.experts_per_token)
+                               + q * min(sequence, shape.window_of(layer) or sequence) for layer in range(shape.layers))
+        rate = degrees.data * m * layout.samples * sequence / seconds
         return StepTime(seconds, parts, rate, 6 * rate * flops / layout.ranks / self.peak)
