@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import json
 import re
 import tomllib
 from dataclasses import fields, replace
@@ -11,9 +12,11 @@ from pathlib import Path
 
 import pytest
 from browser import needs_browser, opened
+from click.testing import CliRunner
 from html_page import Page
 
 from hpc_mp.base.text import duration, memory_size, number, percent
+from hpc_mp.cli.main import cli
 from hpc_mp.job import resolve
 from hpc_mp.job.layout import read_shape, stage_cut, undivided
 from hpc_mp.job.resolution import ResolvedKey, resolved
@@ -196,6 +199,21 @@ def test_hostile_text_is_text() -> None:
 def test_nothing_comes_from_outside(page: Page) -> None:
     assert not OUTSIDE.search(page.source)
     assert OUTSIDE.search(page.source.replace("<header>", '<header><img src="x">'))
+
+
+@pytest.mark.parametrize(("tensor", "state"), [(8, "fits"), (1, "does not fit")])
+def test_the_verb_writes_the_page_of_what_fits_and_of_what_does_not(tmp_path: Path, tensor: int, state: str) -> None:
+    """A layer has 0.8 billion weights: eight with their state do not fit on one GPU. The error is that of a call without a page."""
+    config, file = tmp_path / "config.json", tmp_path / "plan.html"
+    config.write_text(json.dumps({"model_type": "llama", "hidden_size": 8192, "intermediate_size": 24576, "num_hidden_layers": 8,
+                                  "num_attention_heads": 64, "vocab_size": 32000}), encoding="utf-8")
+    keys = {"tensor": tensor, "pipeline": 1, "zero": 0, "microbatches": 8, "recompute": '"full"'}
+    words = ["plan", "--model", str(config), "--cluster", "p5:1", "--sequence", "1024", "--global-batch", "64",
+             *(word for key, value in keys.items() for word in ("--set", f"parallel.{key}={value}"))]
+    done, plain = (CliRunner().invoke(cli, [*words, *more]) for more in (["--html", str(file)], []))
+    assert (done.exit_code, done.output, str(done.exception)) == (plain.exit_code, plain.output, str(plain.exception))
+    assert (done.exit_code == 0) == (state == "fits")
+    assert f"job {state} llama" in Page(file.read_text(encoding="utf-8")).text
 
 
 @pytest.mark.prove
