@@ -203,7 +203,7 @@ def test_nothing_comes_from_outside(page: Page) -> None:
 
 @pytest.mark.parametrize(("tensor", "state"), [(8, "fits"), (1, "does not fit")])
 def test_the_verb_writes_the_page_of_what_fits_and_of_what_does_not(tmp_path: Path, tensor: int, state: str) -> None:
-    """A layer has 0.8 billion weights: eight with their state do not fit on one GPU. The error is that of a call without a page."""
+    """A layer has 0.8 billion weights: eight with their state do not fit on one GPU. The error is that of a call without page."""
     config, file = tmp_path / "config.json", tmp_path / "plan.html"
     config.write_text(json.dumps({"model_type": "llama", "hidden_size": 8192, "intermediate_size": 24576, "num_hidden_layers": 8,
                                   "num_attention_heads": 64, "vocab_size": 32000}), encoding="utf-8")
