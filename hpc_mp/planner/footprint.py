@@ -20,8 +20,7 @@ CONTEXT, BUFFERS = 1 << 30, 32 * ((1 << 22) + 120 * 640 * 8 * 8 + 8 * 512 * 8 * 
 GAPS, LOGITS, TILE = 0.06, 1 << 26, 64  # logits of a chunk of the loss, and what the number of its rows is a multiple of
 # Numbers for each of a norm: kept, wide and narrow, and most in a backward; for each inner one of an MLP: kept, added, columns.
 RMS, LAYER, GATED, PLAIN = (1, 1, 6, 0), (0, 1, 0, 3), (4, 2, 2), (2, 1, 1)
-NORMS = {"t5": (1, 2, 5, 1), "gemma2": (2, 0, 6, 0), "gemma3_text": (2, 0, 6, 0),
-         **dict.fromkeys(("bert", "gpt2", "gptj", "gpt_neox", "modernbert", "roberta"), LAYER)}
+NORMS = {"t5": (1, 2, 5, 1), "modernbert": LAYER, **dict.fromkeys(("gemma2", "gemma3_text", "olmo2"), (2, 0, 6, 0))}
 MLPS = {(True, "t5"): (7, 2, 2), (False, "t5"): (1, 2, 1), (False, "gpt2"): (5, 2, 1), (False, "gptj"): (5, 2, 1)}
 STEADY = ("1f1b", "interleaved_1f1b", "zero_bubble", "zero_bubble_v")  # whose peaks come early
 Part = tuple[float, ...]  # bytes kept for a backward, there at most at once, left to a W; and of a norm: kept, and at most
@@ -71,9 +70,10 @@ def footprint(layout: Layout, shape: ModelShape) -> tuple[Footprint, ...]:
         most = layers + 2 - last if layout.schedule in STEADY[2:] else min(layers, 3 - (degrees.expert > 1))  # of gradients
         arrays, embedding = sum(ends) + ends[2] * (first and last) + most * block, (ends[0] + ends[2] * first) / shards
         full = head + most * block + 2 * part  # numbers of gradients and sums under way in the first microbatch, and in others
-        once = [0, head, head + block, full, full] if parts else [0, 0, 0, 0, sum(whole) / shards - size * part - embedding]
+        rest = sum(whole) / shards - part - embedding
+        once = [0, head, head + block, *[full] * 3] if parts else [0, 0, 0, 0, rest - (size - 1) * part, rest]
         under_way = once if not parts or layout.microbatches == 1 or not steady else [
-            *[arrays + part + embedding] * 2, arrays + sum(ends) / shards, *[arrays + 2 * part] * 2]
+            *[arrays + part + embedding] * 2, arrays + sum(ends) / shards, *[arrays + 2 * part] * 3]
         made = {stage: _stage(layout, shape, span, blocks, block * gather, head * gather) for stage, span in mine.items()}
         peaks, others = [], _others(actions, {stage: chunk for stage, (chunk, _) in made.items()}, layout.offload_horizon)
         for stage, (chunk, moments) in made.items():
@@ -106,16 +106,17 @@ def _stage(layout: Layout, shape: ModelShape, span: StageSpan, every: list[Part]
     lengths, row, degrees = [shape.tokens_of(layer, layout.sequence) for layer in span.layers], shape.hidden * c, layout.degrees
     tokens, size = layout.samples * [layout.sequence, *lengths][-1] // degrees.context, together or 1
     own, groups, split = -(-tokens // (degrees.tensor if sequence else 1)), list[Part](), layout.schedule in STEADY[2:]
-    shared = own * row * (c >= 4 or NORMS.get(shape.model_type) == LAYER)  # of a block's input and what its first norm keeps
+    shared = own * row * (c >= 4 or every[-1][3] <= own * row)  # of a block's input and what its first norm keeps
     for begin in range(0, len(lengths), size):  # of blocks that run together: kept, at most in addition, and left
         parts = [every[layer] for layer in span.layers[begin:begin + size]]
         kept, more, left = sum(part[0] for part in parts), parts[-1][1] - parts[-1][0], sum(part[2] for part in parts)
         groups.append((own * row, kept - shared + more, left) if together else (kept, more, left))
     kept, left = sum(group[0] for group in groups), sum(group[2] for group in groups)
     kept += sum(c * shape.heads // degrees.tensor * length**2 for length in {*lengths} if shape.encoder)  # biases of scores
+    final = every[span.layers[0]][1] - (shared if together else every[span.layers[0]][0]) if lengths else 0.0
     moments: Moments = [("F", 0, kept, 0.0, unit * size, (4 * own + sequence * tokens) * row), *(("B", place, kept - sum(
-        group[0] - split * group[2] for group in groups[at + 1:]), 0.0, unit * (size + (at > 0)), groups[at][1])
-        for place, at in ((2, len(groups) - 1), (3, len(groups) - 3), (3, 0), (4, 0)) if 0 <= at < len(groups))]
+        group[0] - split * group[2] for group in groups[at + 1:]), 0.0, unit * (size + (at > 0)), final if place == 5 else groups[at][1])
+        for place, at in ((2, len(groups) - 1), (3, len(groups) - 3), (3, 0), (4, 0), (5, 0)) if 0 <= at < len(groups))]
     if not span.last:
         return (kept, own * row, left), moments
     rows, width = (own, shape.classes) if shape.classes else (tokens, -(-shape.vocabulary // degrees.tensor))
@@ -133,7 +134,11 @@ def _block(layout: Layout, shape: ModelShape, layer: int) -> Part:
     """Return a block, whose parts run one after another."""
     (master, c), h, degrees, sequence = BYTES[layout.precision], shape.hidden, layout.degrees, layout.sequence_parallel
     length, heads = shape.tokens_of(layer, layout.sequence), heads_of(shape.heads, shape.kv_heads, degrees.tensor, 0)
-    tokens, norms, wide = layout.samples * length // degrees.context, NORMS.get(shape.model_type, RMS), max(4, c)
+    tokens, wide, window = layout.samples * length // degrees.context, max(4, c), shape.window_of(layer) or length
+    weights = {weight.name: len(weight.shape) for weight in family_of(shape).block_weights(shape, layer)}
+    scales = [name for name, number in weights.items() if number == 1 and name.endswith(".weight")]  # of norms
+    inside = sum(name.endswith(("q_norm.weight", "k_norm.weight")) for name in scales)
+    norms = NORMS.get(shape.model_type, LAYER if any(f"{name[:-6]}bias" in weights for name in scales) else RMS)
     own, whole = -(-tokens // (degrees.tensor if sequence else 1)) * h * c, tokens * h * c
     normed = 4 * norms[0] + c * norms[1] if c < 4 else c * min(2, norms[0] + norms[1])  # bytes that a norm keeps for a number
     norm = own / c * normed, own / c * (wide * norms[2] + c * norms[3]), 0.0
@@ -149,12 +154,14 @@ def _block(layout: Layout, shape: ModelShape, layer: int) -> Part:
     q, kv = (tokens * len(some) * shape.head_dim * c for some in (heads.query, heads.kv))
     scores, flash = tokens * length * len(heads.query), (2 * (q + kv) + wide * tokens * len(heads.query), 2 * (q + kv))
     cores = {"gemma2": (4 * q + scores * (2 * c + wide), 2 * q + scores * (2 * wide - c)),
-             "t5": (q + 3 * q * wide / c + scores * wide, 2 * scores * wide), "gpt_neox": (3 * (q + kv), 2 * (q + kv))}
-    kept, most = (flash[0] + q, wide / c * (2 * q + 6 * kv)) if degrees.context > 1 else cores.get(shape.model_type, flash)
-    if any(weight.name.endswith("q_norm.weight") for weight in family_of(shape).block_weights(shape, layer)):
-        kept += (q + kv) / c * normed
+             "t5": (q + 3 * q * wide / c + scores * wide, 2 * scores * wide), "gpt_neox": (3 * (q + kv), flash[1]), "stablelm": (flash[0] + q, flash[1])}
+    capped = shape.model_type == "gemma2"
+    plain = scores // length * min(1024, length // degrees.context) * (capped or window < length)
+    ring = flash[0] + q, wide / c * (2 * q + 6 * kv) + plain * (5 * wide + (wide if capped else c))  # not fused
+    kept, most = ring if degrees.context > 1 else cores.get(shape.model_type, flash)
+    kept += bool(inside) * (q + kv) / c * normed
     numbers, more, columns = MLPS.get((shape.gated_mlp, shape.model_type), GATED if shape.gated_mlp else PLAIN)
-    inner, behind = -(-shape.intermediate // degrees.tensor) * tokens * c, [norm] * shape.model_type.startswith("gemma")
+    inner, behind = -(-shape.intermediate // degrees.tensor) * tokens * c, [norm] * (len(scales) - inside > 3)
     mlp = cut(numbers * inner, more * inner, inner, columns * inner)
     if shape.experts_of(layer):  # with a row for each choice of a token; Mixtral sums rows in the wide format
         cap, chosen = expert_capacity(layout.expert_capacity, tokens * degrees.context, shape), tokens * shape.experts_per_token
@@ -165,6 +172,6 @@ def _block(layout: Layout, shape: ModelShape, layer: int) -> Part:
         held = whole + tokens * shape.experts * (c + 3 * wide) + rows * (h * c + 4 * f) + chosen * h * c
         mlp = held, max(held + max(summed, rows * f + product), whole + 2 * (rows * (h * c + f) + product)), held
     crossed = [norm, cut(*flash, q, q + 2 * kv)] if 0 < shape.encoder <= layer else []
-    parts = [norm, cut(kept, most, q, q + 2 * kv), *behind, *crossed, norm, mlp, *behind]
+    parts = [norm, cut(kept, most, q, q + 2 * kv), *behind, *crossed, *[norm] * (len(scales) - inside != 1), mlp, *behind]
     most = max(sum(part[0] for part in parts[:place]) + part[1] for place, part in enumerate(parts))
     return sum(part[0] for part in parts), most + own, sum(part[2] for part in parts), *norm[:2]
