@@ -24,8 +24,8 @@ PLACEHOLDERS = {  # with --model; a step has four million tokens, as in the trai
     "train": {"steps": 1, "global_batch": 512, "precision": "bf16"}}
 
 
-@click.command(help="Show whether a training fits, how fast it is, and the best layout: what [parallel] of the job does not state "
-                    "is chosen. In place of a job file: --model.")
+@click.command(help="Show whether a training fits, how fast it is, and the best layout. What [parallel] of the job file states "
+                    "holds, all else is chosen. In place of a job file: --model.")
 @click.argument("job", required=False, type=click.Path(path_type=Path))
 @click.option("--model", metavar="MODEL", help="A checkpoint's directory, a config.json or a type.")
 @click.option("--machine", metavar="NAME", help="A machine or a GPU of the catalogue: ndv5, H100. Default: slurm.gpu_type.")
@@ -40,11 +40,12 @@ PLACEHOLDERS = {  # with --model; a step has four million tokens, as in the trai
 @click.option("--explain", is_flag=True, help="Show all parts of memory and time, and what other hardware would change.")
 @click.option("--write", type=click.Path(path_type=Path), help="Write the job with its layout as a job file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def command(job: Path | None, model: str | None, machine: str | None, cluster: str | None, overrides: tuple[str, ...], goal: str,
-            explain: bool, write: Path | None, as_json: bool, **given: int | str | None) -> None:
-    name, _, nodes = (cluster or machine or "").partition(":")
-    keys = {"job.nodes": nodes or given["nodes"], "data.sequence_length": given["sequence"],
-            "train.global_batch": given["global_batch"], "train.precision": given["precision"]}
+def command(job: Path | None, model: str | None, machine: str | None, cluster: str | None, nodes: int | None, goal: str,
+            sequence: int | None, global_batch: int | None, precision: str | None, overrides: tuple[str, ...], explain: bool,
+            write: Path | None, as_json: bool) -> None:
+    name, _, number = (cluster or machine or "").partition(":")
+    keys = {"job.nodes": number or nodes, "data.sequence_length": sequence, "train.global_batch": global_batch,
+            "train.precision": precision}
     overrides = (*(f"{key}={value}" for key, value in keys.items() if value is not None), *overrides)
     question, sized = _question(job, model, name, overrides, goal)
     words = view("cli/plan.txt.j2", question=question, plain=Parallel(), keys=KEYS, toml=toml_value)
@@ -90,9 +91,7 @@ def _question(job: Path | None, model: str | None, name: str, overrides: tuple[s
 
 def _hardware(question: Question, job: JobSpec) -> dict[str, Question]:
     """Return the question for a plan's nodes with twice as much of one thing."""
-    gpu, fabric, nodes = question.machine.gpu, question.machine.fabric, job.job.nodes
-    here = replace(question, goal="speed").having(**{"job.nodes": nodes, "job.ranks_per_node": job.job.ranks_per_node})
-    memory = replace(question.machine, gpu=replace(gpu, memory_mib=2 * (gpu.memory_mib or 0)))
-    links = replace(question.machine, fabric=replace(fabric, nic=2 * fabric.nic))
-    return {"nodes": here.having(**{"job.nodes": 2 * nodes}), "memory of a GPU": replace(here, machine=memory),
-            "rate between nodes": replace(here, machine=links)}
+    here, machine = question.having(**{"job.nodes": job.job.nodes, "job.ranks_per_node": job.job.ranks_per_node}), question.machine
+    memory, links = replace(machine.gpu, memory_mib=2 * (machine.gpu.memory_mib or 0)), replace(machine.fabric, nic=2 * machine.fabric.nic)
+    return {"nodes": here.having(**{"job.nodes": 2 * job.job.nodes}), "memory of a GPU": replace(here, machine=replace(machine, gpu=memory)),
+            "rate between nodes": replace(here, machine=replace(machine, fabric=links))}
