@@ -1,9 +1,8 @@
 """The search for a job's layout: stated keys of ``[parallel]`` hold, the others are chosen so that a step fits and is fast.
 
-A first pass ranks all candidates by sums: seconds of a layer and of the head in ``estimate``, the bubble in closed form, the
-bytes of the data axis over the rate of its links; bytes of the state, and those by which ``footprint`` grows with each layer of
-a chunk in flight. A second pass simulates steps of the best ones that a launch accepts, and returns the fastest whose footprint
-fits; of those whose seconds have the same four digits, the plainest.
+A first pass ranks all candidates by sums: seconds of a layer and of the head in ``estimate``, the bubble in closed form, bytes of the
+data axis over the rate of its links; bytes of the state, and those by which ``footprint`` grows with a layer and a chunk in flight.
+A second pass simulates steps of the best that a launch accepts. The fastest whose footprint fits wins, of equals the plainest.
 """
 
 from collections import Counter, defaultdict
@@ -12,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from heapq import nsmallest
 from itertools import product
-from math import gcd
+from math import gcd, inf
 from operator import itemgetter
 from typing import Any
 
@@ -40,8 +39,8 @@ PLAIN = ("none", None, 0, 1, "1f1b", "ring")
 # virtual stages; bubble, relative to 1F1B's with as many stages; what it grows by for each P microbatches below so many P
 SCHEDULES = {"1f1b": ((1,), 1.0, 0.0, 0.0), "zero_bubble": ((1,), 1 / 3, 0.4, 1.0), "zero_bubble_v": ((1,), 1 / 3, 2 / 3, 1.5),
              "interleaved_1f1b": ((2, 3, 4, 6, 8), 1.0, 0.0, 0.0), "gpipe": ((1,), 1.0, 0.0, 0.0)}
-EACH, ENOUGH = 4, 48  # candidates of each division of the ranks for the second pass; of them simulated
-NEAR, FEWEST_TOKENS = 1.1, 1024  # share of the memory for the first pass; tokens of a sample on a context rank
+EACH, ENOUGH, FEWEST_TOKENS = 4, 48, 1024  # candidates of a division of the ranks, and of all; of a sample on a context rank
+NEAR, SLOW = 1.1, 1.1  # × the memory: dropped in the first pass; × the fastest step: not simulated
 Candidate = tuple[float, float, tuple[Any, ...]]  # seconds (bytes, for the goal memory), bytes, values of KEYS
 
 
@@ -66,8 +65,8 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A job, its layout and step, and its bytes in the first pass; of the best and of faster ones, footprints of pipeline ranks;
-    of the best, the next ones of other degrees, and the number of others by the reason of their loss."""
+    """A job, its layout and step, and its bytes in the first pass. Of the best and of faster ones: footprints of pipeline ranks.
+    Of the best: the next ones of other degrees, and the numbers of others by the reason of their loss."""
 
     job: JobSpec
     layout: Layout
@@ -79,10 +78,10 @@ class Plan:
 
 
 def search(question: Question) -> Plan | None:
-    """Return the best plan on the job's nodes; None if none fits, but for the goal memory, the one with the smallest footprint.
-    Raises HpcMpError if a launch would refuse all."""
+    """Return the best plan on the job's nodes, for the goal memory that with the smallest footprint; None if none fits. Raises
+    HpcMpError if a launch would refuse all."""
     shape, machine, least, lost = question.shape, question.machine, question.goal == "memory", Counter[str]()
-    plans, refused, cuts = list[tuple[Any, Plan]](), list[HpcMpError](), dict[int, tuple[int, ...]]()
+    plans, refused, cuts, fastest = list[tuple[Any, Plan]](), list[HpcMpError](), dict[int, tuple[int, ...]](), inf
     for _, needs, values in _candidates(question, lost):
         job = question.having(**{f"parallel.{key}": value for key, value in zip(KEYS, values, strict=False)}).spec
         try:
@@ -92,20 +91,22 @@ def search(question: Question) -> Plan | None:
             refused.append(error)
             continue
         cuts[job.stages] = cuts.get(job.stages) or stage_cut(job, shape).layers
-        orders = question.options("order", ("DPT", "PDT"))
-        layouts = [replace(undivided(job), layers=cuts[job.stages], order=order) for order in orders]
-        layout = min(layouts, key=lambda layout: estimate(layout, shape, machine).seconds)
-        job, step = resolved(job, [ResolvedKey("parallel.order", layout.order)]), step_time(layout, shape, machine)
+        layouts = [replace(undivided(job), layers=cuts[job.stages], order=order)
+                   for order in question.options("order", ("DPT", "PDT"))]
+        step, layout = min(((estimate(layout, shape, machine), layout) for layout in layouts), key=lambda pair: pair[0].seconds)
+        if step.seconds < SLOW * fastest:
+            step = step_time(layout, shape, machine)
+            fastest = min(fastest, step.seconds)
+        plan = Plan(resolved(job, [ResolvedKey("parallel.order", layout.order)]), layout, step, needs)
         plain = -sum(value in PLAIN for value in values), job.parallel.zero, str(values)
-        plans.append(((needs * least, float(f"{step.seconds:.3e}"), *plain), Plan(job, layout, step, needs)))
+        plans.append(((needs * least, float(f"{step.seconds:.3e}"), *plain), plan))
         if len(plans) == ENOUGH:
             break
     plans.sort(key=itemgetter(0))
     for place, (order, plan) in enumerate(plans):
         flight = plan.layout.microbatches if plan.layout.schedule == "gpipe" else 2 * plan.layout.stages  # more change nothing
         few = replace(plan.layout, microbatches=min(plan.layout.microbatches, flight))
-        best = replace(plan, footprints=footprint(few, shape))
-        plans[place] = order, best
+        plans[place] = order, best = order, replace(plan, footprints=footprint(few, shape))
         if least or max(rank.total for rank in best.footprints) <= machine.memory:
             check_job(best.job, shape)
             lost.update({"not allowed": len(refused), "does not fit": place, "slower": -len(refused) - place - 1})
@@ -118,8 +119,8 @@ def search(question: Question) -> Plan | None:
     if least or refused:
         check_arithmetic(question.spec)
         check_division(question.spec, shape)
-        raise (refused or [HpcMpError(f"{question.spec.ranks} ranks", "no layout that is searched divides them and "
-                                      "train.global_batch", "state parallel.tensor and parallel.pipeline")])[0]
+        raise next(iter(refused), HpcMpError(f"{question.spec.ranks} ranks", "are divided by no layout that is searched, with the "
+                                             f"batch of {question.spec.train.global_batch}", "change one of both"))
     return None
 
 
