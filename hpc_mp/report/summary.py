@@ -127,7 +127,7 @@ def key_numbers(facts: RunFacts) -> tuple[Number, ...]:
                f"{span}, predicted {duration(expected.seconds)}" if expected else span),
         *_used(facts.usage),
         *([Number("Peak memory", memory_size(peak), "fullest rank" + (f", of {memory_size(min(limits))}" if limits else "")
-                  + (f", predicted {memory_size(expected.allocated)}" if expected else ""))] if peak else []),  # a program has none
+                  + (f", predicted {memory_size(expected.allocated)}" if expected else ""))] if peak else []),  # a program: none
     )
 
 

@@ -70,7 +70,7 @@ def test_bytes_and_seconds_are_those_of_the_planner() -> None:
     assert expected.memory == 81559 * 2**20
     away = replace(LAYOUT, offload=("optimizer",))
     assert footprint(away, SHAPE)[0].host > 0
-    assert expect(away, SHAPE, machine).total == max(rank.total for rank in footprint(away, SHAPE)), "the host's are not the GPU's"
+    assert expect(away, SHAPE, machine).total == max(rank.total for rank in footprint(away, SHAPE)), "without the host's"
 
 
 def teach(file: Path, *ratios: float, gpu: str = "H100 80GB HBM3", first: int = 0) -> None:
