@@ -2,10 +2,10 @@
 
     python benchmarks/calibrate_planner.py --csv FILE
 
-The fields in ``SHARED`` of the general row are fitted to all rows of the file with core=1 that ran; rows of frameworks inherit them
-unless they state others. Each framework's share of the GPU's products is fitted too, and held near the general one the more, the
-fewer results there are. Seconds are linear in the fields (products: in its inverse) but for a few maxima, so that a search by
-coordinates needs a few predictions of each row; it is repeated around its result.
+The defaults of the fields in ``SHARED`` are fitted to all rows of the file with core=1 that ran; the rows of frameworks have
+them unless they state others. Each framework's share of the GPU's products is fitted too, and held near the default the more,
+the fewer results there are. Seconds are linear in the fields (products: in its inverse) but for a few maxima, so that a search
+by coordinates needs a few predictions of each row; it is repeated around its result.
 """
 
 import argparse
@@ -14,7 +14,9 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from planner_vs_published import Case, case_of, key_of, seconds_of, tokens_rate
 
@@ -46,8 +48,8 @@ class Line:
     slopes: dict[str, float]
 
     def error(self, framework: Framework) -> float:
-        seconds = self.seconds + sum(slope * (term(field, framework) - term(field, self.base)) for field, slope in self.slopes.items())
-        return min(FAR, abs(math.log(max(seconds, 1e-9) / self.published)))
+        moved = sum(slope * (term(field, framework) - term(field, self.base)) for field, slope in self.slopes.items())
+        return min(FAR, abs(math.log(max(self.seconds + moved, 1e-9) / self.published)))
 
 
 def line_of(case: Case, rows: Rows) -> Line:
@@ -74,7 +76,7 @@ def searched(value: float, loss: Callable[[float], float]) -> float:
 
 def fitted(lines: Sequence[Line], rows: Rows = FRAMEWORKS) -> dict[str, Framework]:
     """Return the rows with fitted factors."""
-    start = rows[""]
+    start = Framework()
     stated = {name: [field for field in SHARED if field != "products" and getattr(row, field) != getattr(start, field)]
               for name, row in rows.items()}
     weights = {source: 1 / math.sqrt(count) for source, count in Counter(line.source for line in lines).items()}
@@ -82,7 +84,7 @@ def fitted(lines: Sequence[Line], rows: Rows = FRAMEWORKS) -> dict[str, Framewor
     ratios = dict.fromkeys(rows, 1.0)
 
     def row(name: str) -> Framework:
-        own = {field: value for field, value in shared.items() if field not in stated[name]}
+        own: dict[str, Any] = {field: value for field, value in shared.items() if field not in stated[name]}
         return replace(rows[name], **own | {"products": shared["products"] * ratios[name]})
 
     def loss(values: dict[str, float], key: str, value: float) -> float:
@@ -95,7 +97,7 @@ def fitted(lines: Sequence[Line], rows: Rows = FRAMEWORKS) -> dict[str, Framewor
     for _ in range(6):
         for values, keys in ((shared, SHARED), (ratios, [name for name in rows if name])):
             for key in keys:
-                values[key] = searched(values[key], lambda value, values=values, key=key: loss(values, key, value))
+                values[key] = searched(values[key], partial(loss, values, key))
     return {name: row(name) for name in rows}
 
 

@@ -2,8 +2,9 @@
 
     python benchmarks/planner_vs_published.py --csv FILE [--core] [--leave-out] [--json]
 
-FILE has a row for each result (columns: see ``read``). With ``--leave-out`` each source is left out in turn, each GPU type of it if
-it has several, and the frameworks' factors are fitted anew to the other rows. A row's own result is never used for it.
+FILE has a row for each result: model, layout, GPU, network, framework, and what was published. With ``--leave-out`` each source
+is left out in turn, and the frameworks' factors are fitted anew to the others. A row's own result is never used for it. Scores
+are those of ``norm_tokens_per_s_per_gpu``: tokens per second as published, or from TFLOP/s by one formula for all rows.
 """
 
 import argparse
@@ -11,7 +12,6 @@ import csv
 import json
 import math
 import re
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -26,9 +26,10 @@ from hpc_mp.layout.placement import Degrees
 from hpc_mp.planner.fabrics import fabric
 from hpc_mp.planner.frameworks import FRAMEWORKS, FUSED, Framework, footprint_elsewhere
 from hpc_mp.planner.machine import Machine
-from hpc_mp.planner.step import estimate, step_time
+from hpc_mp.planner.step import step_time
 
 Row = Mapping[str, str]
+FP8 = 1.6  # gain of products in fp8, whose peak is twice that of bf16
 USUAL_GBPS = 1600  # of a node whose network is not stated
 FABRICS = {"H100": "ndv5", "H200": "ndh200v5", "H800": "ndv5", "GH200": "ndv5", "B200": "p6-b200", "A100": "ndv4", "A800": "ndv4",
            "V100": "ndv2", "MI300X": "ndmi300xv5"}
@@ -70,10 +71,11 @@ def machine_of(row: Row) -> Machine:
     peak = number(row, "gpu_peak_bf16_tflops", gpu.peak_tflops.get("bf16") or gpu.peak_tflops["fp16"])
     if word == "H100" and (watts := re.search(r"(\d+)W", name)):
         peak *= math.sqrt(int(watts[1]) / 700)  # clocks fall about with the root of the power
-    gpu = replace(gpu, memory_mib=int(size * 1024 * (0.995 if size < 100 else 1)), peak_tflops={**gpu.peak_tflops, "bf16": peak, "fp16": peak},
+    peak *= FP8 if "fp8" in row["precision"] else 1.0
+    gpu = replace(gpu, memory_mib=int(size * 1024), peak_tflops={**gpu.peak_tflops, "bf16": peak, "fp16": peak},
                   memory_gbs=2400 if "HBM2e" in name and word == "H100" else gpu.memory_gbs)
     per_node = int(number(row, "gpus_per_node", 8))
-    gbps = number(row, "inter_gbps_per_node", USUAL_GBPS)
+    gbps = number(row, "inter_gbps_per_node") or USUAL_GBPS
     share = next((share for word, share in NETWORKS.items() if word in row["interconnect"]), 1.0)
     nics = 8 if gbps >= 1600 else 4 if gbps >= 400 else 1
     return Machine(gpu, replace(fabric(FABRICS[word]), gpus=per_node, nics=nics, nic=gbps * share / 8 / nics))
@@ -84,27 +86,31 @@ def shape_of(row: Row) -> ModelShape:
     gated = row["mlp_type"] == "swiglu"
     return ModelShape(
         model_type="llama" if gated else "gpt2", layers=get["n_layers"], hidden=get["hidden"], heads=get["heads"],
-        kv_heads=get["kv_heads"] or get["heads"], head_dim=get["hidden"] // get["heads"], intermediate=get["ffn"] or 4 * get["hidden"],
-        vocabulary=get["vocab"], positions=get["seq"], tied=row["tied_emb"] == "1", attention_bias=not gated, mlp_bias=not gated,
-        gated_mlp=gated, experts=int(number(row, "experts")), experts_per_token=int(number(row, "experts_per_token")),
+        kv_heads=get["kv_heads"] or get["heads"], head_dim=get["hidden"] // get["heads"],
+        intermediate=get["ffn"] or 4 * get["hidden"], vocabulary=get["vocab"], positions=get["seq"],
+        tied=row["tied_emb"] == "1", attention_bias=not gated, mlp_bias=not gated, gated_mlp=gated,
+        experts=int(number(row, "experts")), experts_per_token=int(number(row, "experts_per_token")),
         expert_intermediate=int(number(row, "expert_ffn", get["ffn"])))
 
 
 def layouts_of(row: Row, layers: int) -> tuple[Layout, ...]:
-    get = {name: int(number(row, name, 1)) for name in ("tp", "pp", "vpp", "cp", "dp", "micro_batch", "global_batch", "seq", "ep")}
+    names = ("tp", "pp", "vpp", "cp", "dp", "ep", "micro_batch", "global_batch", "seq")
+    get = {name: int(number(row, name, 1)) for name in names}
     zero, per_node = int(number(row, "zero")), int(number(row, "gpus_per_node", 8))
     degrees = Degrees(get["tp"], get["pp"], get["dp"], get["cp"], get["ep"])
     microbatches = max(1, round(get["global_batch"] / get["dp"] / get["micro_batch"]))
-    stages, whole = get["pp"] * get["vpp"], degrees.data * degrees.context
-    inside = "shard group 8" in row["notes"] or "shard within node" in row["notes"]
+    word, stages, whole = row["recompute"], get["pp"] * get["vpp"], degrees.data * degrees.context
+    inside = re.search("shard group 8|shard within node", row["notes"]) and whole % per_node == 0
     even = [layers // stages + (stage < layers % stages) for stage in range(stages)]
     virtual = get["vpp"] > 1 and microbatches % get["pp"] == 0
     layout = Layout(
         degrees=degrees, samples=get["micro_batch"], sequence=get["seq"], microbatches=microbatches, layers=tuple(even),
         ranks_per_node=per_node, schedule="interleaved_1f1b" if virtual else "breadth_first" if get["vpp"] > 1 else "1f1b",
-        virtual_stages=get["vpp"], zero=zero, shard_degree=1 if zero == 0 else per_node if inside and whole % per_node == 0 else whole,
-        reduce="microbatch" if zero == 3 else "step", sequence_parallel=row["seq_parallel"] == "1" and get["tp"] > 1,
-        recompute=row["recompute"] if row["recompute"] in ("none", "selective", "full") else "full", precision=row["precision"].removeprefix("amp_") if row["precision"] in ("bf16", "fp16", "amp_bf16") else "bf16")
+        virtual_stages=get["vpp"], zero=zero, shard_degree=1 if zero == 0 else per_node if inside else whole,
+        reduce="microbatch" if zero > 1 else "step", sequence_parallel=row["seq_parallel"] == "1" and get["tp"] > 1,
+        recompute="none" if word in ("", "none") else "full" if not word.startswith("selective")
+        or word.startswith(HALVES) else "selective",
+        precision="fp16" if row["precision"] == "fp16" else "bf16")
     return (replace(layout, recompute="none"), layout) if row["recompute"].startswith(HALVES) else (layout,)
 
 
@@ -126,7 +132,7 @@ def variant(case: Case, framework: Framework) -> Framework:
 
 def seconds_of(case: Case, framework: Framework, timed: Callable[..., Any] = step_time) -> float:
     own = variant(case, framework)
-    times = [timed(layout, case.shape, case.machine, own).seconds for layout in case.layouts]
+    times: list[float] = [timed(layout, case.shape, case.machine, own).seconds for layout in case.layouts]
     return sum(times) / len(times)
 
 
@@ -151,10 +157,10 @@ def predict(case: Case, framework: Framework) -> dict[str, Any]:
             "fits": peak <= case.machine.memory, "ran_out_of_memory": row["oom"] == "1"}
 
 
-def kendall(pairs: Sequence[tuple[float, float]]) -> float:
-    """Return Kendall's tau-a of predicted and published numbers, without pairs whose published numbers are equal."""
+def kendall(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Return Kendall's tau-a of predicted and published numbers, without pairs that were published as equal; None: no pair."""
     signs = [(a[0] - b[0]) * (a[1] - b[1]) for a, b in combinations(pairs, 2) if a[1] != b[1]]
-    return sum((sign > 0) - (sign < 0) for sign in signs) / len(signs) if signs else float("nan")
+    return sum((sign > 0) - (sign < 0) for sign in signs) / len(signs) if signs else None
 
 
 def ninth(errors: Sequence[float]) -> float:
@@ -162,27 +168,28 @@ def ninth(errors: Sequence[float]) -> float:
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    timed = [row for row in rows if row["published_tokens_per_s_per_gpu"]]
-    errors = [abs(row["predicted_tokens_per_s_per_gpu"] / row["published_tokens_per_s_per_gpu"] - 1) for row in timed]
-    signed = [row["predicted_tokens_per_s_per_gpu"] / row["published_tokens_per_s_per_gpu"] - 1 for row in timed]
+    rates = [(row["predicted_tokens_per_s_per_gpu"], row["published_tokens_per_s_per_gpu"]) for row in rows]
+    rates = [(predicted, published) for predicted, published in rates if published]
+    signed = [predicted / published - 1 for predicted, published in rates]
+    errors = list(map(abs, signed))
     memory = [row for row in rows if row["published_mem_gb"]]
-    near = [abs(row["predicted_mem_gb"] - row["published_mem_gb"]) <= max(6, 0.15 * row["published_mem_gb"]) for row in memory]
+    pairs = [(row["predicted_mem_gb"], row["published_mem_gb"]) for row in memory]
+    near = [abs(predicted - published) <= max(6, 0.15 * published) for predicted, published in pairs]
     out = [row for row in rows if row["ran_out_of_memory"]]
-    return {"rows": len(timed), "median_error": median(errors) if errors else None, "p90_error": ninth(errors) if errors else None,
-            "median_signed": median(signed) if signed else None,
-            "kendall": kendall([(row["predicted_tokens_per_s_per_gpu"], row["published_tokens_per_s_per_gpu"]) for row in timed]),
-            "memory_rows": len(memory), "memory_near": sum(near), "out_of_memory": len(out),
+    return {"rows": len(rates), "median_error": median(errors) if errors else None,
+            "p90_error": ninth(errors) if errors else None, "median_signed": median(signed) if signed else None,
+            "kendall": kendall(rates), "memory_rows": len(memory), "memory_near": sum(near), "out_of_memory": len(out),
             "out_of_memory_called": sum(not row["fits"] for row in out),
             "falsely_called": sum(not row["fits"] for row in rows if not row["ran_out_of_memory"])}
 
 
 def left_out(cases: Sequence[Case]) -> list[dict[str, Any]]:
     """Return predictions of each source, or of each GPU type of it, with factors fitted to all other rows."""
-    from calibrate_planner import calibrated
+    from calibrate_planner import fitted, line_of
 
-    rows = []
+    lines, rows = [line_of(case, FRAMEWORKS) for case in cases if case.published], []
     for source in dict.fromkeys(case.row["source"] for case in cases):
-        frameworks = calibrated([case for case in cases if case.row["source"] != source])
+        frameworks = fitted([line for line in lines if line.source != source])
         rows += [predict(case, frameworks[key_of(case.framework, frameworks)]) for case in cases if case.row["source"] == source]
     return rows
 
@@ -197,13 +204,16 @@ def main() -> None:
     with arguments.csv.open(newline="") as file:
         table = [row for row in csv.DictReader(file) if not arguments.core or row["core"] == "1"]
     cases = [case_of(row) for row in table]
-    rows = left_out(cases) if arguments.leave_out else [predict(case, FRAMEWORKS[key_of(case.framework, FRAMEWORKS)]) for case in cases]
-    sources = {source: summary([row for row in rows if row["source"] == source]) for source in dict.fromkeys(row["source"] for row in rows)}
+    fixed = (predict(case, FRAMEWORKS[key_of(case.framework, FRAMEWORKS)]) for case in cases)
+    rows = left_out(cases) if arguments.leave_out else list(fixed)
+    names = dict.fromkeys(row["source"] for row in rows)
+    sources = {name: summary([row for row in rows if row["source"] == name]) for name in names}
     if arguments.json:
         print(json.dumps({"all": summary(rows), "sources": sources, "rows": rows}, indent=1))
         return
     for name, figures in {"all": summary(rows), **sources}.items():
-        print(f"{name[:48]:48}", " ".join(f"{key}={value:.3f}" if isinstance(value, float) else f"{key}={value}" for key, value in figures.items()))
+        words = (f"{key}={value:.3f}" if isinstance(value, float) else f"{key}={value}" for key, value in figures.items())
+        print(f"{name[:48]:48}", *words)
 
 
 if __name__ == "__main__":

@@ -44,6 +44,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Understand": {
         "verify": ("verify", "Compare a job's model and layout, shrunk, with Hugging Face's own model."),
+        "plan": ("plan", "Show whether a training fits, how fast it is, and its best layout."),
         "model": ("model", "Show what a model is: sizes, how it is cut, which degrees are possible."),
         "placement": ("placement", "Show the place and the coordinates of each rank, and the cost."),
         "schedule": ("schedule", "Show the action table of a pipeline schedule."),
@@ -58,7 +59,7 @@ RENAMED = {"cyclecloud": "cloud"}
 ELSEWHERE = {
     **dict.fromkeys(("resume", "continue", "restart", "requeue"), "launch JOB.toml --resume"),
     **dict.fromkeys(("submit", "start", "sbatch", "execute"), "launch JOB.toml"),
-    **dict.fromkeys(("dry-run", "dryrun", "plan", "validate", "check", "explain"), "launch JOB.toml --dry-run"),
+    **dict.fromkeys(("dry-run", "dryrun", "validate", "check", "explain"), "launch JOB.toml --dry-run"),
     **dict.fromkeys(("stop", "kill", "scancel", "abort"), "cancel RUN"),
     **dict.fromkeys(("ps", "list", "queue", "squeue"), "status"),
     **dict.fromkeys(("tail", "log"), "logs RUN --follow"), **dict.fromkeys(("convert", "save"), "export RUN --output DIRECTORY"),

@@ -4,14 +4,13 @@ import json
 import tomllib
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import click
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.views import view
 from hpc_mp.cli.model import configuration
-from hpc_mp.cli.output import number_table, terminal, write_new
+from hpc_mp.cli.output import terminal, write_new
 from hpc_mp.job import AnySpec, JobSpec, dump_job, load_sweep
 from hpc_mp.job.layout import read_shape
 from hpc_mp.job.parallel import Parallel
@@ -20,31 +19,33 @@ from hpc_mp.layout.models.shape import text_part
 from hpc_mp.planner.machine import machine_named
 from hpc_mp.planner.search import KEYS, Question, larger, remedies, search
 
-BATCH, TOKENS = 512, 8192  # samples of a step, and tokens of one: four million, as Llama 2 was trained with (arXiv:2307.09288)
-KEY_OF = {"nodes": "job.nodes", "sequence": "data.sequence_length", "global_batch": "train.global_batch", "precision": "train.precision"}
+PLACEHOLDERS = {  # with --model; a step has four million tokens, as in the training of Llama 2 (arXiv:2307.09288)
+    "data": {"files": ["text/*.txt"], "sequence_length": 8192},
+    "train": {"steps": 1, "global_batch": 512, "precision": "bf16"}}
 
 
-@click.command(help="Show whether a training fits, how fast it is, and the best layout: what [parallel] of the job file does not "
-                    "state is chosen. In place of a job file: --model.")
+@click.command(help="Show whether a training fits, how fast it is, and the best layout: what [parallel] of the job does not state "
+                    "is chosen. In place of a job file: --model.")
 @click.argument("job", required=False, type=click.Path(path_type=Path))
 @click.option("--model", metavar="MODEL", help="A checkpoint's directory, a config.json or a type.")
 @click.option("--machine", metavar="NAME", help="A machine or a GPU of the catalogue: ndv5, H100. Default: slurm.gpu_type.")
 @click.option("--cluster", metavar="NAME:NODES", help="The machine, and the number of nodes.")
 @click.option("--nodes", type=int, help="Default: the job file's, else the fewest that fit.")
-@click.option("--sequence", type=int, help=f"Tokens of a sample. Default with --model: {TOKENS}.")
-@click.option("--global-batch", type=int, help=f"Samples of a step. Default with --model: {BATCH}.")
+@click.option("--sequence", type=int, help="Tokens of a sample. Default with --model: 8192.")
+@click.option("--global-batch", type=int, help="Samples of a step. Default with --model: 512.")
 @click.option("--precision", help="Default with --model: bf16.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Set a key of the job: --set parallel.zero=3.")
 @click.option("--goal", type=click.Choice(["speed", "gpus", "memory"]), default="speed", show_default=True,
               help="The most tokens per second, the fewest GPUs, or the least memory.")
 @click.option("--explain", is_flag=True, help="Show all parts of memory and time, and what other hardware would change.")
-@click.option("--write", type=click.Path(path_type=Path), help="Write the job. With --model: --set data.files and train.steps.")
+@click.option("--write", type=click.Path(path_type=Path), help="Write the job with its layout as a job file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(job: Path | None, model: str | None, machine: str | None, cluster: str | None, overrides: tuple[str, ...], goal: str,
             explain: bool, write: Path | None, as_json: bool, **given: int | str | None) -> None:
     name, _, nodes = (cluster or machine or "").partition(":")
-    given = given | ({"nodes": nodes} if nodes else {})
-    overrides = (*(f"{KEY_OF[option]}={value}" for option, value in given.items() if value is not None), *overrides)
+    keys = {"job.nodes": nodes or given["nodes"], "data.sequence_length": given["sequence"],
+            "train.global_batch": given["global_batch"], "train.precision": given["precision"]}
+    overrides = (*(f"{key}={value}" for key, value in keys.items() if value is not None), *overrides)
     question, sized = _question(job, model, name, overrides, goal)
     words = view("cli/plan.txt.j2", question=question, plain=Parallel(), keys=KEYS, toml=toml_value)
     plan = next(filter(None, map(search, [question] if sized and goal != "gpus" else larger(question))), None)
@@ -52,19 +53,15 @@ def command(job: Path | None, model: str | None, machine: str | None, cluster: s
         least, better = search(replace(question, goal="memory")), next(filter(None, map(search, remedies(question))), None)
         raise HpcMpError(*words.refusal(least, better).strip().split("\n"))
     if write is not None:
-        if model and not {"data.files", "train.steps"} <= {text.partition("=")[0] for text in overrides}:
-            raise HpcMpError(f"--write {write}", "needs the data", "add --set data.files=… and --set train.steps=…")
         write_new(write, dump_job(plan.job), force=False)
     what_if = {what: search(other) for what, other in _hardware(question, plan.job).items()} if explain else {}
     if as_json:
-        more = {"memory": question.machine.memory, "what_if": {what: other and asdict(other) for what, other in what_if.items()}}
-        click.echo(json.dumps(asdict(plan) | more, default=lambda job: job.model_dump(mode="json")))
+        more = {what: other and asdict(other) for what, other in what_if.items()}
+        document = asdict(plan) | {"memory": question.machine.memory, "what_if": more}
+        click.echo(json.dumps(document, default=lambda job: job.model_dump(mode="json")))
         return
-    table = number_table("next best", "memory", "step", "why", words=["why"])
-    for other in plan.others:
-        table.add_row(*words.row(plan, other).strip().split("|"))
-    for part in (words.text(plan), table, words.explained(plan, what_if) if explain else "", words.job(plan)):
-        terminal().print(part, markup=False)
+    for part in (words.text(plan), words.next(plan), words.explained(plan, what_if) if explain else "", words.job(plan)):
+        terminal().print(part, markup=False, end="")
 
 
 def _question(job: Path | None, model: str | None, name: str, overrides: tuple[str, ...], goal: str) -> tuple[Question, bool]:
@@ -72,33 +69,30 @@ def _question(job: Path | None, model: str | None, name: str, overrides: tuple[s
     if (job is None) == (model is None):
         raise HpcMpError("hpc-mp plan", "takes either a job file or --model", "name one of them")
     read: list[AnySpec] = []
-    tree: dict[str, Any] = {"data": {"files": ["text/*.txt"], "sequence_length": TOKENS},
-                            "train": {"steps": 1, "global_batch": BATCH, "precision": "bf16"}}
     if model is not None:
-        tree["model"] = {"pretrained": model} if Path(model).is_dir() else {"config": text_part(configuration(model)[0])}
+        value = {"pretrained": model} if Path(model).is_dir() else {"config": text_part(configuration(model)[0])}
     try:
-        load_sweep(job or JobSpec.model_validate(tree), overrides, before_arithmetic=read.append)
+        load_sweep(job or JobSpec.model_validate({**PLACEHOLDERS, "model": value}), overrides, before_arithmetic=read.append)
     except HpcMpError:
         if not read:
             raise  # else its numbers do not divide: what is open is still to be chosen
     spec, tree = read[0], tomllib.loads(job.read_text(encoding="utf-8-sig")) if job else {}
     if not isinstance(spec, JobSpec):
         raise HpcMpError(f"job file {job}", "starts a program, which has its own layout", "name the job file of a training")
-    keys = {f"{section}.{key}" for section, table in tree.items() if isinstance(table, dict) for key in table}
-    keys |= {text.partition("=")[0].strip() for text in overrides}
+    stated = {f"{section}.{key}" for section, table in tree.items() if isinstance(table, dict) for key in table}
+    stated |= {text.partition("=")[0].strip() for text in overrides}
     machine, count = machine_named(name or spec.slurm.gpu_type or "unnamed"), spec.train.gradient_accumulation_steps
-    stated = {key.partition(".")[2] for key in keys if key.startswith("parallel.")} | ({"microbatches"} if count else set())
-    question = Question(spec, read_shape(spec), machine, frozenset(stated), goal)
-    return question.having(**{
-        "parallel.microbatches": count or spec.parallel.microbatches, "train.gradient_accumulation_steps": None,
-        "job.ranks_per_node": spec.job.ranks_per_node if "job.ranks_per_node" in keys else machine.fabric.gpus}), "job.nodes" in keys
+    keys = {key.partition(".")[2] for key in stated if key.startswith("parallel.")} | ({"microbatches"} if count else set())
+    values = {"parallel.microbatches": count or spec.parallel.microbatches, "train.gradient_accumulation_steps": None,
+              "job.ranks_per_node": spec.job.ranks_per_node if "job.ranks_per_node" in stated else machine.fabric.gpus}
+    return Question(spec, read_shape(spec), machine, frozenset(keys), goal).having(**values), "job.nodes" in stated
 
 
 def _hardware(question: Question, job: JobSpec) -> dict[str, Question]:
     """Return the question for a plan's nodes with twice as much of one thing."""
-    nodes, gpu, fabric = job.job.nodes, question.machine.gpu, question.machine.fabric
+    gpu, fabric, nodes = question.machine.gpu, question.machine.fabric, job.job.nodes
     here = replace(question, goal="speed").having(**{"job.nodes": nodes, "job.ranks_per_node": job.job.ranks_per_node})
-    gpus = replace(question.machine, gpu=replace(gpu, memory_mib=2 * (gpu.memory_mib or 0)))
+    memory = replace(question.machine, gpu=replace(gpu, memory_mib=2 * (gpu.memory_mib or 0)))
     links = replace(question.machine, fabric=replace(fabric, nic=2 * fabric.nic))
-    return {"nodes": here.having(**{"job.nodes": 2 * nodes}), "memory of a GPU": replace(here, machine=gpus),
+    return {"nodes": here.having(**{"job.nodes": 2 * nodes}), "memory of a GPU": replace(here, machine=memory),
             "rate between nodes": replace(here, machine=links)}

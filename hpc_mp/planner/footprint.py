@@ -68,7 +68,7 @@ def footprint(layout: Layout, shape: ModelShape) -> tuple[Footprint, ...]:
         block, first, last, layers = units[""], 0 in mine, end in mine, sum(len(span.layers) for span in mine.values())
         ends = [units[EMBEDDING] * first, units[HEAD] * last, units[TIED] * (first or last)]
         whole, head, part = sorted([*ends, *[block] * layers]), ends[1] + ends[2] * last, block / shards
-        most = layers + 2 if layout.schedule in STEADY[2:] else min(layers, 3 - (degrees.expert > 1))  # gradients of blocks
+        most = layers + 2 - last if layout.schedule in STEADY[2:] else min(layers, 3 - (degrees.expert > 1))  # of gradients
         arrays, embedding = sum(ends) + ends[2] * (first and last) + most * block, (ends[0] + ends[2] * first) / shards
         full = head + most * block + 2 * part  # numbers of gradients and sums under way in the first microbatch, and in others
         once = [0, head, head + block, full, full] if parts else [0, 0, 0, 0, sum(whole) / shards - size * part - embedding]
@@ -105,17 +105,17 @@ def _stage(layout: Layout, shape: ModelShape, span: StageSpan, every: list[Part]
     (master, c), sequence, together = BYTES[layout.precision], layout.sequence_parallel, blocks_together(layout.recompute)
     lengths, row, degrees = [shape.tokens_of(layer, layout.sequence) for layer in span.layers], shape.hidden * c, layout.degrees
     tokens, size = layout.samples * [layout.sequence, *lengths][-1] // degrees.context, together or 1
-    own, groups = -(-tokens // (degrees.tensor if sequence else 1)), list[tuple[float, float]]()
+    own, groups, split = -(-tokens // (degrees.tensor if sequence else 1)), list[Part](), layout.schedule in STEADY[2:]
     shared = own * row * (c >= 4 or NORMS.get(shape.model_type) == LAYER)  # of a block's input and what its first norm keeps
-    for begin in range(0, len(lengths), size):  # of blocks that run together: kept, and at most in addition
+    for begin in range(0, len(lengths), size):  # of blocks that run together: kept, at most in addition, and left
         parts = [every[layer] for layer in span.layers[begin:begin + size]]
-        kept, more = sum(part[0] for part in parts), parts[-1][1] - parts[-1][0]
-        groups.append((own * row, kept - shared + more) if together else (kept, more))
-    kept, left = sum(kept for kept, _ in groups), sum(every[layer][2] for layer in span.layers)
+        kept, more, left = sum(part[0] for part in parts), parts[-1][1] - parts[-1][0], sum(part[2] for part in parts)
+        groups.append((own * row, kept - shared + more, left) if together else (kept, more, left))
+    kept, left = sum(group[0] for group in groups), sum(group[2] for group in groups)
     kept += sum(c * shape.heads // degrees.tensor * length**2 for length in {*lengths} if shape.encoder)  # biases of scores
-    moments: Moments = [("F", 0, kept, 0.0, unit * size, (4 * own + sequence * tokens) * row), *(
-        ("B", place, kept - sum(one for one, _ in groups[len(groups) - later:]), 0.0, unit * (1 + size), groups[-1 - later][1])
-        for place, later in ((2, 0), (3, 2), (4, len(groups) - 1)) if 0 <= later < len(groups))]
+    moments: Moments = [("F", 0, kept, 0.0, unit * size, (4 * own + sequence * tokens) * row), *(("B", place, kept - sum(
+        group[0] - split * group[2] for group in groups[at + 1:]), 0.0, unit * (size + (at > 0)), groups[at][1])
+        for place, at in ((2, len(groups) - 1), (3, len(groups) - 3), (3, 0), (4, 0)) if 0 <= at < len(groups))]
     if not span.last:
         return (kept, own * row, left), moments
     rows, width = (own, shape.classes) if shape.classes else (tokens, -(-shape.vocabulary // degrees.tensor))

@@ -1,9 +1,9 @@
 """The search for a job's layout: stated keys of ``[parallel]`` hold, the others are chosen so that a step fits and is fast.
 
-A first pass ranks all candidates by sums: seconds of a layer and of the head in ``estimate``, the bubble in closed form, the data
-axis' bytes over the rate of its links; bytes of the state, and those by which ``footprint`` grows with a layer and a chunk in
-flight. A second pass simulates steps of the best ones that a launch accepts, each in its best order of axes, and returns the
-fastest whose footprint fits; of those with equal seconds, to four digits, the plainest.
+A first pass ranks all candidates by sums: seconds of a layer and of the head in ``estimate``, the bubble in closed form, the
+bytes of the data axis over the rate of its links; bytes of the state, and those by which ``footprint`` grows with each layer of
+a chunk in flight. A second pass simulates steps of the best ones that a launch accepts, and returns the fastest whose footprint
+fits; of those whose seconds have the same four digits, the plainest.
 """
 
 from collections import Counter, defaultdict
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from heapq import nsmallest
-from itertools import permutations, product
+from itertools import product
 from math import gcd
 from operator import itemgetter
 from typing import Any
@@ -34,17 +34,15 @@ from hpc_mp.planner.machine import Machine
 from hpc_mp.planner.memory import BYTES
 from hpc_mp.planner.step import StepTime, estimate, step_time
 
-KEYS = ("recompute", "shard_degree", "zero", "virtual_stages", "schedule", "sequence", "microbatches", "context_method", "expert",
-        "context", "pipeline", "tensor", "order")  # of [parallel], the cheapest remedies first
+KEYS = ("recompute", "shard_degree", "zero", "virtual_stages", "schedule", "sequence", "microbatches", "context_method",
+        "expert", "context", "pipeline", "tensor", "order")  # of [parallel], the cheapest remedies first
 PLAIN = ("none", None, 0, 1, "1f1b", "ring")
-# schedule → virtual stages; bubble relative to that of 1F1B with as many stages; what it grows by for each P microbatches that are
-# fewer than so many times P
+# virtual stages; bubble, relative to 1F1B's with as many stages; what it grows by for each P microbatches below so many P
 SCHEDULES = {"1f1b": ((1,), 1.0, 0.0, 0.0), "zero_bubble": ((1,), 1 / 3, 0.4, 1.0), "zero_bubble_v": ((1,), 1 / 3, 2 / 3, 1.5),
              "interleaved_1f1b": ((2, 3, 4, 6, 8), 1.0, 0.0, 0.0), "gpipe": ((1,), 1.0, 0.0, 0.0)}
-OTHER = ((1,), 1.0, 0.0, 0.0)
-NEAR, EACH, ENOUGH = 1.1, 4, 24  # share of the memory for the first pass, and numbers of candidates: of each division, simulated
-FEWEST_TOKENS = 1024  # of a sample on a context rank
-Candidate = tuple[float, float, tuple[Any, ...]]  # seconds (bytes, for the goal "memory"), bytes, and values of KEYS
+EACH, ENOUGH = 4, 48  # candidates of each division of the ranks for the second pass; of them simulated
+NEAR, FEWEST_TOKENS = 1.1, 1024  # share of the memory for the first pass; tokens of a sample on a context rank
+Candidate = tuple[float, float, tuple[Any, ...]]  # seconds (bytes, for the goal memory), bytes, values of KEYS
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +66,8 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A job with layout, step, and bytes of the first pass. Of the best and of faster ones: footprints of pipeline ranks. Of the
-    best: the next ones of other degrees, and the number of all others by the reason of their loss."""
+    """A job, its layout and step, and its bytes in the first pass; of the best and of faster ones, footprints of pipeline ranks;
+    of the best, the next ones of other degrees, and the number of others by the reason of their loss."""
 
     job: JobSpec
     layout: Layout
@@ -81,10 +79,10 @@ class Plan:
 
 
 def search(question: Question) -> Plan | None:
-    """Return the best plan on the job's nodes; None if none fits, but for the goal memory, that with the smallest footprint. Raises
-    HpcMpError if a launch would refuse all."""
+    """Return the best plan on the job's nodes; None if none fits, but for the goal memory, the one with the smallest footprint.
+    Raises HpcMpError if a launch would refuse all."""
     shape, machine, least, lost = question.shape, question.machine, question.goal == "memory", Counter[str]()
-    ranked, refused, cuts = list[tuple[Any, Plan]](), list[HpcMpError](), dict[int, tuple[int, ...]]()
+    plans, refused, cuts = list[tuple[Any, Plan]](), list[HpcMpError](), dict[int, tuple[int, ...]]()
     for _, needs, values in _candidates(question, lost):
         job = question.having(**{f"parallel.{key}": value for key, value in zip(KEYS, values, strict=False)}).spec
         try:
@@ -94,31 +92,35 @@ def search(question: Question) -> Plan | None:
             refused.append(error)
             continue
         cuts[job.stages] = cuts.get(job.stages) or stage_cut(job, shape).layers
-        letters = "DPC" if job.parallel.context > 1 else "DP"
-        orders = [f"{''.join(axes)}T" for axes in permutations(letters)] if job.job.nodes > 1 else [f"{letters}T"]
-        layouts = [replace(undivided(job), layers=cuts[job.stages], order=order) for order in question.options("order", orders)]
+        orders = question.options("order", ("DPT", "PDT"))
+        layouts = [replace(undivided(job), layers=cuts[job.stages], order=order) for order in orders]
         layout = min(layouts, key=lambda layout: estimate(layout, shape, machine).seconds)
         job, step = resolved(job, [ResolvedKey("parallel.order", layout.order)]), step_time(layout, shape, machine)
         plain = -sum(value in PLAIN for value in values), job.parallel.zero, str(values)
-        ranked.append(((needs * least, float(f"{step.seconds:.3e}"), *plain), Plan(job, layout, step, needs)))
-        if len(ranked) == ENOUGH:
+        plans.append(((needs * least, float(f"{step.seconds:.3e}"), *plain), Plan(job, layout, step, needs)))
+        if len(plans) == ENOUGH:
             break
-    plans = [plan for _, plan in sorted(ranked, key=itemgetter(0))]
-    for place, plan in enumerate(plans):
+    plans.sort(key=itemgetter(0))
+    for place, (order, plan) in enumerate(plans):
         flight = plan.layout.microbatches if plan.layout.schedule == "gpipe" else 2 * plan.layout.stages  # more change nothing
         few = replace(plan.layout, microbatches=min(plan.layout.microbatches, flight))
-        plans[place] = best = replace(plan, footprints=footprint(few, shape))
+        best = replace(plan, footprints=footprint(few, shape))
+        plans[place] = order, best
         if least or max(rank.total for rank in best.footprints) <= machine.memory:
             check_job(best.job, shape)
             lost.update({"not allowed": len(refused), "does not fit": place, "slower": -len(refused) - place - 1})
-            divided = [(d.tensor, d.pipeline, d.expert, d.context > 1) for d in (plan.layout.degrees for plan in plans)]
-            others = [other for at, other in enumerate(plans) if divided[at] not in (*divided[:at], divided[place])]
+            degrees = [(d.tensor, d.pipeline, d.expert, d.context > 1) for d in (plan.layout.degrees for _, plan in plans)]
+            others = [plan for at, (_, plan) in enumerate(plans) if degrees[at] not in (degrees[place], *degrees[:at])]
             return replace(best, others=tuple(others[:3]), lost=dict(lost))
-    if least or (refused and not plans):
+    if plans:  # the fastest do not fit, but others may
+        other = search(replace(question, goal="memory"))
+        return other if other and max(rank.total for rank in other.footprints) <= machine.memory else None
+    if least or refused:
         check_arithmetic(question.spec)
-        raise refused[0]
-    other = search(replace(question, goal="memory")) if plans else None  # the fastest do not fit, but others may
-    return other if other and max(rank.total for rank in other.footprints) <= machine.memory else None
+        check_division(question.spec, shape)
+        raise (refused or [HpcMpError(f"{question.spec.ranks} ranks", "no layout that is searched divides them and "
+                                      "train.global_batch", "state parallel.tensor and parallel.pipeline")])[0]
+    return None
 
 
 def larger(question: Question) -> Iterator[Question]:
@@ -141,6 +143,8 @@ def _candidates(question: Question, lost: Counter[str]) -> list[Candidate]:
     """Return the best candidates of each division of the ranks by the first pass."""
     spec, shape, machine, least = question.spec, question.shape, question.machine, question.goal == "memory"
     layers, fabric, per_node = shape.layers, machine.fabric, spec.job.ranks_per_node
+    near, far = 1e9 * fabric.link * fabric.links, 1e9 * fabric.nic * fabric.nics / fabric.gpus
+    far = far if spec.job.nodes > 1 else near  # bytes per second of a GPU
     whole = undivided(spec.model_copy(update={"parallel": Parallel(tensor_modules=spec.parallel.tensor_modules)}))
     alone = replace(whole, layers=(layers,), samples=1, microbatches=1, zero=0, shard_degree=1)
     full, number = BYTES[alone.precision]
@@ -148,12 +152,12 @@ def _candidates(question: Question, lost: Counter[str]) -> list[Candidate]:
     moments = master * (alone.optimizer_slots * ("optimizer" not in spec.parallel.offload) + (full != number))
 
     @cache
-    def seconds(tensor: int, context: int, expert: int, samples: int, sequence: bool, recompute: str) -> tuple[float, float]:
-        """Return the seconds of a layer for a microbatch, and of the head."""
+    def seconds(tensor: int, context: int, expert: int, samples: int, sequence: bool) -> tuple[float, float, float]:
+        """Return the seconds of a layer for a microbatch, of its attention, and of the head."""
         degrees = Degrees(tensor, 1, expert // gcd(expert, context), context, expert)
-        layout = replace(alone, degrees=degrees, samples=samples, sequence_parallel=sequence, recompute=recompute)
+        layout = replace(alone, degrees=degrees, samples=samples, sequence_parallel=sequence)
         parts = estimate(layout, shape, machine).parts
-        return (sum(parts.values()) - parts["head"]) / layers, parts["head"]
+        return (sum(parts.values()) - parts["head"]) / layers, parts["attention"] / layers, parts["head"]
 
     @cache
     def kept(tensor: int, sequence: bool, recompute: str) -> tuple[float, float, int]:
@@ -163,50 +167,58 @@ def _candidates(question: Question, lost: Counter[str]) -> list[Candidate]:
         one, two = (row.counted - row.parameters - row.gradients - row.optimizer for row in rows)
         return two - one, 2 * one - two, rows[0].libraries
 
-    every, divisions = _divisors(spec.ranks), defaultdict[Any, dict[Any, Candidate]](dict)
-    for t, p, c, e in product(question.options("tensor", [size for size in every if size <= min(2 * per_node, shape.heads)]),
-                              question.options("pipeline", [size for size in every if size <= most_stages(layers)]),
-                              question.options("context", [size for size in every if size <= max(1, whole.sequence // FEWEST_TOKENS)]),
-                              question.options("expert", [size for size in every if size <= max(1, shape.experts)])):
+    divisions: dict[Any, dict[float, list[Candidate]]] = defaultdict(dict)
+    limits = {"tensor": min(2 * per_node, shape.heads), "pipeline": most_stages(layers),
+              "context": max(1, whole.sequence // FEWEST_TOKENS), "expert": max(1, shape.experts)}
+    sizes = ([size for size in _divisors(spec.ranks) if size <= limit] for limit in limits.values())
+    for t, p, c, e in product(*map(question.options, limits, sizes)):
         d, rest = divmod(spec.ranks, t * p * c)
         if rest or spec.train.global_batch % d or d * c % e:
             lost["not allowed"] += not rest
             continue
-        batch, shards = spec.train.global_batch // d, d * c
-        weights = held(replace(alone, degrees=Degrees(t, 1, e, 1, e)), shape, stage_spans((layers,))[0])
+        batch, shards, method = spec.train.global_batch // d, d * c, "ulysses" if shape.bidirectional and c > 1 else "ring"
         head, inside = shape.vocabulary * shape.hidden / t, gcd(per_node // gcd(per_node, t), shards)
-        block = weights / layers - head * (2 - shape.tied) / layers
-        schedules = [(name, v) for name in question.options("schedule", list(SCHEDULES)[:5 if p > 1 else 1])
-                     for v in question.options("virtual_stages", SCHEDULES.get(name, OTHER)[0])
-                     if p * stages_per_rank(name, v) <= max(p, layers)]
-        states = [(zero, group) for zero in question.options("zero", range(4 if shards > 1 else 1))
-                  for group in question.options("shard_degree", (None, inside)[:1 + (zero > 0 and 1 < inside < shards)])]
-        for m, sequence, recompute, (name, v), (zero, group) in product(
-                question.options("microbatches", _divisors(batch)), question.options("sequence", (True, False)[t == 1:]),
-                question.options("recompute", ("none", "full", "selective")[:3 - (shape.encoder > 0)]), schedules, states):
-            if name == "interleaved_1f1b" and m % p:
-                lost["not allowed"] += 1
-                continue
-            (time, loss), (grows, rest, fixed) = seconds(t, c, e, batch // m, sequence, recompute), kept(t, sequence, recompute)
-            stages, method = stages_per_rank(name, v), "ulysses" if shape.bidirectional and c > 1 else "ring"
-            chunks = {"interleaved_1f1b": (2 * p - 1) / stages + p * (1 - 1 / stages), "gpipe": m}.get(name, p)
-            some = stages * -(-(layers + loss / time) // (stages * p))
+        weights = held(replace(alone, degrees=Degrees(t, 1, e, 1, e)), shape, stage_spans((layers,))[0]) / p
+        block = (weights * p - head * (2 - shape.tied)) / layers
+        states = []
+        for zero in question.options("zero", range(4 if shards > 1 else 1)):
             own = number * (zero < 3) + master * (zero < 2) + moments * (zero < 1)  # bytes of a parameter that are not shared
-            needs = weights / p * (own + (number + master + moments - own) / (group or shards))
-            passing = 2 * number * max(block, head) * (zero == 3) + master * (3 * block + head * (1 + (p == 1))) * (zero > 1)
-            needs += passing + fixed + (grows * stages * -(-layers // (stages * p)) * min(m, chunks) + rest) * batch / m / c
-            lost["slower" if (fits := least or needs <= NEAR * machine.memory) else "does not fit"] += 1
-            if fits:
-                _, bubble, more, least_m = SCHEDULES.get(name, OTHER)
-                took = time * some * (m + (p - 1) / stages * (bubble + more * max(0.0, least_m - m / p)))
-                rate = fabric.nic * fabric.nics / fabric.gpus if whole.nodes > 1 and not group else fabric.link * fabric.links
-                sent = (shards > 1) * weights / p * number * (2 * m if zero == 3 else 3) / rate / 1e9
-                score = needs if least else took + (max(sent / 10, sent - took) if zero == 3 else sent / 3)
-                equal = float(f"{score:.3e}"), needs > machine.memory  # of these the first is plainest
-                values = recompute, group, zero, v, name, sequence, m, method, e, c, p, t
-                divisions[t, p, e].setdefault(equal, (score, needs, values))
-    best = [candidate for division in divisions.values() for candidate in nsmallest(EACH, division.values(), key=itemgetter(0))]
-    return sorted(best, key=itemgetter(0))
+            under_way = 2 * number * max(block, head) * (zero == 3) + master * (3 * block + head * (1 + (p == 1))) * (zero > 1)
+            for group in question.options("shard_degree", (None, inside)[:1 + (zero > 0 and 1 < inside < shards)]):
+                size = weights * (own + (number + master + moments - own) / (group or shards)) + under_way
+                sent = weights * number * (2 if zero == 3 else 3) * (shards > 1) / (near if group else far)
+                states.append((zero, group, size, sent, 2 * weights * master / group / far if group else 0.0))
+        for m, sequence, recompute, name in product(
+                question.options("microbatches", _divisors(batch)), question.options("sequence", (True, False)[t == 1:]),
+                question.options("recompute", ("none", "full", "selective")[:3 - (shape.encoder > 0)]),
+                question.options("schedule", list(SCHEDULES)[:5 if p > 1 else 1])):
+            time, attention, loss = seconds(t, c, e, batch // m, sequence)
+            time += {"none": 0.0, "selective": attention / 3.5}.get(recompute, time / 3)  # the part of a forward
+            grows, rest, fixed = kept(t, sequence, recompute)
+            virtual, bubble, more, enough = SCHEDULES.get(name, SCHEDULES["1f1b"])
+            for v in question.options("virtual_stages", virtual):
+                stages = stages_per_rank(name, v)
+                if p * stages > most_stages(layers) or batch % m or (name == "interleaved_1f1b" and m % p):
+                    lost["not allowed"] += len(states)
+                    continue
+                chunks = {"interleaved_1f1b": (2 * p - 1) / stages + p * (1 - 1 / stages), "gpipe": m}.get(name, p)
+                most = stages * -(-layers // (stages * p))  # layers of a rank
+                keeps = fixed + (grows * most * min(m, chunks) + rest) * batch / m / c
+                took = max(time * most, (time * layers + loss) / p) * (
+                    m + (p - 1) / stages * (bubble + more * max(0.0, enough - m / p)))
+                for zero, group, size, sent, summed in states:
+                    needs = size + keeps
+                    if not least and needs > NEAR * machine.memory:
+                        lost["does not fit"] += 1
+                        continue
+                    lost["slower"] += 1
+                    late = max(m * sent / 10, m * sent - took) if zero == 3 else sent / 3
+                    score = needs if least else took + late + summed
+                    one = score, needs, (recompute, group, zero, v, name, sequence, m, method, e, c, p, t)
+                    equals = divisions[t, p, e].setdefault(float(f"{score:.3e}"), [one, one])
+                    equals[1] = min(equals[1], one, key=itemgetter(1))  # beside the plainest, the one with fewest bytes
+    best = [nsmallest(EACH, division.values(), key=lambda equals: equals[0][0]) for division in divisions.values()]
+    return sorted((one for division in best for equals in division for one in dict.fromkeys(equals)), key=itemgetter(0))
 
 
 def _divisors(number: int) -> list[int]:
