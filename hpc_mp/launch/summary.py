@@ -49,13 +49,13 @@ PLACES: dict[str, tuple[str, ...]] = {
 def describe(plan: TrainingPlan, title: str, text: TrainingText | None = None) -> str:
     """Return where it runs and why, how the ranks are placed and why, and the memory of the model's state. ``title``: description
     of where the back end's ranks run. ``text``: the training text, if it was examined."""
-    rows = _rows(plan, title, "where", "device", "model", "layout", "schedule", "order", "state", "in flight")
+    rows = _rows(plan, title, "where", "device", "model", "layout", "schedule", "order", "state", "in flight", "expects")
     rows |= text_rows(text, plan.spec) if text else {}
     rows["defaults"] = "hold for all keys that the job file leaves out (launch --explain lists them)"
     choices = plan.resolution
     rows |= _rows(plan, title, "stages") | reasons(
-        whole=choices.tensor_modules, gradients=choices.reduce, nodes=choices.exclude, rate=choices.schedule,
-        profile=choices.profile)
+        **dict(zip(("left open",), choices.opened, strict=False)), whole=choices.tensor_modules, gradients=choices.reduce,
+        nodes=choices.exclude, rate=choices.schedule, profile=choices.profile)
     return table(rows | _rows(plan, title, "begins") | remarks(plan))
 
 

@@ -1,0 +1,54 @@
+"""What to expect of a run before it starts: the machine behind a GPU's name, the bytes of its ranks, and the time of a step."""
+
+import re
+from dataclasses import asdict
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.text import several
+from hpc_mp.catalogue import catalogue
+from hpc_mp.cluster.paces import ledger, pace
+from hpc_mp.layout.layout import Layout
+from hpc_mp.layout.models import ModelShape
+from hpc_mp.planner.fabrics import fabric_of
+from hpc_mp.planner.footprint import footprint
+from hpc_mp.planner.machine import Machine, machine_named
+from hpc_mp.planner.step import step_time
+from hpc_mp.rundir.plan import Expectation
+
+
+def machine_of(gpu: str | None, per_node: int) -> Machine:
+    """Return the machine with these GPUs. ``gpu``: the driver's name ("NVIDIA H100 80GB HBM3"), the type in Slurm's GRES ("h100",
+    "nvidia_h100_80gb_hbm3"), or a machine or fabric of the catalogue. ``per_node``: GPUs of a node. Raises HpcMpError if the
+    catalogue has no machine with this GPU, or the name fits GPUs of several sizes."""
+    if gpu is None:
+        raise HpcMpError("the GPUs", "nothing names their model", "set slurm.gpu_type, if the partition has types")
+    types, text = catalogue(), _plain(gpu)
+    if any(gpu.casefold() in (row.name.casefold(), row.fabric.casefold()) for row in types.machines.values()):
+        return machine_named(gpu)
+    named = next(([model] for name, model in types.gpus.items() if _plain(name) in text), None)
+    models = named or [model for model in types.gpus.values()
+                       if any(_plain(title).startswith(text) for title in (model.name, model.title))]
+    models = [model for model in models if per_node in model.per_node] or models
+    fits = [(model, row) for model in models for row in types.machines.values() if row.gpu == model and model.memory]
+    value, remedy = f"GPU {gpu!r}", "add a machine with this name as its fabric to machines.toml: see env/README.md"
+    if len({(model.memory, model.memory_gbs) for model, _ in fits}) > 1:
+        raise HpcMpError(value, f"it may be {several(sorted({model.title for model, _ in fits}))}", remedy)
+    fabrics = [(row.gpus != per_node, not row.nics, model, fabric) for model, row in fits if (fabric := fabric_of(row))]
+    if not fabrics:
+        raise HpcMpError(value, "the catalogue has no machine with it whose memory, peak and links are known", remedy)
+    return Machine(*min(fabrics, key=lambda fit: fit[:2])[2:])
+
+
+def _plain(name: str) -> str:
+    """Return a name of a GPU without its vendor, in small letters with blanks."""
+    return re.sub(r"^((nvidia|amd|tesla|instinct) )+", "", name.casefold().replace("_", " ").replace("-", " "))
+
+
+def expect(layout: Layout, shape: ModelShape, machine: Machine) -> Expectation:
+    """Return what to expect of such a layout. Raises HpcMpError if its ranks span nodes without a known network."""
+    step, factor = step_time(layout, shape, machine), pace(ledger(), machine.gpu.name)
+    needs = [sorted(asdict(rank).items(), key=lambda line: -line[1]) for rank in footprint(layout, shape)]
+    return Expectation(machine.gpu.name, machine.fabric.title, machine.memory,
+                       tuple({name: size for name, size in lines if size and name != "host"} for lines in needs),
+                       step.seconds * factor, {name: seconds * factor for name, seconds in step.parts.items() if seconds},
+                       step.tokens_per_s / factor, step.mfu / factor, factor)
