@@ -226,6 +226,7 @@ FRAGMENTS = st.sampled_from([
 @example("[" * 500)
 @example(f"- topology: {'1' * 5000}\n")
 @example(f"{'1' * 5000}n1 {UUID} 1")
+@example(f"{'1' * 5000}n1: CliqueId : 1")
 @example(f"- topology: {'1' * 5000}\n  flat:\n" * 2)
 @pytest.mark.parametrize("reader", [read_topology, lambda text: read(text, "x")], ids=["slurm", "any"])
 def test_any_text_is_read_or_refused(reader: Callable[[str], object], text: str) -> None:

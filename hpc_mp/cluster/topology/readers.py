@@ -110,7 +110,7 @@ def _lines(text: str) -> Iterator[tuple[str, Place]]:
     for node in dict.fromkeys(node for node, _ in halves):
         uuids, cliques = (halves.get((node, key), []) for key in ("ClusterUUID", "CliqueId"))
         if len(uuids) != len(cliques):
-            raise HpcMpError(f"node {node}", f"has {len(uuids)} ClusterUUID and {len(cliques)} CliqueId", REMEDY)
+            raise HpcMpError(f"node {node[:100]}", f"has {len(uuids)} ClusterUUID and {len(cliques)} CliqueId", REMEDY)
         yield from ((node, place) for place in zip(uuids, cliques, strict=True))
 
 
