@@ -144,14 +144,17 @@ def more_heads(attention: Any) -> None:
 
 
 no_cap = wrapped(dropout, "capped", lambda capped: lambda scores, cap: scores)
-no_bias = wrapped(build_stage, "Projection", lambda right: lambda name, bias, *more, **named: right(
-    name, None if name.endswith("h.1.mlp.c_fc.weight") else bias, *more, **named))
 window_off_by_one = wrapped(transformers_stage, "first_seen", lambda right: lambda begins, window, positions: right(
     begins, window and window + 1, positions))
 documents_seen = wrapped(transformers_stage, "first_seen", lambda right: lambda begins, window, positions: right(
     None, window, positions))
 unscaled_embedding = wrapped(build_stage, "embedding_scale", lambda right: lambda embedding: (1.0, False))
 unsummed = wrapped(projection.TensorAxis, "_input_gradient", lambda right: lambda axis, gradient: gradient)
+
+
+@planted(projection.Projection, "__init__")
+def no_bias(right: Any, module: projection.Projection, weight: str, bias: str | None, *more: Any, **named: Any) -> None:
+    right(module, weight, None if weight.endswith("h.1.mlp.c_fc.weight") else bias, *more, **named)
 
 
 @planted(gradients.Sink, "add_product")

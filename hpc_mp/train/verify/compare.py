@@ -63,12 +63,14 @@ def compared(shape: ModelShape, plain: Observed, ranks: Sequence[Observed], stor
 
 
 def _outputs(plain: Observed, ranks: Sequence[Observed]) -> list[Difference]:
-    """Compare the outputs of modules, in the order of a forward. Outputs that tensor ranks have parts of are left out."""
+    """Compare the outputs of modules, in the order of a forward. Outputs that tensor ranks have parts of are left out, and those
+    of a module that runs twice in a forward: a stage of a pipeline may run it on values that nothing uses."""
     whole: dict[tuple[str, int], NDArray[Any]] = {}
     for name, parts in plain.outputs.items():
         for position in {part.samples[0] for part in parts}:
-            of_sample = sorted((part for part in parts if part.samples[0] == position), key=lambda part: part.places[0])
-            whole[name, position] = np.concatenate([part.values[0] for part in of_sample])
+            documents = sorted((part for part in parts if part.samples[0] == position), key=lambda part: part.places[0])
+            if len({part.places[0] for part in documents}) == len(documents):
+                whole[name, position] = np.concatenate([part.values[0] for part in documents])
     sizes: dict[str, float] = {}
     for rank in ranks:
         for name, parts in rank.outputs.items():
