@@ -96,7 +96,9 @@ def _question(job: Path | None, model: str | None, name: str, overrides: tuple[s
 
 def _hardware(question: Question, job: JobSpec) -> dict[str, Question]:
     """Return the question for a plan's nodes with twice as much of one thing."""
-    here, machine = question.having(**{"job.nodes": job.job.nodes, "job.ranks_per_node": job.job.ranks_per_node}), question.machine
-    memory, links = replace(machine.gpu, memory_mib=2 * (machine.gpu.memory_mib or 0)), replace(machine.fabric, nic=2 * machine.fabric.nic)
-    return {"nodes": here.having(**{"job.nodes": 2 * job.job.nodes}), "memory of a GPU": replace(here, machine=replace(machine, gpu=memory)),
-            "rate between nodes": replace(here, machine=replace(machine, fabric=links))}
+    nodes, machine = job.job.nodes, question.machine
+    here = question.having(**{"job.nodes": nodes, "job.ranks_per_node": job.job.ranks_per_node})
+    memory = replace(machine, gpu=replace(machine.gpu, memory_mib=2 * (machine.gpu.memory_mib or 0)))
+    links = replace(machine, fabric=replace(machine.fabric, nic=2 * machine.fabric.nic))
+    return {"nodes": here.having(**{"job.nodes": 2 * nodes}), "memory of a GPU": replace(here, machine=memory),
+            "rate between nodes": replace(here, machine=links)}
