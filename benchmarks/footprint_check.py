@@ -75,9 +75,7 @@ MODELS = {
 }
 MORE = {  # further settings that jobs of these models need
     "llama adapters": "[lora]\nrank = 16\n[train]\n",
-    "modernbert": '[train]\nobjective = "masked_token"\n',
-    "roberta": '[train]\nobjective = "masked_token"\n',
-    "bert": 'labels = ["a", "b", "c"]\n[train]\nobjective = "classification"\n',
+    **dict.fromkeys(("bert", "modernbert", "roberta"), 'labels = ["a", "b", "c"]\n[train]\nobjective = "classification"\n'),
     "t5": 'format = "prompt"\nprompt_length = {half}\n[train]\n',
     "t5 1.1": 'format = "prompt"\nprompt_length = {half}\n[train]\n',
 }
@@ -236,7 +234,7 @@ CASES = (
     case("gemma2", 4096, 1, 4, pipeline=2, tensor=2, sequence=True),
     case("gemma3", 4096, 2, 2, data=4, zero=3, recompute="every-2"),
     case("modernbert", 2048, 4, 2, data=2),
-    case("roberta", 512, 16, 4, pipeline=2),
+    case("roberta", 512, 16, 4, pipeline=2, zero=0),
     case("t5", 2048, 2, 2, tensor=2, recompute="full"),
 )
 

@@ -24,7 +24,8 @@ NORMS = {"t5": (1, 2, 5, 1), "modernbert": LAYER, **dict.fromkeys(("gemma2", "ge
 MLPS = {(True, "t5"): (7, 2, 2), (False, "t5"): (1, 2, 1), (False, "gpt2"): (5, 2, 1), (False, "gptj"): (5, 2, 1)}
 STEADY = ("1f1b", "interleaved_1f1b", "zero_bubble", "zero_bubble_v")  # whose peaks come early
 Part = tuple[float, ...]  # bytes kept for a backward, there at most at once, left to a W; and of a norm: kept, and at most
-Moments = list[tuple[str, int, float, float, float, float]]  # F or B, place of gradients, activations, logits, gathered, more
+# F or B; place: 0 a forward, 1 the loss, 2 the last blocks, 3 others, 4 and 5 the first ones and the end of a step's last backward;
+Moments = list[tuple[str, int, float, float, float, float]]  # and bytes of activations, logits, gathered units, and what else works
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,40 +54,54 @@ class Footprint:
 
 def footprint(layout: Layout, shape: ModelShape) -> tuple[Footprint, ...]:
     """Return the footprint of every rank of a pipeline, of the tensor rank with most state."""
-    states, spans, (master, c) = state_bytes(layout, shape), stage_spans(layout.layers), BYTES[layout.precision]
-    degrees, end, shards, size = layout.degrees, layout.stages - 1, layout.shard_degree, blocks_together(layout.recompute) or 1
-    gather, parts, steady, kinds = c * (layout.zero == 3), layout.reduce == "microbatch", layout.schedule in STEADY, shape.kinds
-    blocks = [*map([_block(layout, shape, kinds.index(kind)) for kind in range(1 + max(kinds))].__getitem__, kinds)]
-    few = min(layout.microbatches, 2 * degrees.pipeline if steady else layout.microbatches)  # whose peaks are those of all
+    states, spans, (master, c), degrees = state_bytes(layout, shape), stage_spans(layout.layers), BYTES[layout.precision], layout.degrees
+    end, gather, parts, kinds = layout.stages - 1, c * (layout.zero == 3), layout.reduce == "microbatch", shape.kinds
+    of_kinds = [_block(layout, shape, kinds.index(kind)) for kind in range(1 + max(kinds))]
+    few = min(layout.microbatches, 2 * degrees.pipeline) if layout.schedule in STEADY else layout.microbatches
     schedule, units, results = schedule_of(replace(layout, microbatches=few)), dict.fromkeys(("", EMBEDDING, HEAD, TIED), 0), []
     for unit in rank_units(layout, shape, [StageSpan(range(shape.layers)[-1:], True, True)]).values():
         units[unit.block if unit.block in units else ""] += unit.padded * (unit.trained and unit.shards > 1)
     for pipeline, actions in enumerate(schedule.ranks):
         state = max((states[pipeline, tensor] for tensor in range(degrees.tensor)), key=lambda state: state.total)
         mine = {stage: spans[stage] for stage in schedule.stages_of(pipeline)}
-        block, first, last, layers = units[""], 0 in mine, end in mine, sum(len(span.layers) for span in mine.values())
-        ends = [units[EMBEDDING] * first, units[HEAD] * last, units[TIED] * (first or last)]
-        whole, head, part = sorted([*ends, *[block] * layers]), ends[1] + ends[2] * last, block / shards
-        most = layers + 2 - last if layout.schedule in STEADY[2:] else min(layers, 3 - (degrees.expert > 1))  # of gradients
-        arrays, embedding = sum(ends) + ends[2] * (first and last) + most * block, (ends[0] + ends[2] * first) / shards
-        full = head + most * block + 2 * part  # numbers of gradients and sums under way in the first microbatch, and in others
-        rest = sum(whole) / shards - part - embedding
-        once = [0, head, head + block, *[full] * 3] if parts else [0, 0, 0, 0, rest - (size - 1) * part, rest]
-        under_way = once if not parts or layout.microbatches == 1 or not steady else [
-            *[arrays + part + embedding] * 2, arrays + sum(ends) / shards, *[arrays + 2 * part] * 3]
-        made = {stage: _stage(layout, shape, span, blocks, block * gather, head * gather) for stage, span in mine.items()}
+        first, last, layers = 0 in mine, end in mine, sum(len(span.layers) for span in mine.values())
+        ends, block = (units[EMBEDDING] * first, units[HEAD] * last, units[TIED] * (first or last)), units[""]
+        at_first, later = _gradients(layout, ends, block, layers, (first, last))
+        head, largest = ends[1] + ends[2] * last, sorted([*ends, *[block] * layers], reverse=True)
+        made = {stage: _stage(layout, shape, span, [of_kinds[kind] for kind in kinds], block * gather, head * gather)
+                for stage, span in mine.items()}
         peaks, others = [], _others(actions, {stage: chunk for stage, (chunk, _) in made.items()}, layout.offload_horizon)
-        for stage, (chunk, moments) in made.items():
+        for stage, ((kept, message, _), moments) in made.items():
             for kind, place, activations, logits, gathered, working in moments:
                 held = others[kind, stage] * (place < 4)
-                sent = (held / (chunk[0] or 1) if kind == "F" else 1.0) * (stage < end) + (stage > 0)
-                sums = max(under_way[place], once[3] - chunk[0] / master) if kind == "B" else under_way[place]
-                peaks.append((held + activations, logits, gathered, working + sums * master, sent * chunk[1]))
+                sent = (held / (kept or 1) if kind == "F" else 1.0) * (stage < end) + (stage > 0)
+                sums = max(later[place], at_first[3] - kept / master) if kind == "B" else later[place]
+                peaks.append((held + activations, logits, gathered, working + sums * master, sent * message))
         peak = [*map(int, max(peaks, key=sum))]
         libraries = CONTEXT + BUFFERS * (1 + sum(number > 1 for number in astuple(degrees))) + int(GAPS * sum(peak[:4]))
-        base = state.parameters - gather * sum(whole[-1 - size:]), state.gradients - parts * master * whole[-1], state.optimizer
-        results.append(Footprint(*[*base, *peak, libraries, state.host]))
+        together = 1 + (blocks_together(layout.recompute) or 1)  # units that are gathered at once: moments have them
+        parameters, gradients = gather * sum(largest[:together]), parts * master * largest[0]
+        results.append(Footprint(state.parameters - parameters, state.gradients - gradients, state.optimizer, *peak, libraries, state.host))
     return tuple(results)
+
+
+def _gradients(layout: Layout, ends: tuple[int, int, int], block: int, layers: int, has: tuple[bool, bool]) -> tuple[list[float], ...]:
+    """Return the numbers of gradients and sums under way at every place, of the first backward and of later ones. ``ends``: numbers
+    of the units of embedding, head and both; ``block``: of each of the layers; ``has``: whether a rank has the first and last stage."""
+    first, last = has
+    embedding, head, part = (ends[0] + ends[2] * first) / layout.shard_degree, ends[1] + ends[2] * last, block / layout.shard_degree
+    if layout.reduce == "step":  # the last backward sums whole gradients as they come
+        rest = (sum(ends) + block * layers) / layout.shard_degree - part - embedding
+        once = [0, 0, 0, 0, rest - ((blocks_together(layout.recompute) or 1) - 1) * part, rest]
+        return once, once
+    at_once = layers + 2 - last if layout.schedule in STEADY[2:] else min(layers, 3 - (layout.degrees.expert > 1))  # blocks' buckets
+    full = head + at_once * block + 2 * part
+    at_first = [0, head, head + block, full, full, full]
+    if layout.microbatches == 1 or layout.schedule not in STEADY:
+        return at_first, at_first
+    buckets = sum(ends) + ends[2] * (first and last) + at_once * block  # all stay for later backwards
+    blocks = buckets + 2 * part
+    return at_first, [buckets + part + embedding, buckets + part + embedding, buckets + sum(ends) / layout.shard_degree, blocks, blocks, blocks]
 
 
 def _others(actions: tuple[Action, ...], stages: dict[int, Part], horizon: int | None) -> dict[tuple[str, int], float]:
@@ -102,7 +117,7 @@ def _others(actions: tuple[Action, ...], stages: dict[int, Part], horizon: int |
 
 def _stage(layout: Layout, shape: ModelShape, span: StageSpan, every: list[Part], unit: int, head: int) -> tuple[Part, Moments]:
     """Return a stage's chunk, with its message in place of ``most``, and its moments. ``unit``, ``head``: gathered bytes."""
-    (master, c), sequence, together = BYTES[layout.precision], layout.sequence_parallel, blocks_together(layout.recompute)
+    c, sequence, together = BYTES[layout.precision][1], layout.sequence_parallel, blocks_together(layout.recompute)
     lengths, row, degrees = [shape.tokens_of(layer, layout.sequence) for layer in span.layers], shape.hidden * c, layout.degrees
     tokens, size = layout.samples * [layout.sequence, *lengths][-1] // degrees.context, together or 1
     own, groups, split = -(-tokens // (degrees.tensor if sequence else 1)), list[Part](), layout.schedule in STEADY[2:]
@@ -113,21 +128,32 @@ def _stage(layout: Layout, shape: ModelShape, span: StageSpan, every: list[Part]
         groups.append((own * row, kept - shared + more, left) if together else (kept, more, left))
     kept, left = sum(group[0] for group in groups), sum(group[2] for group in groups)
     kept += sum(c * shape.heads // degrees.tensor * length**2 for length in {*lengths} if shape.encoder)  # biases of scores
-    final = every[span.layers[0]][1] - (shared if together else every[span.layers[0]][0]) if lengths else 0.0
-    moments: Moments = [("F", 0, kept, 0.0, unit * size, (4 * own + sequence * tokens) * row), *(("B", place, kept - sum(
-        group[0] - split * group[2] for group in groups[at + 1:]), 0.0, unit * (size + (at > 0)), final if place == 5 else groups[at][1])
-        for place, at in ((2, len(groups) - 1), (3, len(groups) - 3), (3, 0), (4, 0), (5, 0)) if 0 <= at < len(groups))]
+    moments: Moments = [("F", 0, kept, 0.0, unit * size, (4 * own + sequence * tokens) * row)]
+    for place, at in ((2, len(groups) - 1), (3, len(groups) - 3), (3, 0), (4, 0), (5, 0)):  # backwards of groups
+        if 0 <= at < len(groups):
+            gone = sum(group[0] - split * group[2] for group in groups[at + 1:])
+            entered = every[span.layers[0]][1] - (shared if together else every[span.layers[0]][0])
+            moments.append(("B", place, kept - gone, 0.0, unit * (size + (at > 0)), entered if place == 5 else groups[at][1]))
     if not span.last:
         return (kept, own * row, left), moments
-    rows, width = (own, shape.classes) if shape.classes else (tokens, -(-shape.vocabulary // degrees.tensor))
+    passed, ending = _head(layout, shape, (kept, every[-1][3], every[-1][4]), tokens, own, head)
+    return (kept + passed + every[-1][3], own * row, left + passed), moments + ending
+
+
+def _head(layout: Layout, shape: ModelShape, below: Part, tokens: int, own: int, head: int) -> tuple[float, Moments]:
+    """Return what the head keeps beside its norm, and its moments. ``below``: bytes that layers keep; that their last norm keeps, and
+    needs at most. ``own``: tokens of a rank between cut layers."""
+    (master, c), (kept, normed, norm), sequence = BYTES[layout.precision], below, layout.sequence_parallel
+    row = shape.hidden * c
+    rows, width = (own, shape.classes) if shape.classes else (tokens, -(-shape.vocabulary // layout.degrees.tensor))
     part, added = min(rows, LOGITS // width // TILE * TILE or LOGITS // width), shape.hidden * (c < master)  # of a word's row
-    last, many, base = (rows - 1) % part + 1, rows > part, kept + every[-1][3] + rows * row
+    last, many, base = (rows - 1) % part + 1, rows > part, kept + normed + rows * row
     wide = 1 + 3 * (c < 4) + (shape.model_type == "gemma2")  # logits beside those in the compute format, and capped ones
     scores = c * width * max(part * (min(2, rows // part) + wide), last * (1 + wide) + part * many, (2 * part + added) * many)
-    moments += [("F", int(many), base, scores, head, row * (rows - last + own * sequence)),
-                ("B", 1, base, last * width * c, head, rows * row + max(c * width * added, 2 * rows * row * sequence)),
-                ("B", 1, kept, 0.0, head, every[-1][4])]
-    return (base + rows * row + last * width * c, own * row, left + rows * row + last * width * c), moments
+    back = rows * row + max(c * width * added, 2 * rows * row * sequence)
+    return rows * row + last * width * c, [
+        ("F", int(many), base, scores, head, row * (rows - last + own * sequence)),
+        ("B", 1, base, last * width * c, head, back), ("B", 1, kept, 0.0, head, norm)]
 
 
 def _block(layout: Layout, shape: ModelShape, layer: int) -> Part:
