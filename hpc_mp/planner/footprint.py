@@ -1,20 +1,22 @@
 """Bytes that a rank of the engine holds at the peak of a step, predicted from a layout and the shape of a model. No torch.
 
-The peak is the largest of a few moments: a forward's end, its loss, a backward's beginning, its first blocks and its last one.
-Each has state, what the chunks in flight keep, and temporaries, derived from the code of transformers' modules and the engine.
+The peak is the largest of a few moments, in a place: 0 a forward's end, 1 the loss, 2 the backward of the last blocks, 3 of others,
+4 of the first ones at the end of a step, 5 behind it. Each has state, what the chunks in flight keep, and temporaries, derived from
+the code of transformers' modules and the engine.
 ``counted`` is what a dry run counts without dropout and compilation. ``libraries`` adds a CUDA context and NCCL's buffers, as
 ``train/dry_run`` does, and 6 % of what comes and goes for gaps: nvidia-smi shows 5 to 9 GB beside such sums (arXiv:2211.05100).
 """
 
+from collections import Counter
 from dataclasses import astuple, dataclass, replace
 
-from hpc_mp.layout.flat import EMBEDDING, HEAD, TIED, StageSpan, blocks_together, rank_units, stage_spans
+from hpc_mp.layout.flat import EMBEDDING, HEAD, TIED, StageSpan, blocks_together, stage_spans
 from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.models import ModelShape, expert_capacity, expert_slots, family_of
 from hpc_mp.layout.models.tensor import heads_of
 from hpc_mp.layout.schedule import Action, Residency, residency
 from hpc_mp.layout.schedule_of import schedule_of
-from hpc_mp.planner.memory import BYTES, state_bytes
+from hpc_mp.planner.memory import BYTES, state_bytes, units_of
 
 CONTEXT, BUFFERS = 1 << 30, 32 * ((1 << 22) + 120 * 640 * 8 * 8 + 8 * 512 * 8 * 16)  # bytes, BUFFERS for each communicator
 GAPS, LOGITS, TILE = 0.06, 1 << 26, 64  # logits of a chunk of the loss, and what the number of its rows is a multiple of
@@ -24,8 +26,7 @@ NORMS = {"t5": (1, 2, 5, 1), "modernbert": LAYER, **dict.fromkeys(("gemma2", "ge
 MLPS = {(True, "t5"): (7, 2, 2), (False, "t5"): (1, 2, 1), (False, "gpt2"): (5, 2, 1), (False, "gptj"): (5, 2, 1)}
 STEADY = ("1f1b", "interleaved_1f1b", "zero_bubble", "zero_bubble_v")  # whose peaks come early
 Part = tuple[float, ...]  # bytes kept for a backward, there at most at once, left to a W; and of a norm: kept, and at most
-# F or B; place: 0 a forward, 1 the loss, 2 the last blocks, 3 others, 4 and 5 the first ones and the end of a step's last backward;
-Moments = list[tuple[str, int, float, float, float, float]]  # and bytes of activations, logits, gathered units, and what else works
+Moments = list[tuple[str, int, float, float, float, float]]  # F or B, place; bytes of activations, logits, gathered units, working
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,21 +55,20 @@ class Footprint:
 
 def footprint(layout: Layout, shape: ModelShape) -> tuple[Footprint, ...]:
     """Return the footprint of every rank of a pipeline, of the tensor rank with most state."""
-    states, spans, (master, c), degrees = state_bytes(layout, shape), stage_spans(layout.layers), BYTES[layout.precision], layout.degrees
-    end, gather, parts, kinds = layout.stages - 1, c * (layout.zero == 3), layout.reduce == "microbatch", shape.kinds
+    states, spans, (master, c) = state_bytes(layout, shape), stage_spans(layout.layers), BYTES[layout.precision]
+    degrees, end, gather, kinds = layout.degrees, layout.stages - 1, c * (layout.zero == 3), shape.kinds
     of_kinds = [_block(layout, shape, kinds.index(kind)) for kind in range(1 + max(kinds))]
-    few = min(layout.microbatches, 2 * degrees.pipeline) if layout.schedule in STEADY else layout.microbatches
-    schedule, units, results = schedule_of(replace(layout, microbatches=few)), dict.fromkeys(("", EMBEDDING, HEAD, TIED), 0), []
-    for unit in rank_units(layout, shape, [StageSpan(range(shape.layers)[-1:], True, True)]).values():
-        units[unit.block if unit.block in units else ""] += unit.padded * (unit.trained and unit.shards > 1)
+    few = min(layout.microbatches, 2 * degrees.pipeline if layout.schedule in STEADY else layout.microbatches)
+    schedule, together, results = schedule_of(replace(layout, microbatches=few)), blocks_together(layout.recompute) or 1, []
     for pipeline, actions in enumerate(schedule.ranks):
         state = max((states[pipeline, tensor] for tensor in range(degrees.tensor)), key=lambda state: state.total)
-        mine = {stage: spans[stage] for stage in schedule.stages_of(pipeline)}
-        first, last, layers = 0 in mine, end in mine, sum(len(span.layers) for span in mine.values())
-        ends, block = (units[EMBEDDING] * first, units[HEAD] * last, units[TIED] * (first or last)), units[""]
-        at_first, later = _gradients(layout, ends, block, layers, (first, last))
-        head, largest = ends[1] + ends[2] * last, sorted([*ends, *[block] * layers], reverse=True)
-        made = {stage: _stage(layout, shape, span, [of_kinds[kind] for kind in kinds], block * gather, head * gather)
+        mine, shared = {stage: spans[stage] for stage in schedule.stages_of(pipeline)}, Counter[str]()
+        for unit in units_of(layout, shape, pipeline, 0).values():  # numbers that data ranks share out
+            shared[unit.block] += unit.padded * (unit.trained and unit.shards > 1)
+        first, last, ends = 0 in mine, end in mine, [shared.pop(name, 0) for name in (EMBEDDING, HEAD, TIED)]
+        layers, head, largest = [*shared.values()], ends[1] + ends[2] * last, sorted([*ends, *shared.values()], reverse=True)
+        at_first, later = _gradients(layout, ends, layers, first, last)
+        made = {stage: _stage(layout, shape, span, [of_kinds[kind] for kind in kinds], max([0, *layers]) * gather, head * gather)
                 for stage, span in mine.items()}
         peaks, others = [], _others(actions, {stage: chunk for stage, (chunk, _) in made.items()}, layout.offload_horizon)
         for stage, ((kept, message, _), moments) in made.items():
@@ -79,29 +79,25 @@ def footprint(layout: Layout, shape: ModelShape) -> tuple[Footprint, ...]:
                 peaks.append((held + activations, logits, gathered, working + sums * master, sent * message))
         peak = [*map(int, max(peaks, key=sum))]
         libraries = CONTEXT + BUFFERS * (1 + sum(number > 1 for number in astuple(degrees))) + int(GAPS * sum(peak[:4]))
-        together = 1 + (blocks_together(layout.recompute) or 1)  # units that are gathered at once: moments have them
-        parameters, gradients = gather * sum(largest[:together]), parts * master * largest[0]
-        results.append(Footprint(state.parameters - parameters, state.gradients - gradients, state.optimizer, *peak, libraries, state.host))
+        gathered, bucket = gather * sum(largest[:1 + together]), master * largest[0] * (layout.reduce == "microbatch")  # in moments
+        state = replace(state, parameters=state.parameters - gathered, gradients=state.gradients - bucket)
+        results.append(Footprint(state.parameters, state.gradients, state.optimizer, *peak, libraries, state.host))
     return tuple(results)
 
 
-def _gradients(layout: Layout, ends: tuple[int, int, int], block: int, layers: int, has: tuple[bool, bool]) -> tuple[list[float], ...]:
-    """Return the numbers of gradients and sums under way at every place, of the first backward and of later ones. ``ends``: numbers
-    of the units of embedding, head and both; ``block``: of each of the layers; ``has``: whether a rank has the first and last stage."""
-    first, last = has
-    embedding, head, part = (ends[0] + ends[2] * first) / layout.shard_degree, ends[1] + ends[2] * last, block / layout.shard_degree
-    if layout.reduce == "step":  # the last backward sums whole gradients as they come
-        rest = (sum(ends) + block * layers) / layout.shard_degree - part - embedding
-        once = [0, 0, 0, 0, rest - ((blocks_together(layout.recompute) or 1) - 1) * part, rest]
-        return once, once
-    at_once = layers + 2 - last if layout.schedule in STEADY[2:] else min(layers, 3 - (layout.degrees.expert > 1))  # blocks' buckets
-    full = head + at_once * block + 2 * part
-    at_first = [0, head, head + block, full, full, full]
+def _gradients(layout: Layout, ends: list[int], layers: list[int], first: bool, last: bool) -> tuple[list[float], list[float]]:
+    """Return the numbers of gradients and sums under way at each place, during the first backward and during later ones.
+    ``ends``, ``layers``: numbers in the units of embedding, head, and both in one; in those of layers."""
+    shards, embedding, head, block = layout.shard_degree, ends[0] + ends[2] * first, ends[1] + ends[2] * last, max([0, *layers])
+    if layout.reduce == "step":  # only the last backward has sums
+        rest = (sum(ends) + sum(layers) - block - embedding) / shards
+        return (once := [0, 0, 0, 0, rest - ((blocks_together(layout.recompute) or 1) - 1) * block / shards, rest]), once
+    many = len(layers) + 2 - last if layout.schedule in STEADY[2:] else min(len(layers), 3 - (layout.degrees.expert > 1))
+    early = [0, head, head + block, *[head + many * block + 2 * block / shards] * 3]
     if layout.microbatches == 1 or layout.schedule not in STEADY:
-        return at_first, at_first
-    buckets = sum(ends) + ends[2] * (first and last) + at_once * block  # all stay for later backwards
-    blocks = buckets + 2 * part
-    return at_first, [buckets + part + embedding, buckets + part + embedding, buckets + sum(ends) / layout.shard_degree, blocks, blocks, blocks]
+        return early, early
+    buckets, sums = embedding + head + many * block, [embedding + block, embedding + block, sum(ends), *[2 * block] * 3]
+    return early, [buckets + part / shards for part in sums]  # buckets stay until the step's end
 
 
 def _others(actions: tuple[Action, ...], stages: dict[int, Part], horizon: int | None) -> dict[tuple[str, int], float]:
@@ -117,7 +113,7 @@ def _others(actions: tuple[Action, ...], stages: dict[int, Part], horizon: int |
 
 def _stage(layout: Layout, shape: ModelShape, span: StageSpan, every: list[Part], unit: int, head: int) -> tuple[Part, Moments]:
     """Return a stage's chunk, with its message in place of ``most``, and its moments. ``unit``, ``head``: gathered bytes."""
-    c, sequence, together = BYTES[layout.precision][1], layout.sequence_parallel, blocks_together(layout.recompute)
+    (master, c), sequence, together = BYTES[layout.precision], layout.sequence_parallel, blocks_together(layout.recompute)
     lengths, row, degrees = [shape.tokens_of(layer, layout.sequence) for layer in span.layers], shape.hidden * c, layout.degrees
     tokens, size = layout.samples * [layout.sequence, *lengths][-1] // degrees.context, together or 1
     own, groups, split = -(-tokens // (degrees.tensor if sequence else 1)), list[Part](), layout.schedule in STEADY[2:]
@@ -128,32 +124,22 @@ def _stage(layout: Layout, shape: ModelShape, span: StageSpan, every: list[Part]
         groups.append((own * row, kept - shared + more, left) if together else (kept, more, left))
     kept, left = sum(group[0] for group in groups), sum(group[2] for group in groups)
     kept += sum(c * shape.heads // degrees.tensor * length**2 for length in {*lengths} if shape.encoder)  # biases of scores
-    moments: Moments = [("F", 0, kept, 0.0, unit * size, (4 * own + sequence * tokens) * row)]
-    for place, at in ((2, len(groups) - 1), (3, len(groups) - 3), (3, 0), (4, 0), (5, 0)):  # backwards of groups
-        if 0 <= at < len(groups):
-            gone = sum(group[0] - split * group[2] for group in groups[at + 1:])
-            entered = every[span.layers[0]][1] - (shared if together else every[span.layers[0]][0])
-            moments.append(("B", place, kept - gone, 0.0, unit * (size + (at > 0)), entered if place == 5 else groups[at][1]))
+    final = every[span.layers[0]][1] - (shared if together else every[span.layers[0]][0]) if lengths else 0.0
+    still = [kept - sum(group[0] - split * group[2] for group in groups[at + 1:]) for at in range(len(groups))]  # behind others
+    moments: Moments = [("F", 0, kept, 0.0, unit * size, (4 * own + sequence * tokens) * row), *(
+        ("B", place, still[at], 0.0, unit * (size + (at > 0)), final if place == 5 else groups[at][1])
+        for place, at in ((2, len(groups) - 1), (3, len(groups) - 3), (3, 0), (4, 0), (5, 0)) if 0 <= at < len(groups))]
     if not span.last:
         return (kept, own * row, left), moments
-    passed, ending = _head(layout, shape, (kept, every[-1][3], every[-1][4]), tokens, own, head)
-    return (kept + passed + every[-1][3], own * row, left + passed), moments + ending
-
-
-def _head(layout: Layout, shape: ModelShape, below: Part, tokens: int, own: int, head: int) -> tuple[float, Moments]:
-    """Return what the head keeps beside its norm, and its moments. ``below``: bytes that layers keep; that their last norm keeps, and
-    needs at most. ``own``: tokens of a rank between cut layers."""
-    (master, c), (kept, normed, norm), sequence = BYTES[layout.precision], below, layout.sequence_parallel
-    row = shape.hidden * c
-    rows, width = (own, shape.classes) if shape.classes else (tokens, -(-shape.vocabulary // layout.degrees.tensor))
+    rows, width = (own, shape.classes) if shape.classes else (tokens, -(-shape.vocabulary // degrees.tensor))
     part, added = min(rows, LOGITS // width // TILE * TILE or LOGITS // width), shape.hidden * (c < master)  # of a word's row
-    last, many, base = (rows - 1) % part + 1, rows > part, kept + normed + rows * row
+    last, many, base = (rows - 1) % part + 1, rows > part, kept + every[-1][3] + rows * row
     wide = 1 + 3 * (c < 4) + (shape.model_type == "gemma2")  # logits beside those in the compute format, and capped ones
     scores = c * width * max(part * (min(2, rows // part) + wide), last * (1 + wide) + part * many, (2 * part + added) * many)
-    back = rows * row + max(c * width * added, 2 * rows * row * sequence)
-    return rows * row + last * width * c, [
-        ("F", int(many), base, scores, head, row * (rows - last + own * sequence)),
-        ("B", 1, base, last * width * c, head, back), ("B", 1, kept, 0.0, head, norm)]
+    moments += [("F", int(many), base, scores, head, row * (rows - last + own * sequence)),
+                ("B", 1, base, last * width * c, head, rows * row + max(c * width * added, 2 * rows * row * sequence)),
+                ("B", 1, kept, 0.0, head, every[-1][4])]
+    return (base + rows * row + last * width * c, own * row, left + rows * row + last * width * c), moments
 
 
 def _block(layout: Layout, shape: ModelShape, layer: int) -> Part:
@@ -161,8 +147,9 @@ def _block(layout: Layout, shape: ModelShape, layer: int) -> Part:
     (master, c), h, degrees, sequence = BYTES[layout.precision], shape.hidden, layout.degrees, layout.sequence_parallel
     length, heads = shape.tokens_of(layer, layout.sequence), heads_of(shape.heads, shape.kv_heads, degrees.tensor, 0)
     tokens, wide, window = layout.samples * length // degrees.context, max(4, c), shape.window_of(layer) or length
-    weights = {weight.name: len(weight.shape) for weight in family_of(shape).block_weights(shape, layer)}
-    scales = [name for name, number in weights.items() if number == 1 and name.endswith(".weight")]  # of norms
+    family, weights = family_of(shape), {weight.name: weight.shape for weight in family_of(shape).block_weights(shape, layer)}
+    scales = [name for name, sizes in weights.items() if len(sizes) == 1 and name.endswith(".weight")]  # of norms
+    fused = bool(family.rotary) and any("qkv" in name.lower() or "query_key_value" in name for name in weights)  # kept by its view v
     inside = sum(name.endswith(("q_norm.weight", "k_norm.weight")) for name in scales)
     norms = NORMS.get(shape.model_type, LAYER if any(f"{name[:-6]}bias" in weights for name in scales) else RMS)
     own, whole = -(-tokens // (degrees.tensor if sequence else 1)) * h * c, tokens * h * c
@@ -180,12 +167,12 @@ def _block(layout: Layout, shape: ModelShape, layer: int) -> Part:
     q, kv = (tokens * len(some) * shape.head_dim * c for some in (heads.query, heads.kv))
     scores, flash = tokens * length * len(heads.query), (2 * (q + kv) + wide * tokens * len(heads.query), 2 * (q + kv))
     cores = {"gemma2": (4 * q + scores * (2 * c + wide), 2 * q + scores * (2 * wide - c)),
-             "t5": (q + 3 * q * wide / c + scores * wide, 2 * scores * wide), "gpt_neox": (3 * (q + kv), flash[1]), "stablelm": (flash[0] + q, flash[1])}
+             "t5": (q + 3 * q * wide / c + scores * wide, 2 * scores * wide), "stablelm": (flash[0] + q, flash[1])}
     capped = shape.model_type == "gemma2"
     plain = scores // length * min(1024, length // degrees.context) * (capped or window < length)
     ring = flash[0] + q, wide / c * (2 * q + 6 * kv) + plain * (5 * wide + (wide if capped else c))  # not fused
     kept, most = ring if degrees.context > 1 else cores.get(shape.model_type, flash)
-    kept += bool(inside) * (q + kv) / c * normed
+    kept += bool(inside) * (q + kv) / c * normed + fused * (q + kv)
     numbers, more, columns = MLPS.get((shape.gated_mlp, shape.model_type), GATED if shape.gated_mlp else PLAIN)
     inner, behind = -(-shape.intermediate // degrees.tensor) * tokens * c, [norm] * (len(scales) - inside > 3)
     mlp = cut(numbers * inner, more * inner, inner, columns * inner)
