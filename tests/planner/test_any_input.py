@@ -53,7 +53,7 @@ def shapes(draw: st.DrawFn) -> ModelShape:
     if kind in LLAMAS:
         usual |= {"num_key_value_heads": pick(draw, *(count for count in (1, 2, 3, 4, 5, 8, heads) if heads % count == 0)),
                   "tie_word_embeddings": draw(st.booleans())}
-    usual |= {"mixtral": {"num_local_experts": 6}, "modernbert": {"pad_token_id": 0},
+    usual |= {"mixtral": {"num_local_experts": 6}, "modernbert": {"pad_token_id": 0}, "gptj": {"rotary_dim": 16},
               "qwen3_moe": {"num_experts": 16, "num_experts_per_tok": 3, "moe_intermediate_size": inner}}.get(kind, {})
     shape = FAMILIES[kind].read({"model_type": kind, **usual})
     return shape.of_classes(3 if shape.bidirectional and kind != "t5" else 0)
