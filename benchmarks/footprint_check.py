@@ -3,7 +3,7 @@
     python benchmarks/footprint_check.py [--only WORD] [--all-ranks] [--keep FILE]
 
 Each line is a rank: predicted and counted peak in GiB, their ratio, the action of the counted peak, and the predicted lines.
-A dry run takes seconds to minutes: with ``--keep``, counts are read from a JSON file and added to it. Delete it when the engine changes.
+A dry run takes seconds to minutes: with ``--keep``, counts are read from a JSON file and added to it; delete it with a new engine.
 """
 
 import json
@@ -64,8 +64,8 @@ MODELS = {
     "olmoe": LLAMA.format(kind="olmoe", **S | {"inner": 1024, "kv": 16}) + ", num_experts = 16, num_experts_per_tok = 4",
     "qwen2_moe": LLAMA.format(kind="qwen2_moe", **S) + ", moe_intermediate_size = 1408, shared_expert_intermediate_size = 5632, "
                  "num_experts = 16, num_experts_per_tok = 4",
-    "gptj": 'model_type = "gptj", n_layer = 4, n_embd = 2048, n_head = 16, rotary_dim = 64, vocab_size = 50400, n_positions = 4096, '
-            'resid_pdrop = 0.0, embd_pdrop = 0.0, attn_pdrop = 0.0',
+    "gptj": 'model_type = "gptj", n_layer = 4, n_embd = 2048, n_head = 16, rotary_dim = 64, vocab_size = 50400, '
+            'n_positions = 4096, resid_pdrop = 0.0, embd_pdrop = 0.0, attn_pdrop = 0.0',
     "modernbert": LLAMA.format(kind="modernbert", **S | {"hidden": 1024, "kv": 16, "inner": 2624, "words": 50368})
                   .replace("num_key_value_heads = 16, ", ""),
     "roberta": BERT.replace('"bert"', '"roberta"').replace("30522", "50265").replace("4096, hidden_d", "4098, hidden_d"),
