@@ -3,7 +3,7 @@
     python benchmarks/footprint_check.py [--only WORD] [--all-ranks] [--keep FILE]
 
 Each line is a rank: predicted and counted peak in GiB, their ratio, the action of the counted peak, and the predicted lines.
-A dry run takes seconds to minutes: with ``--keep``, counts are read from a JSON file and added to it; delete it with a new engine.
+A dry run takes seconds to minutes. With ``--keep``, counts are read from a JSON file and added to it; remove it with the engine.
 """
 
 import json
