@@ -1,20 +1,21 @@
 """Bytes that a rank of the engine holds at the peak of a step, predicted from a layout and the shape of a model. No torch.
 
-The peak is the largest of a few moments: a forward's end, its loss, a backward's beginning, its first blocks and its last one.
-Each has state, what the chunks in flight keep, and temporaries, derived from the code of transformers' modules and the engine.
+The peak is the largest of a few moments, in a place: 0 a forward's end, 1 the loss, 2 the backward of the last blocks, 3 of
+others, 4 of the first ones at the end of a step, 5 behind it. Each has state, what chunks in flight keep, and temporaries.
 ``counted`` is what a dry run counts without dropout and compilation. ``libraries`` adds a CUDA context and NCCL's buffers, as
-``train/dry_run`` does, and 6 % of what comes and goes for gaps: nvidia-smi shows 5 to 9 GB beside such sums (arXiv:2211.05100).
+``train/dry_run`` does, and 6 % of what comes and goes for gaps: nvidia-smi shows 5 to 9 GB beside sums (arXiv:2211.05100).
 """
 
+from collections import Counter
 from dataclasses import astuple, dataclass, replace
 
-from hpc_mp.layout.flat import EMBEDDING, HEAD, TIED, StageSpan, blocks_together, rank_units, stage_spans
+from hpc_mp.layout.flat import EMBEDDING, HEAD, TIED, StageSpan, blocks_together, stage_spans
 from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.models import ModelShape, expert_capacity, expert_slots, family_of
 from hpc_mp.layout.models.tensor import heads_of
 from hpc_mp.layout.schedule import Action, Residency, residency
 from hpc_mp.layout.schedule_of import schedule_of
-from hpc_mp.planner.memory import BYTES, state_bytes
+from hpc_mp.planner.memory import BYTES, state_bytes, units_of
 
 CONTEXT, BUFFERS = 1 << 30, 32 * ((1 << 22) + 120 * 640 * 8 * 8 + 8 * 512 * 8 * 16)  # bytes, BUFFERS for each communicator
 GAPS, LOGITS, TILE = 0.06, 1 << 26, 64  # logits of a chunk of the loss, and what the number of its rows is a multiple of
@@ -24,7 +25,7 @@ NORMS = {"t5": (1, 2, 5, 1), "modernbert": LAYER, **dict.fromkeys(("gemma2", "ge
 MLPS = {(True, "t5"): (7, 2, 2), (False, "t5"): (1, 2, 1), (False, "gpt2"): (5, 2, 1), (False, "gptj"): (5, 2, 1)}
 STEADY = ("1f1b", "interleaved_1f1b", "zero_bubble", "zero_bubble_v")  # whose peaks come early
 Part = tuple[float, ...]  # bytes kept for a backward, there at most at once, left to a W; and of a norm: kept, and at most
-Moments = list[tuple[str, int, float, float, float, float]]  # F or B, place of gradients, activations, logits, gathered, more
+Moments = list[tuple[str, int, float, float, float, float]]  # F or B, place, activations, logits, gathered units, working
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,39 +55,43 @@ class Footprint:
 def footprint(layout: Layout, shape: ModelShape) -> tuple[Footprint, ...]:
     """Return the footprint of every rank of a pipeline, of the tensor rank with most state."""
     states, spans, (master, c) = state_bytes(layout, shape), stage_spans(layout.layers), BYTES[layout.precision]
-    degrees, end, shards, size = layout.degrees, layout.stages - 1, layout.shard_degree, blocks_together(layout.recompute) or 1
-    gather, parts, steady, kinds = c * (layout.zero == 3), layout.reduce == "microbatch", layout.schedule in STEADY, shape.kinds
+    degrees, end, gather, kinds = layout.degrees, layout.stages - 1, c * (layout.zero == 3), shape.kinds
     blocks = [*map([_block(layout, shape, kinds.index(kind)) for kind in range(1 + max(kinds))].__getitem__, kinds)]
-    few = min(layout.microbatches, 2 * degrees.pipeline if steady else layout.microbatches)  # whose peaks are those of all
-    schedule, units, results = schedule_of(replace(layout, microbatches=few)), dict.fromkeys(("", EMBEDDING, HEAD, TIED), 0), []
-    for unit in rank_units(layout, shape, [StageSpan(range(shape.layers)[-1:], True, True)]).values():
-        units[unit.block if unit.block in units else ""] += unit.padded * (unit.trained and unit.shards > 1)
+    few = min(layout.microbatches, degrees.pipeline * (2 if layout.schedule in STEADY else layout.microbatches))
+    schedule, together, results = schedule_of(replace(layout, microbatches=few)), blocks_together(layout.recompute) or 1, []
     for pipeline, actions in enumerate(schedule.ranks):
-        state = max((states[pipeline, tensor] for tensor in range(degrees.tensor)), key=lambda state: state.total)
-        mine = {stage: spans[stage] for stage in schedule.stages_of(pipeline)}
-        block, first, last, layers = units[""], 0 in mine, end in mine, sum(len(span.layers) for span in mine.values())
-        ends = [units[EMBEDDING] * first, units[HEAD] * last, units[TIED] * (first or last)]
-        whole, head, part = sorted([*ends, *[block] * layers]), ends[1] + ends[2] * last, block / shards
-        most = layers + 2 - last if layout.schedule in STEADY[2:] else min(layers, 3 - (degrees.expert > 1))  # of gradients
-        arrays, embedding = sum(ends) + ends[2] * (first and last) + most * block, (ends[0] + ends[2] * first) / shards
-        full = head + most * block + 2 * part  # numbers of gradients and sums under way in the first microbatch, and in others
-        rest = sum(whole) / shards - part - embedding
-        once = [0, head, head + block, *[full] * 3] if parts else [0, 0, 0, 0, rest - (size - 1) * part, rest]
-        under_way = once if not parts or layout.microbatches == 1 or not steady else [
-            *[arrays + part + embedding] * 2, arrays + sum(ends) / shards, *[arrays + 2 * part] * 3]
+        own = max((states[pipeline, tensor] for tensor in range(degrees.tensor)), key=lambda state: state.total)
+        mine, shared = {stage: spans[stage] for stage in schedule.stages_of(pipeline)}, Counter[str]()
+        for unit in units_of(layout, shape, pipeline, 0).values():  # numbers that data ranks share out
+            shared[unit.block] += unit.padded * (unit.trained and unit.shards > 1)
+        largest, ends = sorted(shared.values(), reverse=True), [shared.pop(name, 0) for name in (EMBEDDING, HEAD, TIED)]
+        block, head = max(shared.values(), default=0), ends[1] + ends[2] * (end in mine)
+        at_first, later = _gradients(layout, ends, [*shared.values()], 0 in mine, end in mine)
         made = {stage: _stage(layout, shape, span, blocks, block * gather, head * gather) for stage, span in mine.items()}
         peaks, others = [], _others(actions, {stage: chunk for stage, (chunk, _) in made.items()}, layout.offload_horizon)
-        for stage, (chunk, moments) in made.items():
+        for stage, ((kept, message, _), moments) in made.items():
             for kind, place, activations, logits, gathered, working in moments:
                 held = others[kind, stage] * (place < 4)
-                sent = (held / (chunk[0] or 1) if kind == "F" else 1.0) * (stage < end) + (stage > 0)
-                sums = max(under_way[place], once[3] - chunk[0] / master) if kind == "B" else under_way[place]
-                peaks.append((held + activations, logits, gathered, working + sums * master, sent * chunk[1]))
+                sent = (held / (kept or 1) if kind == "F" else 1.0) * (stage < end) + (stage > 0)
+                sums = max(later[place], at_first[3] - kept / master) if kind == "B" else later[place]
+                peaks.append((held + activations, logits, gathered, working + sums * master, sent * message))
         peak = [*map(int, max(peaks, key=sum))]
         libraries = CONTEXT + BUFFERS * (1 + sum(number > 1 for number in astuple(degrees))) + int(GAPS * sum(peak[:4]))
-        base = state.parameters - gather * sum(whole[-1 - size:]), state.gradients - parts * master * whole[-1], state.optimizer
-        results.append(Footprint(*[*base, *peak, libraries, state.host]))
+        whole, bucket = gather * sum(largest[:1 + together]), master * sum(largest[:1]) * (layout.reduce == "microbatch")
+        results.append(Footprint(own.parameters - whole, own.gradients - bucket, own.optimizer, *peak, libraries, own.host))
     return tuple(results)
+
+
+def _gradients(layout: Layout, ends: list[int], layers: list[int], first: bool, last: bool) -> tuple[list[float], list[float]]:
+    """Return the numbers of gradients and sums under way in each place, during the first backward and during later ones."""
+    shards, embedding, head, block = layout.shard_degree, ends[0] + ends[2] * first, ends[1] + ends[2] * last, max([0, *layers])
+    if layout.reduce == "step":  # only the last backward has sums
+        rest = (sum(ends) + sum(layers) - block - embedding) / shards
+        return (once := [0, 0, 0, 0, rest - ((blocks_together(layout.recompute) or 1) - 1) * block / shards, rest]), once
+    many = len(layers) + 2 - last if layout.schedule in STEADY[2:] else min(len(layers), 3 - (layout.degrees.expert > 1))
+    early = [0, head, head + block, *[head + many * block + 2 * block / shards] * 3]
+    late = [embedding + head + many * block + part / shards for part in (*[embedding + block] * 2, sum(ends), *[2 * block] * 3)]
+    return early, late if layout.schedule in STEADY and layout.microbatches > 1 else early  # buckets stay until a step's end
 
 
 def _others(actions: tuple[Action, ...], stages: dict[int, Part], horizon: int | None) -> dict[tuple[str, int], float]:
@@ -114,9 +119,10 @@ def _stage(layout: Layout, shape: ModelShape, span: StageSpan, every: list[Part]
     kept, left = sum(group[0] for group in groups), sum(group[2] for group in groups)
     kept += sum(c * shape.heads // degrees.tensor * length**2 for length in {*lengths} if shape.encoder)  # biases of scores
     final = every[span.layers[0]][1] - (shared if together else every[span.layers[0]][0]) if lengths else 0.0
-    moments: Moments = [("F", 0, kept, 0.0, unit * size, (4 * own + sequence * tokens) * row), *(("B", place, kept - sum(
-        group[0] - split * group[2] for group in groups[at + 1:]), 0.0, unit * (size + (at > 0)), final if place == 5 else groups[at][1])
-        for place, at in ((2, len(groups) - 1), (3, len(groups) - 3), (3, 0), (4, 0), (5, 0)) if 0 <= at < len(groups))]
+    moments: Moments = [("F", 0, kept, 0.0, unit * size, (4 * own + sequence * tokens) * row)]
+    for place, at in ((2, len(groups) - 1), (3, len(groups) - 3), (3, 0), (4, 0), (5, 0)) if groups else ():
+        still = kept - sum(group[0] - split * group[2] for group in groups[max(0, at) + 1:])  # of those before, and for a W
+        moments.append(("B", place, still, 0.0, unit * (size + (at > 0)), final if place == 5 else groups[max(0, at)][1]))
     if not span.last:
         return (kept, own * row, left), moments
     rows, width = (own, shape.classes) if shape.classes else (tokens, -(-shape.vocabulary // degrees.tensor))
@@ -134,9 +140,10 @@ def _block(layout: Layout, shape: ModelShape, layer: int) -> Part:
     """Return a block, whose parts run one after another."""
     (master, c), h, degrees, sequence = BYTES[layout.precision], shape.hidden, layout.degrees, layout.sequence_parallel
     length, heads = shape.tokens_of(layer, layout.sequence), heads_of(shape.heads, shape.kv_heads, degrees.tensor, 0)
-    tokens, wide, window = layout.samples * length // degrees.context, max(4, c), shape.window_of(layer) or length
-    weights = {weight.name: len(weight.shape) for weight in family_of(shape).block_weights(shape, layer)}
-    scales = [name for name, number in weights.items() if number == 1 and name.endswith(".weight")]  # of norms
+    tokens, wide, capped = layout.samples * length // degrees.context, max(4, c), shape.model_type == "gemma2"
+    family, weights = family_of(shape), {weight.name: weight.shape for weight in family_of(shape).block_weights(shape, layer)}
+    scales = [name for name, sizes in weights.items() if len(sizes) == 1 and name.endswith(".weight")]  # of norms
+    fused = bool(family.rotary) and any("qkv" in name.lower() or "query_key_value" in name for name in weights)  # v is its view
     inside = sum(name.endswith(("q_norm.weight", "k_norm.weight")) for name in scales)
     norms = NORMS.get(shape.model_type, LAYER if any(f"{name[:-6]}bias" in weights for name in scales) else RMS)
     own, whole = -(-tokens // (degrees.tensor if sequence else 1)) * h * c, tokens * h * c
@@ -154,12 +161,11 @@ def _block(layout: Layout, shape: ModelShape, layer: int) -> Part:
     q, kv = (tokens * len(some) * shape.head_dim * c for some in (heads.query, heads.kv))
     scores, flash = tokens * length * len(heads.query), (2 * (q + kv) + wide * tokens * len(heads.query), 2 * (q + kv))
     cores = {"gemma2": (4 * q + scores * (2 * c + wide), 2 * q + scores * (2 * wide - c)),
-             "t5": (q + 3 * q * wide / c + scores * wide, 2 * scores * wide), "gpt_neox": (3 * (q + kv), flash[1]), "stablelm": (flash[0] + q, flash[1])}
-    capped = shape.model_type == "gemma2"
-    plain = scores // length * min(1024, length // degrees.context) * (capped or window < length)
+             "t5": (q + 3 * q * wide / c + scores * wide, 2 * scores * wide), "stablelm": (flash[0] + q, flash[1])}
+    plain = scores // length * min(1024, length // degrees.context) * (capped or (shape.window_of(layer) or length) < length)
     ring = flash[0] + q, wide / c * (2 * q + 6 * kv) + plain * (5 * wide + (wide if capped else c))  # not fused
     kept, most = ring if degrees.context > 1 else cores.get(shape.model_type, flash)
-    kept += bool(inside) * (q + kv) / c * normed
+    kept += bool(inside) * (q + kv) / c * normed + fused * (q + kv)
     numbers, more, columns = MLPS.get((shape.gated_mlp, shape.model_type), GATED if shape.gated_mlp else PLAIN)
     inner, behind = -(-shape.intermediate // degrees.tensor) * tokens * c, [norm] * (len(scales) - inside > 3)
     mlp = cut(numbers * inner, more * inner, inner, columns * inner)
@@ -169,7 +175,9 @@ def _block(layout: Layout, shape: ModelShape, layer: int) -> Part:
         rows = slots * shape.experts if slots else min(chosen, (cap or chosen) * shape.experts)
         product = -(-shape.experts // degrees.expert) * (f := -(-shape.expert_intermediate // degrees.tensor) * c) * h * (c < 8)
         summed = (2 * chosen + tokens) * h * wide if shape.model_type == "mixtral" else 2 * chosen * h * c
-        held = whole + tokens * shape.experts * (c + 3 * wide) + rows * (h * c + 4 * f) + chosen * h * c
+        shared = sum(sizes[0] for name, sizes in weights.items() if "shared" in name and name.endswith("gate_proj.weight"))
+        held = whole * (1 + ("mlp.shared_expert_gate.weight" in weights)) + numbers * shared // degrees.tensor * tokens * c
+        held += tokens * shape.experts * (c + 3 * wide) + rows * (h * c + 4 * f) + chosen * h * c
         mlp = held, max(held + max(summed, rows * f + product), whole + 2 * (rows * (h * c + f) + product)), held
     crossed = [norm, cut(*flash, q, q + 2 * kv)] if 0 < shape.encoder <= layer else []
     parts = [norm, cut(kept, most, q, q + 2 * kv), *behind, *crossed, *[norm] * (len(scales) - inside != 1), mlp, *behind]

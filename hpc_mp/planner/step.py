@@ -170,7 +170,7 @@ class _Step:
         for parts, launches, moved in ((forward, 1.0, gather), (backward, 1.5 + again, gather + scatter)):
             busy = sum(parts.values())
             parts |= {"gathers": max(0.0, moved - busy) + factors.contention * min(moved, busy),
-                      "host": max(0.0, launches * factors.host - busy)}
+                      "host": max(0.0, launches * factors.host - max(busy, moved))}
         return forward, backward
 
     def end(self, own: list[int], held: list[float], backwards: list[float]) -> Parts:
