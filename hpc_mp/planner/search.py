@@ -1,7 +1,7 @@
 """The search for a job's layout: stated keys of ``[parallel]`` hold, the others are chosen so that a step fits and is fast.
 
-A first pass ranks all candidates by sums: seconds of a layer and of the head in ``estimate``, the bubble in closed form, bytes of the
-data axis over the rate of its links; bytes of the state, and those by which ``footprint`` grows with a layer and a chunk in flight.
+A first pass ranks all candidates by sums: seconds of a layer and of the head in ``estimate``, the bubble in closed form, bytes of
+the data axis over the rate of its links; bytes of the state, and those by which ``footprint`` grows with a layer and a chunk.
 A second pass simulates steps of the best that a launch accepts. The fastest whose footprint fits wins, of equals the plainest.
 """
 
@@ -76,13 +76,46 @@ class Plan:
     others: "tuple[Plan, ...]" = ()
     lost: dict[str, int] = field(default_factory=dict)
 
+    def fits(self, machine: Machine) -> bool:
+        """Return True if the footprint of each rank fits into a GPU."""
+        return max(rank.total for rank in self.footprints) <= machine.memory
+
 
 def search(question: Question) -> Plan | None:
     """Return the best plan on the job's nodes, for the goal memory that with the smallest footprint; None if none fits. Raises
     HpcMpError if a launch would refuse all."""
-    shape, machine, least, lost = question.shape, question.machine, question.goal == "memory", Counter[str]()
-    plans, refused, cuts, fastest = list[tuple[Any, Plan]](), list[HpcMpError](), dict[int, tuple[int, ...]](), inf
-    for _, needs, values in _candidates(question, lost):
+    least, lost, refused, cuts = question.goal == "memory", Counter[str](), list[HpcMpError](), dict[int, tuple[int, ...]]()
+    candidates, any_allowed = iter(_candidates(question, lost)), False
+    while plans := _timed(question, candidates, refused, cuts):
+        any_allowed = True
+        for place, plan in enumerate(plans):
+            # more microbatches change nothing
+            flight = plan.layout.microbatches if plan.layout.schedule == "gpipe" else 2 * plan.layout.stages
+            few = replace(plan.layout, microbatches=min(plan.layout.microbatches, flight))
+            plans[place] = best = replace(plan, footprints=footprint(few, question.shape))
+            if least or best.fits(question.machine):
+                check_job(best.job, question.shape)
+                lost.update({"not allowed": len(refused), "does not fit": place, "slower": -len(refused) - place - 1})
+                degrees = [(d.tensor, d.pipeline, d.expert, d.context > 1) for d in (plan.layout.degrees for plan in plans)]
+                others = [plan for at, plan in enumerate(plans) if degrees[at] not in (degrees[place], *degrees[:at])]
+                return replace(best, others=tuple(others[:3]), lost=dict(lost))
+    if any_allowed:  # those that the first pass takes to fit do not, but others may
+        other = search(replace(question, goal="memory"))
+        return other if other and other.fits(question.machine) else None
+    if least or refused:
+        check_arithmetic(question.spec)
+        check_division(question.spec, question.shape)
+        raise next(iter(refused), HpcMpError(f"{question.spec.ranks} ranks", "are divided by no layout that is searched, with "
+                                             f"the batch of {question.spec.train.global_batch}", "change one of both"))
+    return None
+
+
+def _timed(question: Question, candidates: Iterator[Candidate], refused: list[HpcMpError],
+           cuts: dict[int, tuple[int, ...]]) -> list[Plan]:
+    """Return the plans of the next candidates that a launch accepts, the fastest first, and note why others are refused.
+    ``cuts``: layers of the stages by their number, found once."""
+    shape, machine, plans, fastest = question.shape, question.machine, list[tuple[Any, Plan]](), inf
+    for _, needs, values in candidates:
         job = question.having(**{f"parallel.{key}": value for key, value in zip(KEYS, values, strict=False)}).spec
         try:
             check_arithmetic(job)
@@ -99,29 +132,10 @@ def search(question: Question) -> Plan | None:
             fastest = min(fastest, step.seconds)
         plan = Plan(resolved(job, [ResolvedKey("parallel.order", layout.order)]), layout, step, needs)
         plain = -sum(value in PLAIN for value in values), job.parallel.zero, str(values)
-        plans.append(((needs * least, float(f"{step.seconds:.3e}"), *plain), plan))
+        plans.append(((needs * (question.goal == "memory"), float(f"{step.seconds:.3e}"), *plain), plan))
         if len(plans) == ENOUGH:
             break
-    plans.sort(key=itemgetter(0))
-    for place, (order, plan) in enumerate(plans):
-        flight = plan.layout.microbatches if plan.layout.schedule == "gpipe" else 2 * plan.layout.stages  # more change nothing
-        few = replace(plan.layout, microbatches=min(plan.layout.microbatches, flight))
-        plans[place] = order, best = order, replace(plan, footprints=footprint(few, shape))
-        if least or max(rank.total for rank in best.footprints) <= machine.memory:
-            check_job(best.job, shape)
-            lost.update({"not allowed": len(refused), "does not fit": place, "slower": -len(refused) - place - 1})
-            degrees = [(d.tensor, d.pipeline, d.expert, d.context > 1) for d in (plan.layout.degrees for _, plan in plans)]
-            others = [plan for at, (_, plan) in enumerate(plans) if degrees[at] not in (degrees[place], *degrees[:at])]
-            return replace(best, others=tuple(others[:3]), lost=dict(lost))
-    if plans:  # the fastest do not fit, but others may
-        other = search(replace(question, goal="memory"))
-        return other if other and max(rank.total for rank in other.footprints) <= machine.memory else None
-    if least or refused:
-        check_arithmetic(question.spec)
-        check_division(question.spec, shape)
-        raise next(iter(refused), HpcMpError(f"{question.spec.ranks} ranks", "are divided by no layout that is searched, with the "
-                                             f"batch of {question.spec.train.global_batch}", "change one of both"))
-    return None
+    return [plan for _, plan in sorted(plans, key=itemgetter(0))]
 
 
 def larger(question: Question) -> Iterator[Question]:

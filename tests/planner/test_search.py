@@ -186,3 +186,15 @@ def test_any_job_has_an_answer(config: dict[str, Any], machine: str, nodes: int,
     twice = search(replace(question(config, machine, 2 * nodes, per_node, 2 * batch, tokens, **stated)))
     if goal == "speed":  # twice the data ranks on twice the samples; more is possible, but not less
         assert twice is not None and twice.step.tokens_per_s > plan.step.tokens_per_s
+
+
+@pytest.mark.parametrize(("nodes", "batch", "tokens"), [(16, 512, 8192), (4, 256, 4096)])
+def test_more_memory_is_never_slower(nodes: int, batch: int, tokens: int) -> None:
+    """Twice the memory of 16 nodes: none of the 48 fastest by the first pass fits, the next ones do."""
+    asked = question(llama(80, 8192, 128256), "H100", nodes, 8, batch, tokens)
+    gpu, seconds = asked.machine.gpu, math.inf
+    for factor in (1, 1.25, 2, 4):
+        machine = replace(asked.machine, gpu=replace(gpu, memory_mib=int(factor * (gpu.memory_mib or 0))))
+        plan = search(replace(asked, machine=machine))
+        assert plan is not None and plan.step.seconds <= 1.005 * seconds
+        seconds = plan.step.seconds
