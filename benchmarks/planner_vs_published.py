@@ -105,7 +105,8 @@ def layouts_of(row: Row, layers: int) -> tuple[Layout, ...]:
     virtual = get["vpp"] > 1 and microbatches % get["pp"] == 0
     layout = Layout(
         degrees=degrees, samples=get["micro_batch"], sequence=get["seq"], microbatches=microbatches, layers=tuple(even),
-        ranks_per_node=per_node, schedule="interleaved_1f1b" if virtual else "breadth_first" if get["vpp"] > 1 else "1f1b",
+        ranks_per_node=per_node, order="PDT",  # as all of these frameworks place ranks
+        schedule="interleaved_1f1b" if virtual else "breadth_first" if get["vpp"] > 1 else "1f1b",
         virtual_stages=get["vpp"], zero=zero, shard_degree=1 if zero == 0 else per_node if inside else whole,
         reduce="microbatch" if zero > 1 else "step", sequence_parallel=row["seq_parallel"] == "1" and get["tp"] > 1,
         recompute="none" if word in ("", "none") else "full" if not word.startswith("selective")

@@ -28,6 +28,8 @@ class Framework:
     publish: float = 0.0  # hidden share of the gathering of updated parameters
     host: float = 300e-6  # seconds in which the host launches a layer's forward
     flash: bool = True
+    sums: bool = True  # True if a pass adds up gradients of microbatches; the weights' products do in Megatron from 2022
+    broadcasts: int = 0  # tensors of a layer that the ranks with their optimizer broadcast; 0: each gathers all ranks' shards
     scattered: bool = True  # True if tensor ranks share out what crosses to another stage
     gradient: int = 2  # bytes of a gradient; of a parameter's masters and optimizer; of a logit with its gradient
     states: int = 12
@@ -38,11 +40,12 @@ class Framework:
 
 OURS = Framework(scattered=False, gradient=4)
 _fused, _eager = partial(Framework, passes=FUSED, overlap=0.0), partial(Framework, overlap=1.0, publish=1.0)
+_CORE = Framework(0.99, 1.7, 1.5, 0.3, overlap=1.0, publish=1.0, sums=False)  # with TransformerEngine
 FRAMEWORKS = {  # by the beginning of its name; "": any other
-    "": Framework(passes=3.2), "Megatron": _fused(1.05, overlap=0.5), "Megatron-DeepSpeed": _fused(0.97, states=16),
-    "NeMo": Framework(0.99, 1.4, 1.5, 0.3, overlap=1.0, publish=1.0),  # with TransformerEngine
+    "": Framework(passes=3.2), "Megatron": _fused(1.05, overlap=0.5, sums=False), "Megatron-DeepSpeed": _fused(0.97, states=16),
+    "NeMo": _CORE, "Megatron-Core": _CORE, "Megatron-Bridge": _CORE,
     "Composer": _eager(0.92, 0.5, FUSED, logit=6, kept=0.8),  # with flash attention of version 1
-    "torchtitan": _eager(0.93), "PyTorch": _eager(1.03), "InternEvo": _fused(0.93), "OneFlow": _fused(0.99, logit=4)}
+    "torchtitan": _eager(0.93), "PyTorch": _eager(1.03), "InternEvo": _fused(0.93, broadcasts=7), "OneFlow": _fused(0.99, logit=4)}
 
 
 def weights_of(shape: ModelShape, layer: int, experts: float) -> float:

@@ -26,8 +26,8 @@ from hpc_mp.planner.machine import Machine
 from hpc_mp.planner.memory import BYTES
 
 # beginning of a GPU's name → reachable share of its peak in products, in flash attention (version 2), and its processors
-REACH = {"V100": (0.88, 0.35, 80), "A": (0.869, 0.60, 108), "H": (0.75, 0.42, 132), "GH": (0.78, 0.42, 132),
-         "B": (0.72, 0.40, 148), "GB": (0.72, 0.40, 148), "MI300X": (0.60, 0.30, 304), "": (0.75, 0.42, 132)}
+REACH = {"V100": (0.88, 0.35, 80), "A": (0.869, 0.60, 108), "H": (0.75, 0.34, 132), "GH": (0.78, 0.34, 132),
+         "B": (0.72, 0.34, 148), "GB": (0.72, 0.34, 148), "MI300X": (0.60, 0.30, 304), "": (0.75, 0.34, 132)}
 TILE, STREAM = 128 * 256, 0.85  # numbers of a product that a processor computes at once; reachable share of the memory's rate
 SCORE, LOGIT, UPDATE = 13, 18, 40  # bytes that move for each score and logit of a forward, for a parameter in the optimizer
 UNALIGNED, COARSE = 13.0, 1.2  # times slower for sizes that are not multiples of 8, and of 64 (bigscience, chronicles-prequel)
@@ -180,7 +180,8 @@ class _Step:
         unit, near, once = weights / units, everyone[:shards], layout.zero < 2 or layout.reduce == "step"
         summed = units * (self.seconds("reduce_scatter", unit * factors.gradient * once, near)
                           + self.seconds("all_reduce", unit * factors.gradient / shards, everyone[::shards]))
-        gathered = units * self.seconds("all_gather", unit * self.number * (layout.zero < 3), near)
+        pieces, kind = (min(shards, factors.broadcasts * units), "broadcast") if factors.broadcasts else (units, "all_gather")
+        gathered = pieces * self.seconds(kind, weights / pieces * self.number * (layout.zero < 3), near)
         copied = (self.machine.gpu.host_copy_gbs or math.inf) * 1e9 if "optimizer" in layout.offload else self.memory
         return {"reduce": max(summed - factors.overlap * backwards[own[0]], factors.contention * summed * (factors.overlap > 0)),
                 "publish": (1 - factors.publish) * gathered, "update": weights / shards * UPDATE / min(copied, self.memory)}
@@ -188,7 +189,7 @@ class _Step:
     def time(self, pipeline: Makespan) -> StepTime:
         """Return the time of the step."""
         layout, shape, degrees, m, h = self.layout, self.shape, self.layout.degrees, self.layout.microbatches, self.shape.hidden
-        kinds, master, tokens = shape.kinds, BYTES[layout.precision][0], layout.samples * layout.sequence / degrees.context
+        factors, kinds, tokens = self.framework, shape.kinds, layout.samples * layout.sequence / degrees.context
         layers, rows = {kind: self.layer(kinds.index(kind)) for kind in set(kinds)}, shape.classes or shape.vocabulary
         size, part, cut = tokens * h * self.number, rows / degrees.tensor, self.framework.scattered or layout.sequence_parallel
         edge = {"tensor": self.seconds("all_reduce", size, self.group("T"))}
@@ -196,7 +197,7 @@ class _Step:
         stages, weights = [], [held(layout, shape, span) for span in stage_spans(layout.layers)]
         for span, own in zip(stage_spans(layout.layers), weights, strict=True):
             count, shards = Counter(kinds[layer] for layer in span.layers), layout.shard_degree if layout.zero == 3 else 1
-            summed = {"passes": own * (self.number + 2 * master) / self.memory / shards * (m > 1)}
+            summed = {"passes": own * (self.number + 2 * factors.gradient) / self.memory / shards * (m > 1 and factors.sums)}
             ends = [((span.first, edge), (span.last, loss)), ((span.last, edge), (2 * span.last, loss), (1, summed))]
             stages.append([_total([*((n, layers[kind][back]) for kind, n in count.items()), *ends[back]]) for back in (0, 1)])
         crossing = [self.seconds("sendrecv", size / (degrees.tensor if cut else 1), list(pair))
