@@ -19,30 +19,30 @@ FUSED, GAPS = 2.0, 0.05  # passes of fused kernels; share of what is counted tha
 class Framework:
     """A framework, or with the defaults one that runs each operation as a kernel of its own."""
 
-    products: float = 0.98  # share of the reachable rate
-    attention: float = 1.0  # rate of flash attention, relative to version 2
-    passes: float = 5.0  # bytes of element-wise passes, relative to kernels that are fused wherever they can be
+    products: float = 0.93  # share of the reachable rate
+    attention: float = 1.0  # rate of flash attention, relative to version 2; 0.5: version 1, 1.7: cuDNN
+    passes: float = 4.2  # bytes of element-wise passes, relative to kernels that are fused wherever they can be
     tensor: float = 1.26  # seconds of the tensor axis' collectives, relative to the links': ranks wait, or hide them
     contention: float = 0.39  # seconds that computations lose to a collective beside them, relative to it
-    overlap: float = 0.8  # share of the last backward in which gradients are summed
-    publish: float = 0.0  # hidden share of the gathering of updated parameters
+    overlap: float = 0.8  # share of the last backward in which gradients are summed; 1: forwards hide gathers of updates too
     host: float = 300e-6  # seconds in which the host launches a layer's forward
     flash: bool = True
+    sums: bool = True  # True if a pass adds up gradients of microbatches, False if the weights' products do
+    broadcasts: int = 0  # tensors of a layer that ranks with their optimizer broadcast; 0: shards are gathered
     scattered: bool = True  # True if tensor ranks share out what crosses to another stage
     gradient: int = 2  # bytes of a gradient; of a parameter's masters and optimizer; of a logit with its gradient
     states: int = 12
     logit: int = 10
-    kept: float = 1.0  # bytes that layers keep, relative to the formula
     overhead: float = 5e9  # bytes of the CUDA context, communicators and buffers
 
 
 OURS = Framework(scattered=False, gradient=4)
-_fused, _eager = partial(Framework, passes=FUSED, overlap=0.0), partial(Framework, overlap=1.0, publish=1.0)
-FRAMEWORKS = {  # by the beginning of its name; "": any other
-    "": Framework(passes=3.2), "Megatron": _fused(1.05, overlap=0.5), "Megatron-DeepSpeed": _fused(0.97, states=16),
-    "NeMo": Framework(0.99, 1.4, 1.5, 0.3, overlap=1.0, publish=1.0),  # with TransformerEngine
-    "Composer": _eager(0.92, 0.5, FUSED, logit=6, kept=0.8),  # with flash attention of version 1
-    "torchtitan": _eager(0.93), "PyTorch": _eager(1.03), "InternEvo": _fused(0.93), "OneFlow": _fused(0.99, logit=4)}
+_fused, _eager = partial(Framework, passes=FUSED, overlap=0.0), partial(Framework, overlap=1.0)
+FRAMEWORKS = {  # by the beginning of its name; "": any other. InternEvo: its hybrid_zero_optim.py
+    "": Framework(passes=3.2), "Megatron": _fused(1.01, sums=False), "Megatron-DeepSpeed": _fused(0.92, states=16),
+    **dict.fromkeys(("NeMo", "Megatron-Core", "Megatron-Bridge"), _fused(0.92, 1.7, tensor=0.3, overlap=1.0, sums=False)),
+    "Composer": _eager(0.92, 0.5, FUSED), "torchtitan": _eager(0.91), "PyTorch": _eager(0.98),
+    "InternEvo": _fused(0.91, broadcasts=7), "OneFlow": _fused(0.95, logit=4)}
 
 
 def weights_of(shape: ModelShape, layer: int, experts: float) -> float:
@@ -72,7 +72,7 @@ def footprint_elsewhere(layout: Layout, shape: ModelShape, framework: Framework)
     inner = shape.expert_intermediate * shape.experts_per_token if shape.experts else shape.intermediate
     inside = 4 * (shape.heads + shape.kv_heads) * shape.head_dim + inner * (8 if shape.gated_mlp else 4)
     scores = 0 if framework.flash or layout.recompute == "selective" else 5 * shape.heads * layout.sequence
-    layer, together = tokens * (10 * h / outer + (inside + scores) / t) * framework.kept, blocks_together(layout.recompute)
+    layer, together = tokens * (10 * h / outer + (inside + scores) / t), blocks_together(layout.recompute)
     for rank in range(p):
         own = [stage_spans(layout.layers)[stage] for stage in stages_of(layout, rank)]
         parts, count, chunks = [held(layout, shape, span) for span in own], len(own), layout.microbatches * len(own)

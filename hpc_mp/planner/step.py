@@ -1,9 +1,8 @@
 """The time of an optimizer step, predicted from a layout, a model's shape and a machine; no torch.
 
 A product takes its operations at the reachable rate, and half a wave of tiles, at whose end processors idle; or as long as its
-bytes. Reachable shares are near those published: stas00/ml-engineering ("maximum achievable matmul FLOPS"), arXiv:2307.08691.
-Stages have their layers' kernels, and what these do not hide of messages; layers of a kind are computed once. The pipeline is
-simulated action by action up to ``MOST`` forwards; it is steady after 4 P microbatches: longer steps are extrapolated. Modules
+bytes. Stages have their layers' kernels, and what these do not hide of messages; layers of a kind are computed once. The pipeline
+is simulated action by action up to ``MOST`` forwards; it is steady after 4 P microbatches: longer steps are extrapolated. Modules
 that ``tensor_modules`` leaves whole count as cut, adapters as all weights, and offloaded activations as hidden.
 """
 
@@ -25,9 +24,10 @@ from hpc_mp.planner.frameworks import OURS, Framework, held, stages_of, weights_
 from hpc_mp.planner.machine import Machine
 from hpc_mp.planner.memory import BYTES
 
-# beginning of a GPU's name → reachable share of its peak in products, in flash attention (version 2), and its processors
-REACH = {"V100": (0.88, 0.35, 80), "A": (0.869, 0.60, 108), "H": (0.75, 0.42, 132), "GH": (0.78, 0.42, 132),
-         "B": (0.72, 0.40, 148), "GB": (0.72, 0.40, 148), "MI300X": (0.60, 0.30, 304), "": (0.75, 0.42, 132)}
+# beginning of a GPU's name → share of its peak that products reach (near stas00/ml-engineering's "maximum achievable matmul
+# FLOPS"), and version 2 of flash attention, both ways (arXiv:2307.08691: 335 TFLOP/s of an H100); its processors
+REACH = {"V100": (0.88, 0.35, 80), "A": (0.869, 0.60, 108), "H": (0.75, 0.34, 132), "GH": (0.78, 0.34, 132),
+         "B": (0.72, 0.34, 148), "GB": (0.72, 0.34, 148), "MI300X": (0.60, 0.30, 304), "": (0.75, 0.34, 132)}
 TILE, STREAM = 128 * 256, 0.85  # numbers of a product that a processor computes at once; reachable share of the memory's rate
 SCORE, LOGIT, UPDATE = 13, 18, 40  # bytes that move for each score and logit of a forward, for a parameter in the optimizer
 UNALIGNED, COARSE = 13.0, 1.2  # times slower for sizes that are not multiples of 8, and of 64 (bigscience, chronicles-prequel)
@@ -99,11 +99,10 @@ class _Step:
     shape: ModelShape
     machine: Machine
     framework: Framework
-    # peak, products, flash: operations per second at most, of products, of flash attention; memory: bytes per second
-    peak: float
-    products: float
-    flash: float
-    memory: float
+    peak: float  # operations per second: at most
+    products: float  # of products
+    flash: float  # of flash attention
+    memory: float  # bytes per second
     wave: float  # numbers of half a wave of tiles
     number: int  # bytes of a number
 
@@ -131,31 +130,36 @@ class _Step:
         each = -(-len(ranks) // len(used))
         return _expected(collective, int(size), len(used), each, self.machine.fabric, max(1, here // each)).seconds
 
+    def attention(self, layer: int, tokens: float, q: float) -> float:
+        """Return the seconds of attention's forward: of the keys that are visible if fused, else of whole rows of scores."""
+        shape, d, sequence = self.shape, self.shape.head_dim, self.shape.tokens_of(layer, self.layout.sequence)
+        prompt, product = shape.prompt * (0 < shape.encoder <= layer), 4 * d / self.products * (UNALIGNED if d % 8 else 1.0)
+        if not self.framework.flash:
+            return tokens * q / d * (sequence + prompt) * (product + SCORE / self.memory) + 4 * LAUNCH
+        window, both = min(sequence, shape.window_of(layer) or sequence), shape.bidirectional or layer < shape.encoder
+        visible = min(2 * window - 1, sequence) if both else window * (1 - window / (2 * sequence))
+        return 4 * tokens * q * (visible + prompt) / self.flash + LAUNCH
+
     def layer(self, layer: int) -> tuple[Parts, Parts]:
         """Return the parts of a layer's forward and backward of a microbatch."""
         layout, shape, factors, degrees, h = self.layout, self.shape, self.framework, self.layout.degrees, self.shape.hidden
-        sequence, tensor, d, everyone = shape.tokens_of(layer, layout.sequence), degrees.tensor, shape.head_dim, self.group("DC")
-        tokens, heads, around = layout.samples * sequence / degrees.context, -(-shape.heads // tensor), self.group("C")
-        q, kv, entering = heads * d, -(-shape.kv_heads // tensor) * d, 1 + shape.gated_mlp
-        rows, count, inner = tokens, 1.0, -(-shape.intermediate // tensor)
+        tokens, tensor = layout.samples * shape.tokens_of(layer, layout.sequence) / degrees.context, degrees.tensor
+        q, kv = (-(-heads // tensor) * shape.head_dim for heads in (shape.heads, shape.kv_heads))
+        rows, count, inner, entering = tokens, 1.0, -(-shape.intermediate // tensor), 1 + shape.gated_mlp
         if experts := shape.experts_of(layer):  # each of a rank's experts gets an equal share of the rows
             inner, count = -(-shape.expert_intermediate // tensor), experts / degrees.expert
             rows = tokens * shape.experts_per_token / count
-        window, decodes = min(sequence, shape.window_of(layer) or sequence), 0 < shape.encoder <= layer
-        cross, both = shape.prompt if decodes else 0, shape.bidirectional or layer < shape.encoder
-        visible = cross + (min(2 * window - 1, sequence) if both else window * (1 - window / (2 * sequence)))
-        slower, scores = UNALIGNED if d % 8 else 1.0, tokens * heads * (sequence + cross)
-        moved = 10 * tokens * h / (tensor if layout.sequence_parallel else 1)  # two norms and two sums
-        moved += 2 * tokens * (q + 2 * kv) + rows * count * ((1 + entering) * inner + 4 * h * (experts > 0))
-        core = 4 * tokens * q * visible / self.flash + LAUNCH if factors.flash else (
-            scores * (4 * d / self.products * slower + SCORE / self.memory) + 4 * LAUNCH)
-        forward = {"products": (1 + decodes) * (self.product(tokens, q + 2 * kv, h) + self.product(tokens, h, q))
-                   + count * (self.product(rows, entering * inner, h) + self.product(rows, h, inner)),
-                   "attention": core, "passes": factors.passes * moved * self.number / self.memory}
-        again, size = float(bool(blocks_together(layout.recompute))), tokens * h * self.number
+        projections = self.product(tokens, q + 2 * kv, h) + self.product(tokens, h, q)
+        mlp = count * (self.product(rows, entering * inner, h) + self.product(rows, h, inner))
+        between = 10 * tokens * h / (tensor if layout.sequence_parallel else 1)  # two norms and two sums
+        within = 2 * tokens * (q + 2 * kv) + rows * count * ((1 + entering) * inner + 4 * h * (experts > 0))
+        core, again = self.attention(layer, tokens, q), float(bool(blocks_together(layout.recompute)))
+        forward = {"products": (1 + (0 < shape.encoder <= layer)) * projections + mlp, "attention": core,
+                   "passes": factors.passes * (between + within) * self.number / self.memory}
         backward = {name: 2 * seconds for name, seconds in forward.items()} | {
             "attention": (2.5 if factors.flash else 2.0) * core,
             "recompute": again * sum(forward.values()) + core * (layout.recompute == "selective")}
+        size, around, everyone = tokens * h * self.number, self.group("C"), self.group("DC")
         kinds = ("all_gather", "reduce_scatter") if layout.sequence_parallel else ("all_reduce",)
         ring, routed = self.seconds("sendrecv", 2 * size * kv / h, around[:2]), size * shape.experts_per_token * (experts > 0)
         sent = {"tensor": 2 * factors.tensor * sum(self.seconds(kind, size, self.group("T")) for kind in kinds),
@@ -180,15 +184,16 @@ class _Step:
         unit, near, once = weights / units, everyone[:shards], layout.zero < 2 or layout.reduce == "step"
         summed = units * (self.seconds("reduce_scatter", unit * factors.gradient * once, near)
                           + self.seconds("all_reduce", unit * factors.gradient / shards, everyone[::shards]))
-        gathered = units * self.seconds("all_gather", unit * self.number * (layout.zero < 3), near)
+        pieces, kind = (min(shards, factors.broadcasts * units), "broadcast") if factors.broadcasts else (units, "all_gather")
+        gathered = pieces * self.seconds(kind, weights / pieces * self.number * (layout.zero < 3), near)
         copied = (self.machine.gpu.host_copy_gbs or math.inf) * 1e9 if "optimizer" in layout.offload else self.memory
         return {"reduce": max(summed - factors.overlap * backwards[own[0]], factors.contention * summed * (factors.overlap > 0)),
-                "publish": (1 - factors.publish) * gathered, "update": weights / shards * UPDATE / min(copied, self.memory)}
+                "publish": gathered * (factors.overlap < 1), "update": weights / shards * UPDATE / min(copied, self.memory)}
 
     def time(self, pipeline: Makespan) -> StepTime:
         """Return the time of the step."""
         layout, shape, degrees, m, h = self.layout, self.shape, self.layout.degrees, self.layout.microbatches, self.shape.hidden
-        kinds, master, tokens = shape.kinds, BYTES[layout.precision][0], layout.samples * layout.sequence / degrees.context
+        factors, kinds, tokens = self.framework, shape.kinds, layout.samples * layout.sequence / degrees.context
         layers, rows = {kind: self.layer(kinds.index(kind)) for kind in set(kinds)}, shape.classes or shape.vocabulary
         size, part, cut = tokens * h * self.number, rows / degrees.tensor, self.framework.scattered or layout.sequence_parallel
         edge = {"tensor": self.seconds("all_reduce", size, self.group("T"))}
@@ -196,7 +201,7 @@ class _Step:
         stages, weights = [], [held(layout, shape, span) for span in stage_spans(layout.layers)]
         for span, own in zip(stage_spans(layout.layers), weights, strict=True):
             count, shards = Counter(kinds[layer] for layer in span.layers), layout.shard_degree if layout.zero == 3 else 1
-            summed = {"passes": own * (self.number + 2 * master) / self.memory / shards * (m > 1)}
+            summed = {"passes": own * (self.number + 2 * factors.gradient) / self.memory / shards * (m > 1 and factors.sums)}
             ends = [((span.first, edge), (span.last, loss)), ((span.last, edge), (2 * span.last, loss), (1, summed))]
             stages.append([_total([*((n, layers[kind][back]) for kind, n in count.items()), *ends[back]]) for back in (0, 1)])
         crossing = [self.seconds("sendrecv", size / (degrees.tensor if cut else 1), list(pair))
