@@ -78,8 +78,10 @@ def step_time(layout: Layout, shape: ModelShape, machine: Machine, framework: Fr
     gpu, peaks = machine.gpu, machine.gpu.peak_tflops
     peak, memory = 1e12 * (peaks.get(layout.precision) or peaks["fp16"]), 1e9 * (gpu.memory_gbs or 0) * STREAM
     reach, flash, processors = next(REACH[name] for name in sorted(REACH, reverse=True) if gpu.name.startswith(name))
-    rates = peak, peak * reach * framework.products, peak * flash * framework.attention, memory
-    return _Step(layout, shape, machine, framework, *rates, processors * TILE / 2, BYTES[layout.precision][1]).time(pipeline)
+    reach, flash = gpu.products_share or reach * framework.products, gpu.attention_share or flash * framework.attention
+    wave, launch = gpu.wave or processors * TILE / 2, LAUNCH if gpu.launch_us is None else gpu.launch_us / 1e6
+    return _Step(layout, shape, machine, framework, peak, peak * reach, peak * flash, memory, wave, launch,
+                 BYTES[layout.precision][1]).time(pipeline)
 
 
 estimate = partial(step_time, pipeline=closed)  # within a millisecond, for searches
@@ -104,13 +106,14 @@ class _Step:
     flash: float  # of flash attention
     memory: float  # bytes per second
     wave: float  # numbers of half a wave of tiles
+    launch: float  # seconds between kernels
     number: int  # bytes of a number
 
     def product(self, m: float, n: float, k: float) -> float:
         """Return the seconds of a product of m × k and k × n numbers."""
-        slower = UNALIGNED if n % 8 or k % 8 else COARSE if n % 64 or k % 64 else 1.0
+        slower = 1.0 if self.machine.fabric.gloo else UNALIGNED if n % 8 or k % 8 else COARSE if n % 64 or k % 64 else 1.0
         moved = (m * k + k * n + m * n) * self.number / self.memory
-        return max(2 * k * (m * n + self.wave) / self.products * slower, moved) + LAUNCH
+        return max(2 * k * (m * n + self.wave) / self.products * slower, moved) + self.launch
 
     def group(self, axes: str) -> list[int]:
         """Return the first group of ranks along these letters, ascending."""
@@ -135,10 +138,10 @@ class _Step:
         shape, d, sequence = self.shape, self.shape.head_dim, self.shape.tokens_of(layer, self.layout.sequence)
         prompt, product = shape.prompt * (0 < shape.encoder <= layer), 4 * d / self.products * (UNALIGNED if d % 8 else 1.0)
         if not self.framework.flash:
-            return tokens * q / d * (sequence + prompt) * (product + SCORE / self.memory) + 4 * LAUNCH
+            return tokens * q / d * (sequence + prompt) * (product + SCORE / self.memory) + 4 * self.launch
         window, both = min(sequence, shape.window_of(layer) or sequence), shape.bidirectional or layer < shape.encoder
         visible = min(2 * window - 1, sequence) if both else window * (1 - window / (2 * sequence))
-        return 4 * tokens * q * (visible + prompt) / self.flash + LAUNCH
+        return 4 * tokens * q * (visible + prompt) / self.flash + self.launch
 
     def layer(self, layer: int) -> tuple[Parts, Parts]:
         """Return the parts of a layer's forward and backward of a microbatch."""
@@ -174,7 +177,7 @@ class _Step:
         for parts, launches, moved in ((forward, 1.0, gather), (backward, 1.5 + again, gather + scatter)):
             busy = sum(parts.values())
             parts |= {"gathers": max(0.0, moved - busy) + factors.contention * min(moved, busy),
-                      "host": max(0.0, launches * factors.host - max(busy, moved))}
+                      "host": max(0.0, launches * factors.host - max(busy, moved) * (not self.machine.fabric.gloo))}
         return forward, backward
 
     def end(self, own: list[int], held: list[float], backwards: list[float]) -> Parts:
