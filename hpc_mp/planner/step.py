@@ -42,12 +42,14 @@ _expected = lru_cache(4096)(expect)
 @dataclass(frozen=True, slots=True)
 class StepTime:
     """Seconds of a step, the sum of ``parts`` of the slowest rank; tokens per second of all ranks; model FLOPs relative to the
-    peak: for a token 6 (W + V h) + 12 L h s, with W weights in its layers, and attention over the whole square, as usual."""
+    peak: for a token 6 (W + V h) + 12 L h s, with W weights in its layers, and attention over the whole square, as usual; seconds
+    of the computations of every pipeline rank."""
 
     seconds: float
     parts: Parts
     tokens_per_s: float
     mfu: float
+    passes: tuple[float, ...]
 
 
 def simulated(layout: Layout, forwards: list[float], backwards: list[float], latency: float) -> float:
@@ -203,7 +205,8 @@ class _Step:
                     for pair in pairwise(self.group("P"))]
         latency, ranks = sum(crossing) / max(1, len(crossing)), [stages_of(layout, rank) for rank in range(degrees.pipeline)]
         forwards, backwards = ([sum(stage[back].values()) for stage in stages] for back in (0, 1))
-        busy = (_total((m, some) for stage in own for some in stages[stage]) for own in ranks)
+        busy = [_total((m, some) for stage in own for some in stages[stage]) for own in ranks]
+        passes = tuple(sum(own.values()) for own in busy)
         parts = max(busy, key=lambda own: sum(own.values()))
         parts["bubble"] = max(0.0, pipeline(layout, forwards, backwards, latency) - sum(parts.values()))
         if layout.stages > degrees.pipeline:  # messages are hidden; each rank sends and receives two of a stage and microbatch
@@ -214,4 +217,4 @@ class _Step:
         flops = rows * h + sum(weights_of(shape, layer, shape.experts_per_token)
                                + q * min(sequence, shape.window_of(layer) or sequence) for layer in range(shape.layers))
         rate = degrees.data * m * layout.samples * sequence / seconds
-        return StepTime(seconds, parts, rate, 6 * rate * flops / layout.ranks / self.peak)
+        return StepTime(seconds, parts, rate, 6 * rate * flops / layout.ranks / self.peak, passes)

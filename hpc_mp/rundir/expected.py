@@ -1,13 +1,16 @@
 """Predicted against observed: the seconds and the bytes of a run's steps next to its plan, and the likely culprit if they differ.
 
-Steps of an attempt count without its first two, once there are eight. A warning names what the ranks' own records suggest: a rank
-slower than its peers (same stage, same work), longer waits for messages, time outside of the passes, or none of these.
+Steps of an attempt count without its first two, once there are eight. A slow step loses its time in one of five places, and the
+ranks' own records of the traced step say how much in each: a rank that computes longer than its peers; messages that arrive late
+though they were sent in time; computations of all ranks; sums over data ranks; and what no rank records. The largest is named.
+Ranks that wait for each other inside of their passes, for tensors (``tensor``) or parameters (ZeRO-3), seem to compute alike.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from statistics import fmean, median, median_low
+from statistics import median, median_low
 
 from hpc_mp.base.text import duration, memory_size
 from hpc_mp.rundir.layout import RunDirectory
@@ -17,19 +20,21 @@ from hpc_mp.rundir.records import RankStart, RankTrace, StepMetrics, last_record
 LAST, WARM, ENOUGH = 20, 2, 8  # steps that are read, that are left out of them, and that are needed
 OFF = 1.3  # ratio, or its inverse, that is reported …
 SMALL_S, SMALL = 0.05, 0.05  # … unless the difference is at most so many seconds, or this share of the GPU's memory
-SLOW, TRACES = 1.15, 64  # ratio of a slow rank's computations to those of its peers; traces that are read at most
-# kinds of traced actions, and parts of a predicted step that follow its passes
-COMPUTE, RECEIVE, AFTER = ("F", "B", "I", "W"), ("RECV_F", "RECV_B"), ("reduce", "publish", "update")
+SLOW, TRACES = 1.15, 1024  # ratio of a slow rank's computations to those of its peers; traces that are read at most
+COMPUTE, AFTER = ("F", "B", "I", "W"), ("reduce", "publish", "update")  # traced actions; parts of a step that follow its passes
+MACHINE = "machine"  # the culprit that is a trait of the machine
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Seconds of a step, and bytes that PyTorch has allocated on the fullest rank, next to what was expected; warnings."""
+    """Seconds of a step, and bytes that the fullest rank holds, next to what was expected; warnings; and the place where a step
+    loses its time, empty if it does not."""
 
     expected: Expectation
     seconds: float
     peak: int
     warnings: tuple[str, ...]
+    culprit: str = ""
 
     @property
     def words(self) -> str:
@@ -46,17 +51,22 @@ def observe(run: RunDirectory, attempt: int) -> Observed | None:
         return None
     seconds, peak, size = median(step.step_time_s for step in steps[WARM:]), steps[-1].peak_memory_bytes, expected.allocated
     slow, large = _off(seconds, expected.seconds, SMALL_S), _off(peak, size, SMALL * expected.memory)
-    traces, warnings = _traces(run, attempt) if slow or large else {}, []
+    traces, warnings, place = _traces(run, attempt, TRACES if slow or large else 1), [], ""
+    limit = max((trace.memory.limit for trace in traces.values() if trace.memory), default=0) if expected.on_gpus else 0
     if slow:
-        culprit = _culprit(run, traces, expected, seconds) if seconds > expected.seconds else f"{expected.gpu} may be another GPU"
+        place, culprit = MACHINE, f"{expected.gpu} is faster than its row of the catalogue, or another GPU"
+        if seconds > expected.seconds:
+            starts = {start.rank: start for start in read_records(run.ranks, RankStart) if start.attempt == attempt}
+            known = {rank: trace for rank, trace in traces.items() if rank in starts}
+            place, culprit = _culprit(known, starts, expected, seconds) if known else ("unknown", "no rank has left a trace")
         warnings.append(f"a step takes {duration(seconds)}, {slow} than predicted ({duration(expected.seconds)}): {culprit}")
+    if limit and abs(limit - expected.memory) > SMALL * expected.memory:
+        warnings.append(f"the GPUs have {memory_size(limit)}, in the catalogue's row of {expected.gpu} they have "
+                        f"{memory_size(expected.memory)}: it is wrong, or not theirs")
     if large:
-        limit = max((trace.memory.limit for trace in traces.values() if trace.memory), default=0)
-        culprit = "the planner misjudges this model"
-        if limit and abs(limit - expected.memory) > SMALL * expected.memory:
-            culprit = f"the GPUs have {memory_size(limit)}, which is not {expected.gpu}: a wrong row of the catalogue"
-        warnings.append(f"a rank holds {memory_size(peak)}, {large} than predicted ({memory_size(size)}): {culprit}")
-    return Observed(expected, seconds, peak, tuple(warnings))
+        warnings.append(f"a rank holds {memory_size(peak)}, {large} than predicted ({memory_size(size)}): the planner misjudges "
+                        "this model")
+    return Observed(expected, seconds, peak, tuple(warnings), place)
 
 
 def _off(observed: float, predicted: float, small: float) -> str:
@@ -66,36 +76,63 @@ def _off(observed: float, predicted: float, small: float) -> str:
     return f"{100 * abs(observed / predicted - 1):.0f} % {'more' if observed > predicted else 'less'}"
 
 
-def _traces(run: RunDirectory, attempt: int) -> dict[int, RankTrace]:
-    """Return the traces of the attempt by rank."""
+def _traces(run: RunDirectory, attempt: int, most: int) -> dict[int, RankTrace]:
+    """Return traces of the attempt by rank, evenly distributed if there are more than ``most``."""
     paths, traces = run.trace.found(), []
-    for path in paths[::-(-len(paths) // TRACES) or 1]:
+    for path in paths[::-(-len(paths) // most) or 1]:
         with suppress(OSError, ValueError):
             traces.append(read_record(path, RankTrace))
     return {trace.rank: trace for trace in traces if trace.attempt == attempt and trace.actions}
 
 
-def _culprit(run: RunDirectory, traces: Mapping[int, RankTrace], expected: Expectation, seconds: float) -> str:
-    """Return what the traces of slow steps suggest."""
-    if not traces:
-        return "no rank has left a trace"
-    busy = {rank: _seconds(trace, COMPUTE) for rank, trace in traces.items()}
-    usual = {stage: median_low(busy[rank] for rank, trace in traces.items() if trace.pp == stage)
-             for stage in {trace.pp for trace in traces.values()}}
-    ratios = {rank: busy[rank] / max(usual[trace.pp], 1e-9) for rank, trace in traces.items()}
-    if ratios[rank := max(ratios, key=ratios.__getitem__)] > SLOW:
-        host = next((f" on {start.host}" for start in read_records(run.ranks, RankStart) if start.rank == rank), "")
-        return f"rank {rank}{host} computes {ratios[rank]:.2f} times as long as its peers"
-    waits = fmean(_seconds(trace, RECEIVE) for trace in traces.values()) - expected.parts.get("bubble", 0.0)
-    ends = [[time for span in trace.actions for time in (span.start, span.end)] for trace in traces.values()]
-    after = seconds - fmean(max(times) - min(times) for times in ends) - sum(expected.parts.get(name, 0.0) for name in AFTER)
-    waits += after if "reduce" in expected.parts else 0.0
-    if waits > (seconds - expected.seconds) / 2:
-        return f"ranks wait {duration(waits)} longer for messages: links are slow, see `hpc-mp doctor`"
-    if after > (seconds - expected.seconds) / 2:
-        return f"{duration(after)} are outside of the passes: the input or the host is slow"
-    return "all ranks compute alike: clocks are low, or the host is busy"
+def _culprit(traces: Mapping[int, RankTrace], starts: Mapping[int, RankStart], expected: Expectation,
+             seconds: float) -> tuple[str, str]:
+    """Return the place where a step of so many seconds loses most time, and the culprit in words."""
+    busy = {rank: sum(span.end - span.start for span in trace.actions if span.kind in COMPUTE) for rank, trace in traces.items()}
+    usual = _usual(busy, starts, expected.passes)
+    slowest = max(busy, key=lambda rank: busy[rank] - usual[rank])
+    late = Counter[tuple[int, int]]()
+    for sender, receiver, time in _waits(traces, starts):
+        late[min(sender, receiver), max(sender, receiver)] += time
+    ((one, other), waited), = late.most_common(1) or [((0, 0), 0.0)]
+    times = [time for trace in traces.values() for span in trace.actions for time in (span.start, span.end)]
+    after = seconds - (max(times) - min(times)) - sum(expected.parts.get(name, 0.0) for name in AFTER)
+    computed, predicted, sums = max(usual.values()), max(expected.passes), {"reduce", "publish"} & expected.parts.keys()
+    ratio, where = busy[slowest] / max(usual[slowest], 1e-9), {rank: f"rank {rank} on {starts[rank].host}" for rank in starts}
+    every = len(late) > 1 and median(late.values()) > waited / 2
+    lost = {
+        "rank": ((busy[slowest] - usual[slowest]) * (ratio > SLOW),
+                 f"{where[slowest]} computes {ratio:.2f} times as long as its peers"),
+        "link": (waited, f"messages between {where.get(one)} and {where.get(other)} take {duration(waited)}: "
+                         f"{'all links are' if every else 'this link is'} slow"),
+        MACHINE: (computed - predicted, f"all ranks compute {computed / predicted:.2f} times as long as predicted: the catalogue's "
+                                        f"row of {expected.gpu} is wrong, clocks are low, or other programs use them"),
+        "sums": (after * bool(sums), f"sums over data ranks take {duration(after)} longer than predicted: links are slow"),
+        "outside": (after * (not sums), f"{duration(after)} are outside of the passes: the input or the host is slow"),
+    }
+    place = max(lost, key=lambda name: lost[name][0])
+    return place, lost[place][1]
 
 
-def _seconds(trace: RankTrace, kinds: Sequence[str]) -> float:
-    return sum(span.end - span.start for span in trace.actions if span.kind in kinds)
+def _usual(busy: Mapping[int, float], starts: Mapping[int, RankStart], predicted: tuple[float, ...]) -> dict[int, float]:
+    """Return the seconds that each rank would compute if it were like its peers: ranks with the same stages and other samples;
+    without any, ranks with other stages, by what is ``predicted`` of each pipeline rank."""
+    peers: dict[int, dict[int, float]] = {}  # of tensor and context ranks, who wait for each other, one counts
+    for rank, start in starts.items():
+        if rank in busy:
+            peers.setdefault(start.pp, {}).setdefault(start.dp, busy[rank])
+    share = median_low(time / predicted[starts[rank].pp] for rank, time in busy.items())
+    alone = {stage: share * predicted[stage] for stage, times in peers.items() if len(times) == 1}
+    return {rank: alone.get(stage) or median_low(peers[stage].values()) for rank in busy for stage in (starts[rank].pp,)}
+
+
+def _waits(traces: Mapping[int, RankTrace], starts: Mapping[int, RankStart]) -> Iterator[tuple[int, int, float]]:
+    """Yield sender, receiver, and the seconds for which the receiver waited for a message after it was sent."""
+    sent = {(starts[rank].dp, starts[rank].cp, starts[rank].tp, span.kind[-1], span.stage, span.microbatch): (rank, span.end)
+            for rank, trace in traces.items() for span in trace.actions if span.kind.startswith("SEND")}
+    for rank, trace in traces.items():
+        for span in trace.actions:
+            origin = span.stage - 1 if span.kind == "RECV_F" else span.stage + 1
+            axes = starts[rank].dp, starts[rank].cp, starts[rank].tp
+            if span.kind.startswith("RECV") and (known := sent.get((*axes, span.kind[-1], origin, span.microbatch))):
+                yield known[0], rank, max(0.0, span.end - max(span.start, known[1]))
