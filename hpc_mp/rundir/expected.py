@@ -105,8 +105,9 @@ def _culprit(traces: Mapping[int, RankTrace], starts: Mapping[int, RankStart], e
                  f"{where[slowest]} computes {ratio:.2f} times as long as its peers"),
         "link": (waited, f"messages between {where.get(one)} and {where.get(other)} take {duration(waited)}: "
                          f"{'all links are' if every else 'this link is'} slow"),
-        MACHINE: (computed - predicted, f"all ranks compute {computed / predicted:.2f} times as long as predicted: the catalogue's "
-                                        f"row of {expected.gpu} is wrong, clocks are low, or other programs use them"),
+        MACHINE: (computed - predicted,
+                  f"all ranks compute {computed / predicted:.2f} times as long as predicted: the catalogue's row of {expected.gpu} "
+                  "is wrong, clocks are low, or other programs use them"),
         "sums": (after * bool(sums), f"sums over data ranks take {duration(after)} longer than predicted: links are slow"),
         "outside": (after * (not sums), f"{duration(after)} are outside of the passes: the input or the host is slow"),
     }
