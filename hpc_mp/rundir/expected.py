@@ -1,18 +1,19 @@
 """Predicted against observed: the seconds and the bytes of a run's steps next to its plan, and the likely culprit if they differ.
 
-Steps of an attempt count without its first two, once there are eight. A slow step loses its time in one of five places, and the
-ranks' own records of the traced step say how much in each: a rank that computes longer than its peers; messages that arrive late
-though they were sent in time; computations of all ranks; sums over data ranks; and what no rank records. The largest is named.
+Steps of an attempt count without its first two, once there are eight. A slow step loses its time in one of six places, and the
+ranks' own records of the traced step say how much in each: a rank that computes longer than its peers; a pipeline rank that does
+so relative to what is predicted; messages that arrive late though they were sent in time; computations of all ranks; sums over
+data ranks; and what no rank records. The largest is named.
 Ranks that wait for each other inside of their passes, for tensors (``tensor``) or parameters (ZeRO-3), seem to compute alike.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from statistics import median, median_low
 
-from hpc_mp.base.text import duration, memory_size
+from hpc_mp.base.text import duration, memory_size, several
 from hpc_mp.rundir.layout import RunDirectory
 from hpc_mp.rundir.plan import Expectation, read_plan
 from hpc_mp.rundir.records import RankStart, RankTrace, StepMetrics, last_records, read_record, read_records
@@ -89,25 +90,30 @@ def _culprit(traces: Mapping[int, RankTrace], starts: Mapping[int, RankStart], e
              seconds: float) -> tuple[str, str]:
     """Return the place where a step of so many seconds loses most time, and the culprit in words."""
     busy = {rank: sum(span.end - span.start for span in trace.actions if span.kind in COMPUTE) for rank, trace in traces.items()}
-    usual = _usual(busy, starts, expected.passes)
-    slowest = max(busy, key=lambda rank: busy[rank] - usual[rank])
-    late = Counter[tuple[int, int]]()
-    for sender, receiver, time in _waits(traces, starts):
-        late[min(sender, receiver), max(sender, receiver)] += time
-    ((one, other), waited), = late.most_common(1) or [((0, 0), 0.0)]
+    where = {rank: f"rank {rank} on {start.host}" for rank, start in starts.items()}
+    peers: dict[int, dict[int, float]] = {}  # pipeline rank → data rank → seconds: of tensor ranks, who wait for each other, one
+    for rank in busy:
+        peers.setdefault(starts[rank].pp, {}).setdefault(starts[rank].dp, busy[rank])
+    usual = {stage: median_low(times.values()) for stage, times in peers.items()}
+    shares = {stage: time / expected.passes[stage] for stage, time in usual.items()}
+    share, behind = median_low(shares.values()), max(shares, key=shares.__getitem__)
+    slowest = max(busy, key=lambda rank: busy[rank] - usual[starts[rank].pp])
+    ratio, relative = busy[slowest] / usual[starts[slowest].pp], shares[behind] / share
+    (link, waited), every = _latest(traces, starts, slowest)
     times = [time for trace in traces.values() for span in trace.actions for time in (span.start, span.end)]
     after = seconds - (max(times) - min(times)) - sum(expected.parts.get(name, 0.0) for name in AFTER)
-    computed, predicted, sums = max(usual.values()), max(expected.passes), {"reduce", "publish"} & expected.parts.keys()
-    ratio, where = busy[slowest] / max(usual[slowest], 1e-9), {rank: f"rank {rank} on {starts[rank].host}" for rank in starts}
-    every = len(late) > 1 and median(late.values()) > waited / 2
+    sums = {"reduce", "publish"} & expected.parts.keys()
+    hosts = several([*dict.fromkeys(starts[rank].host for rank in busy if starts[rank].pp == behind)])
     lost = {
-        "rank": ((busy[slowest] - usual[slowest]) * (ratio > SLOW),
+        "rank": ((1 - 1 / ratio) * busy[slowest] * (ratio > SLOW),
                  f"{where[slowest]} computes {ratio:.2f} times as long as its peers"),
-        "link": (waited, f"messages between {where.get(one)} and {where.get(other)} take {duration(waited)}: "
+        "stage": ((shares[behind] - share) * expected.passes[behind] * (relative > SLOW),
+                  f"pipeline rank {behind} on {hosts} computes {relative:.2f} times as long as others, by what is predicted"),
+        "link": (waited, f"messages between {where[link[0]]} and {where[link[1]]} take {duration(waited)}: "
                          f"{'all links are' if every else 'this link is'} slow"),
-        MACHINE: (computed - predicted,
-                  f"all ranks compute {computed / predicted:.2f} times as long as predicted: the catalogue's row of {expected.gpu} "
-                  "is wrong, clocks are low, or other programs use them"),
+        MACHINE: ((share - 1) * max(expected.passes),
+                  f"all ranks compute {share:.2f} times as long as predicted: the catalogue's row of {expected.gpu} is wrong, "
+                  "clocks are low, or other programs compute there"),
         "sums": (after * bool(sums), f"sums over data ranks take {duration(after)} longer than predicted: links are slow"),
         "outside": (after * (not sums), f"{duration(after)} are outside of the passes: the input or the host is slow"),
     }
@@ -115,20 +121,11 @@ def _culprit(traces: Mapping[int, RankTrace], starts: Mapping[int, RankStart], e
     return place, lost[place][1]
 
 
-def _usual(busy: Mapping[int, float], starts: Mapping[int, RankStart], predicted: tuple[float, ...]) -> dict[int, float]:
-    """Return the seconds that each rank would compute if it were like its peers: ranks with the same stages and other samples;
-    without any, ranks with other stages, by what is ``predicted`` of each pipeline rank."""
-    peers: dict[int, dict[int, float]] = {}  # of tensor and context ranks, who wait for each other, one counts
-    for rank, start in starts.items():
-        if rank in busy:
-            peers.setdefault(start.pp, {}).setdefault(start.dp, busy[rank])
-    share = median_low(time / predicted[starts[rank].pp] for rank, time in busy.items())
-    alone = {stage: share * predicted[stage] for stage, times in peers.items() if len(times) == 1}
-    return {rank: alone.get(stage) or median_low(peers[stage].values()) for rank in busy for stage in (starts[rank].pp,)}
-
-
-def _waits(traces: Mapping[int, RankTrace], starts: Mapping[int, RankStart]) -> Iterator[tuple[int, int, float]]:
-    """Yield sender, receiver, and the seconds for which the receiver waited for a message after it was sent."""
+def _latest(traces: Mapping[int, RankTrace], starts: Mapping[int, RankStart],
+            alone: int) -> tuple[tuple[tuple[int, int], float], bool]:
+    """Return the two ranks whose messages take longest between them, twice ``alone`` without messages, and for how many seconds
+    their receivers wait after they are sent; and True if those of other ranks take similarly long."""
+    late = Counter({(alone, alone): 0.0})
     sent = {(starts[rank].dp, starts[rank].cp, starts[rank].tp, span.kind[-1], span.stage, span.microbatch): (rank, span.end)
             for rank, trace in traces.items() for span in trace.actions if span.kind.startswith("SEND")}
     for rank, trace in traces.items():
@@ -136,4 +133,6 @@ def _waits(traces: Mapping[int, RankTrace], starts: Mapping[int, RankStart]) -> 
             origin = span.stage - 1 if span.kind == "RECV_F" else span.stage + 1
             axes = starts[rank].dp, starts[rank].cp, starts[rank].tp
             if span.kind.startswith("RECV") and (known := sent.get((*axes, span.kind[-1], origin, span.microbatch))):
-                yield known[0], rank, max(0.0, span.end - max(span.start, known[1]))
+                late[min(known[0], rank), max(known[0], rank)] += max(0.0, span.end - max(span.start, known[1]))
+    worst, waited = late.most_common(1)[0]
+    return (worst, waited), len(late) > 2 and median_low(sorted(late.values())[1:]) > waited / 2

@@ -131,7 +131,8 @@ Plant = Callable[[RunDirectory], None]
 CULPRITS: list[tuple[float, Plant, str, str]] = [
     (16.0, lambda run: traced(run, slow=1.8), "rank",
      "16 s, 60 % more than predicted (10 s): rank 3 on host3 computes 1.80 times as long as its peers"),
-    (16.0, lambda run: traced(run, slow=1.8, replicas=1), "rank", "rank 1 on host1 computes 1.80 times"),  # peers: other stages
+    (16.0, lambda run: traced(run, slow=1.8, replicas=1), "stage",
+     "pipeline rank 1 on host1 computes 1.80 times as long as others, by what is predicted"),
     (16.0, lambda run: traced(run, transit=6.0), "link",
      "messages between rank 0 on host0 and rank 1 on host1 take 6 s: this link is slow"),
     (16.0, lambda run: traced(run, transit=6.0, slow=1.3), "link",
