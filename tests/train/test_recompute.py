@@ -16,7 +16,7 @@ from layouts import RankState, job, layout
 from planting import planted
 
 from hpc_mp.job import JobSpec
-from hpc_mp.job.layout import layout_of, read_shape, undivided
+from hpc_mp.job.layout import undivided
 from hpc_mp.layout.schedule import peak_in_flight
 from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.planner.activations import chunk_counts
