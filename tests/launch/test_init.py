@@ -204,7 +204,8 @@ def test_a_model_gets_the_job_file_of_its_best_plan(here: Path) -> None:
     spec = load_job(here / "job.toml")
     assert (spec.slurm.partition, spec.slurm.account, spec.slurm.gpu_type) == ("gpu", "lab", "h100")
     assert (spec.job.nodes, spec.job.ranks_per_node, spec.model.config["num_hidden_layers"]) == (2, 8, 32)  # type: ignore[index]
-    planned = CliRunner().invoke(cli, ["plan", "--model", "config.json", "--nodes", "2", "--machine", "p5", "--write", "same.toml"])
+    same = ["--model", "config.json", "--nodes", "2", "--machine", "p5", "--write", "same.toml"]
+    planned = CliRunner().invoke(cli, ["plan", *same])
     assert planned.exit_code == 0 and load_job(here / "same.toml").parallel == spec.parallel
     refused = init("job.toml", "--model", "config.json", "--nodes", "2", "--machine", "p5").exception
     assert isinstance(refused, HpcMpError) and refused.rule == "exists"

@@ -11,7 +11,6 @@ import pytest
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import duration, memory_size
-from hpc_mp.catalogue import catalogue
 from hpc_mp.cli.launch import print_preview
 from hpc_mp.cluster.slurm.allocation import Where
 from hpc_mp.cluster.slurm.query import NodeKind, SlurmPartition
@@ -132,17 +131,12 @@ rdma_gbps = 10
 def test_cpus_of_a_row_are_shared_by_the_ranks_of_a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "machines.toml").write_text(CPU)
     monkeypatch.setenv("HPC_MP_MACHINES", str(tmp_path / "machines.toml"))
-    catalogue.cache_clear()
-    try:
-        spec = job(STATED)
-        there, _ = known_machine(spec, Device("cpu", ""), ClusterFacts())  # 8 ranks on a node, measured with 4
-        here, _ = known_machine(spec, Device("cpu", "", (Pool("this machine", None, (0,)),)), ClusterFacts())  # all 16 ranks
-        assert there is not None and here is not None
-        assert (there.memory, here.memory) == (8 * 2**30, 4 * 2**30) and (there.fabric.gpus, here.fabric.gpus) == (8, 16)
-        assert (there.gpu.peak_tflops["fp32"], here.gpu.memory_gbs, here.fabric.link) == (0.05, 2.0, 0.25)
-    finally:
-        monkeypatch.undo()
-        catalogue.cache_clear()
+    spec = job(STATED)
+    there, _ = known_machine(spec, Device("cpu", ""), ClusterFacts())  # 8 ranks on a node, measured with 4
+    here, _ = known_machine(spec, Device("cpu", "", (Pool("this machine", None, (0,)),)), ClusterFacts())  # all 16 ranks
+    assert there is not None and here is not None
+    assert (there.memory, here.memory) == (8 * 2**30, 4 * 2**30) and (there.fabric.gpus, here.fabric.gpus) == (8, 16)
+    assert (there.gpu.peak_tflops["fp32"], here.gpu.memory_gbs, here.fabric.link) == (0.05, 2.0, 0.25)
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
