@@ -90,7 +90,7 @@ def _culprit(traces: Mapping[int, RankTrace], starts: Mapping[int, RankStart], e
              seconds: float) -> tuple[str, str]:
     """Return the place where a step of so many seconds loses most time, and the culprit in words."""
     busy = {rank: sum(span.end - span.start for span in trace.actions if span.kind in COMPUTE) for rank, trace in traces.items()}
-    where = {rank: f"rank {rank} on {start.host}" for rank, start in starts.items()}
+    where = {rank: f"rank {rank} on {start.node}" for rank, start in starts.items()}
     peers: dict[int, dict[int, float]] = {}  # pipeline rank → data rank → seconds: of tensor ranks, who wait for each other, one
     for rank in busy:
         peers.setdefault(starts[rank].pp, {}).setdefault(starts[rank].dp, busy[rank])
@@ -103,12 +103,12 @@ def _culprit(traces: Mapping[int, RankTrace], starts: Mapping[int, RankStart], e
     times = [time for trace in traces.values() for span in trace.actions for time in (span.start, span.end)]
     after = seconds - (max(times) - min(times)) - sum(expected.parts.get(name, 0.0) for name in AFTER)
     sums = {"reduce", "publish"} & expected.parts.keys()
-    hosts = several([*dict.fromkeys(starts[rank].host for rank in busy if starts[rank].pp == behind)])
+    nodes = several([*dict.fromkeys(starts[rank].node for rank in busy if starts[rank].pp == behind)])
     lost = {
         "rank": ((1 - 1 / ratio) * busy[slowest] * (ratio > SLOW),
                  f"{where[slowest]} computes {ratio:.2f} times as long as its peers"),
         "stage": ((shares[behind] - share) * expected.passes[behind] * (relative > SLOW),
-                  f"pipeline rank {behind} on {hosts} computes {relative:.2f} times as long as others, by what is predicted"),
+                  f"pipeline rank {behind} on {nodes} computes {relative:.2f} times as long as others, by what is predicted"),
         "link": (waited, f"messages between {where[link[0]]} and {where[link[1]]} take {duration(waited)}: "
                          f"{'all links are' if every else 'this link is'} slow"),
         MACHINE: ((share - 1) * max(expected.passes),

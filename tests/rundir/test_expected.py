@@ -130,13 +130,13 @@ def test_small_differences_are_no_warning(run: RunDirectory) -> None:
 Plant = Callable[[RunDirectory], None]
 CULPRITS: list[tuple[float, Plant, str, str]] = [
     (16.0, lambda run: traced(run, slow=1.8), "rank",
-     "16 s, 60 % more than predicted (10 s): rank 3 on host3 computes 1.80 times as long as its peers"),
+     "16 s, 60 % more than predicted (10 s): rank 3 on n3 computes 1.80 times as long as its peers"),
     (16.0, lambda run: traced(run, slow=1.8, replicas=1), "stage",
-     "pipeline rank 1 on host1 computes 1.80 times as long as others, by what is predicted"),
+     "pipeline rank 1 on n1 computes 1.80 times as long as others, by what is predicted"),
     (16.0, lambda run: traced(run, transit=6.0), "link",
-     "messages between rank 0 on host0 and rank 1 on host1 take 6 s: this link is slow"),
+     "messages between rank 0 on n0 and rank 1 on n1 take 6 s: this link is slow"),
     (16.0, lambda run: traced(run, transit=6.0, slow=1.3), "link",
-     "messages between rank 0 on host0 and rank 1 on host1 take 6 s"),
+     "messages between rank 0 on n0 and rank 1 on n1 take 6 s"),
     (16.0, lambda run: traced(run), "sums", "sums over data ranks take 6 s longer than predicted: links are slow"),
     (16.0, lambda run: traced(run, compute=14.0), "machine",
      "all ranks compute 1.75 times as long as predicted: the catalogue's row of H100 80GB HBM3 is wrong"),
@@ -187,7 +187,7 @@ def test_broken_traces_are_left_out(run: RunDirectory) -> None:
     run.trace(0).write_text("{")
     stepped(run, [16.0] * 10)
     seen = observe(run, 1)
-    assert seen is not None and "rank 3 on host3" in seen.warnings[0]
+    assert seen is not None and "rank 3 on n3" in seen.warnings[0]
 
 
 # --- where it is said, and what it teaches ----------------------------------------------------------------------------
@@ -207,7 +207,7 @@ def test_status_and_report_compare(trained: RunDirectory) -> None:
     lines = single_text([seen_status(trained, [])]).splitlines()
     words = "expected  a step takes 16 s, 1.60 of the predicted 10 s; "
     (place,) = (number for number, line in enumerate(lines) if line.startswith(words))
-    assert lines[place + 1].startswith("warning   a step takes 16 s, 60 % more than predicted (10 s): rank 3 on host3 computes")
+    assert lines[place + 1].startswith("warning   a step takes 16 s, 60 % more than predicted (10 s): rank 3 on n3 computes")
     notes = {number.name: number.note for number in key_numbers(read_facts(trained))}
     assert notes["Step time"].endswith(", predicted 10 s") and notes["Peak memory"] == "fullest rank, of 80 GiB, predicted 50 GiB"
     write_plan(trained, RunPlan((1, 1), Traffic(), ()))
