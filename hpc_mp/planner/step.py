@@ -78,7 +78,8 @@ def step_time(layout: Layout, shape: ModelShape, machine: Machine, framework: Fr
               pipeline: Makespan = simulated) -> StepTime:
     """Return the time of a step of stages that are cut. Raises HpcMpError if ranks span nodes without a network."""
     gpu, peaks = machine.gpu, machine.gpu.peak_tflops
-    peak, memory = 1e12 * (peaks.get(layout.precision) or peaks["fp16"]), 1e9 * (gpu.memory_gbs or 0) * STREAM
+    peak = 1e12 * next(peaks[name] for name in (layout.precision, "fp16", "fp32") if peaks.get(name))
+    memory = 1e9 * (gpu.memory_gbs or 0) * STREAM
     reach, flash, processors = next(REACH[name] for name in sorted(REACH, reverse=True) if gpu.name.startswith(name))
     rates = peak, peak * reach * framework.products, peak * flash * framework.attention, memory
     return _Step(layout, shape, machine, framework, *rates, processors * TILE / 2, BYTES[layout.precision][1]).time(pipeline)
