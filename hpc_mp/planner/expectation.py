@@ -58,7 +58,8 @@ def shared(machine: Machine, ranks: int) -> Machine:
 
 def expect(layout: Layout, shape: ModelShape, machine: Machine) -> Expectation:
     """Return what to expect of such a layout. Raises HpcMpError if its ranks span nodes without a known network."""
-    step, factor, needs = step_time(layout, shape, machine), pace(ledger(), machine.gpu.name), []
+    step, factor = step_time(layout, shape, machine), pace(ledger(), machine.gpu.name)
+    needs: list[dict[str, int]] = []
     for rank in map(asdict, footprint(layout, shape)):
         changes = {"libraries": 0, "process": PROCESS} if machine.gpu.vendor == CPU else {}
         lines = sorted((rank | changes | {"host": 0}).items(), key=lambda line: -line[1])

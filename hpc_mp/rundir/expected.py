@@ -7,7 +7,7 @@ data ranks; and what no rank records. The largest is named.
 Ranks that wait for each other inside of their passes, for tensors (``tensor``) or parameters (ZeRO-3), seem to compute alike.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -125,7 +125,7 @@ def _latest(traces: Mapping[int, RankTrace], starts: Mapping[int, RankStart],
             alone: int) -> tuple[tuple[tuple[int, int], float], bool]:
     """Return the two ranks whose messages take longest between them, twice ``alone`` without messages, and for how many seconds
     their receivers wait after they are sent; and True if those of other ranks take similarly long."""
-    late = Counter({(alone, alone): 0.0})
+    late = defaultdict[tuple[int, int], float](float, {(alone, alone): 0.0})
     sent = {(starts[rank].dp, starts[rank].cp, starts[rank].tp, span.kind[-1], span.stage, span.microbatch): (rank, span.end)
             for rank, trace in traces.items() for span in trace.actions if span.kind.startswith("SEND")}
     for rank, trace in traces.items():
@@ -134,5 +134,5 @@ def _latest(traces: Mapping[int, RankTrace], starts: Mapping[int, RankStart],
             axes = starts[rank].dp, starts[rank].cp, starts[rank].tp
             if span.kind.startswith("RECV") and (known := sent.get((*axes, span.kind[-1], origin, span.microbatch))):
                 late[min(known[0], rank), max(known[0], rank)] += max(0.0, span.end - max(span.start, known[1]))
-    worst, waited = late.most_common(1)[0]
-    return (worst, waited), len(late) > 2 and median_low(sorted(late.values())[1:]) > waited / 2
+    worst = max(late, key=late.__getitem__)
+    return (worst, late[worst]), len(late) > 2 and median_low(sorted(late.values())[1:]) > late[worst] / 2
