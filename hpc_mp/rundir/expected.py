@@ -57,9 +57,7 @@ def observe(run: RunDirectory, attempt: int) -> Observed | None:
     if slow:
         place, culprit = MACHINE, f"{expected.gpu} is faster than its row of the catalogue, or another GPU"
         if seconds > expected.seconds:
-            starts = {start.rank: start for start in read_records(run.ranks, RankStart) if start.attempt == attempt}
-            known = {rank: trace for rank, trace in traces.items() if rank in starts}
-            place, culprit = _culprit(known, starts, expected, seconds) if known else ("unknown", "no rank has left a trace")
+            place, culprit = _blamed(run, attempt, steps[-1].step, traces, expected, seconds)
         warnings.append(f"a step takes {duration(seconds)}, {slow} than predicted ({duration(expected.seconds)}): {culprit}")
     if limit and abs(limit - expected.memory) > SMALL * expected.memory:
         warnings.append(f"the GPUs have {memory_size(limit)}, in the catalogue's row of {expected.gpu} they have "
@@ -84,6 +82,22 @@ def _traces(run: RunDirectory, attempt: int, most: int) -> dict[int, RankTrace]:
         with suppress(OSError, ValueError):
             traces.append(read_record(path, RankTrace))
     return {trace.rank: trace for trace in traces if trace.attempt == attempt and trace.actions}
+
+
+def _blamed(run: RunDirectory, attempt: int, last: int, traces: Mapping[int, RankTrace], expected: Expectation,
+            seconds: float) -> tuple[str, str]:
+    """Return the place where steps up to the ``last`` lose most time, and the culprit in words; unknown if the traced step was not
+    slow."""
+    starts = {start.rank: start for start in read_records(run.ranks, RankStart) if start.attempt == attempt}
+    known = {rank: trace for rank, trace in traces.items() if rank in starts}
+    if not known:
+        return "unknown", "no rank has left a trace"
+    traced = max(trace.step for trace in known.values())
+    then = next((step.step_time_s for step in last_records(run.metrics, StepMetrics, last - traced + LAST)
+                 if (step.step, step.attempt) == (traced, attempt)), seconds)
+    if then <= expected.seconds * OFF:
+        return "unknown", f"step {traced}, the last that ranks have recorded, was not slow"
+    return _culprit(known, starts, expected, min(then, seconds))
 
 
 def _culprit(traces: Mapping[int, RankTrace], starts: Mapping[int, RankStart], expected: Expectation,

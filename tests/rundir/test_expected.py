@@ -158,6 +158,17 @@ def test_a_slow_run_names_its_likely_culprit(run: RunDirectory, seconds: float, 
     assert (observe(run, 1) or seen).warnings == (), "29 % more"
 
 
+def test_a_step_that_was_recorded_before_it_became_slow_names_nobody(run: RunDirectory) -> None:
+    traced(run, slow=1.8)
+    stepped(run, [10.0] * 20 + [16.0] * 30)
+    seen = observe(run, 1)
+    assert seen is not None and seen.culprit == "unknown"
+    assert "60 % more than predicted (10 s): step 2, the last that ranks have recorded, was not slow" in seen.warnings[0]
+    run.metrics.unlink()
+    stepped(run, [16.0] * 50)
+    assert (observe(run, 1) or seen).culprit == "rank"
+
+
 def test_time_outside_of_the_passes_is_the_hosts_if_nothing_is_reduced(run: RunDirectory) -> None:
     parts = {name: seconds for name, seconds in EXPECTED.parts.items() if name not in ("reduce", "publish")}
     write_plan(run, RunPlan((1, 1), Traffic(), (), expected=replace(EXPECTED, parts=parts)))
