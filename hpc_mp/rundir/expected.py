@@ -86,8 +86,8 @@ def _traces(run: RunDirectory, attempt: int, most: int) -> dict[int, RankTrace]:
 
 def _blamed(run: RunDirectory, attempt: int, last: int, traces: Mapping[int, RankTrace], expected: Expectation,
             seconds: float) -> tuple[str, str]:
-    """Return the place where steps up to the ``last`` lose most time, and the culprit in words; unknown if the traced step was not
-    slow."""
+    """Return the place where steps up to the ``last`` lose most time, and the culprit in words; both unknown if the traced step
+    was not slow."""
     starts = {start.rank: start for start in read_records(run.ranks, RankStart) if start.attempt == attempt}
     known = {rank: trace for rank, trace in traces.items() if rank in starts}
     if not known:
