@@ -33,16 +33,19 @@ def command(path: Path, model: str | None, nodes: int | None, machine: str | Non
     if model is None:
         write_new(path, job_text(here, cluster), force)
     else:
-        click.get_current_context().invoke(plan, model=model, nodes=nodes, machine=machine or _fabric(here, cluster), write=path,
-                                           overrides=_settings(cluster), force=force)
+        found, keys = (machine, ()) if machine else _nodes(here, cluster)
+        click.get_current_context().invoke(plan, model=model, nodes=nodes, machine=found, write=path, force=force,
+                                           overrides=(*keys, *_settings(cluster)))
     change = "" if model is None else "set data.files and train.steps, "
     click.echo(f"\nwrote {path}; {change}start it with\n\n    hpc-mp launch {shlex.quote(str(path))}\n")
 
 
-def _fabric(here: ThisMachine, site: SlurmSite | None) -> str:
-    """Return the catalogue's name of the cluster's nodes, else of this machine. Raises HpcMpError if it has none."""
+def _nodes(here: ThisMachine, site: SlurmSite | None) -> tuple[str, tuple[str, ...]]:
+    """Return the catalogue's name of the cluster's nodes, else of this machine, and the setting of their GPUs' number. Raises
+    HpcMpError if it has none."""
     gpu, count = (here.gpus[0].name, len(here.gpus)) if here.gpus else (None, 0)
-    return machine_of(*(site.kind.gpu_type, site.kind.gpu_count) if site else (gpu, count)).fabric.name
+    gpu, count = (site.kind.gpu_type, site.kind.gpu_count) if site else (gpu, count)
+    return machine_of(gpu, count).fabric.name, (f"job.ranks_per_node={count}",)
 
 
 def _settings(site: SlurmSite | None) -> tuple[str, ...]:

@@ -210,7 +210,7 @@ def test_a_model_gets_the_job_file_of_its_best_plan(here: Path) -> None:
     refused = init("job.toml", "--model", "config.json", "--nodes", "2", "--machine", "p5").exception
     assert isinstance(refused, HpcMpError) and refused.rule == "exists"
     assert init("job.toml", "--model", "config.json", "--nodes", "1", "--force").exit_code == 0, "the machine of the partition"
-    assert (load_job(here / "job.toml").job.nodes, load_job(here / "job.toml").job.ranks_per_node) == (1, 8)
+    assert (load_job(here / "job.toml").job.nodes, load_job(here / "job.toml").job.ranks_per_node) == (1, 4), "4 GPUs on a node"
 
 
 def test_a_model_without_a_known_machine_is_refused(here: Path) -> None:
