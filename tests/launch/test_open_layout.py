@@ -75,6 +75,8 @@ def test_a_summary_and_a_plan_say_what_to_expect(tmp_path: Path) -> None:
     assert rows(plan)["expects"].startswith(
         f"{memory_size(max(rank.total for rank in ranks))} of the 79.6 GiB of each GPU; {duration(step.seconds)} per step, "
         f"{step.tokens_per_s:,.0f} tokens/s, {100 * step.mfu:.1f} % of the peak (")
+    kept = memory_size(max(ranks, key=lambda rank: rank.total).activations)
+    assert rows(plan)["in flight"].endswith(f"recompute none, activations {kept}")
     write_plan(RunDirectory(tmp_path), plan.record)
     assert read_plan(RunDirectory(tmp_path)) == plan.record
     write_plan(RunDirectory(tmp_path), replace(plan.record, expected=None))
