@@ -41,11 +41,12 @@ PLACEHOLDERS = {  # with --model; a step has four million tokens, as in the trai
               help="The most tokens per second, the fewest GPUs, or the least memory.")
 @click.option("--explain", is_flag=True, help="Show all parts of memory and time, and what other hardware would change.")
 @click.option("--write", type=click.Path(path_type=Path), help="Write the job with its layout as a job file.")
+@click.option("--force", is_flag=True, help="Replace the file of --write if it exists.")
 @click.option("--html", "page", type=click.Path(path_type=Path), metavar="FILE", help="Also write a page with figures.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(job: Path | None, model: str | None, machine: str | None, cluster: str | None, nodes: int | None, goal: str,
             sequence: int | None, global_batch: int | None, precision: str | None, overrides: tuple[str, ...], explain: bool,
-            write: Path | None, page: Path | None, as_json: bool) -> None:
+            write: Path | None, force: bool, page: Path | None, as_json: bool) -> None:
     name, _, number = (cluster or machine or "").partition(":")
     keys = {"job.nodes": number or nodes, "data.sequence_length": sequence, "train.global_batch": global_batch,
             "train.precision": precision}
@@ -59,7 +60,7 @@ def command(job: Path | None, model: str | None, machine: str | None, cluster: s
         least, better = search(replace(question, goal="memory")), next(filter(None, map(search, remedies(question))), None)
         raise HpcMpError(*words.refusal(least, better).strip().split("\n"))
     if write is not None:
-        write_new(write, dump_job(plan.job), force=False)
+        write_new(write, dump_job(plan.job), force)
     what_if = {what: search(other) for what, other in _hardware(question, plan.job).items()} if explain else {}
     if as_json:
         more = {what: other and asdict(other) for what, other in what_if.items()}

@@ -12,6 +12,7 @@ from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import duration, memory_size, several
+from hpc_mp.catalogue import catalogue
 from hpc_mp.job import JobSpec
 from hpc_mp.job.checks import check_arithmetic
 from hpc_mp.job.layout import check_job
@@ -21,7 +22,7 @@ from hpc_mp.launch.facts import ClusterFacts
 from hpc_mp.layout.models import ModelShape
 from hpc_mp.layout.schedule.names import is_table
 from hpc_mp.planner.device import Device
-from hpc_mp.planner.expectation import machine_of
+from hpc_mp.planner.expectation import CPU, machine_of, shared
 from hpc_mp.planner.machine import Machine
 from hpc_mp.planner.search import KEYS, Question, search
 from hpc_mp.rundir.plan import Expectation, RunPlan
@@ -33,9 +34,12 @@ RELAXED = (("microbatches",), ("recompute",), ("zero", "shard_degree"), CHOSEN) 
 
 
 def known_machine(spec: JobSpec, device: Device, facts: ClusterFacts) -> tuple[Machine | None, str]:
-    """Return the machine of a job's nodes; None and the reason if ranks compute on CPUs or share GPUs, or it is unknown."""
+    """Return the machine of a job's nodes; None and the reason if ranks share GPUs, or it is unknown. Processors are known by the
+    user's row whose vendor is ``cpu``; emulated nodes share those of this machine."""
     if device.kind == "cpu":
-        return None, "ranks compute on CPUs"
+        ranks = spec.ranks if device.pools else spec.job.ranks_per_node
+        name = next((model.name for model in catalogue().gpus.values() if model.vendor == CPU), None)
+        return (shared(machine_of(name, ranks), ranks), "") if name else (None, "ranks compute on CPUs, of which no row is known")
     kinds = facts.partition.kinds if facts.partition is not None else ()
     counts = [count for kind in kinds for name, count in kind.gpus if name == device.gpu]
     try:

@@ -1,7 +1,7 @@
 """What to expect of a run before it starts: the machine behind a GPU's name, the bytes of its ranks, and the time of a step."""
 
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import several
@@ -14,6 +14,9 @@ from hpc_mp.planner.footprint import footprint
 from hpc_mp.planner.machine import Machine, machine_named
 from hpc_mp.planner.step import step_time
 from hpc_mp.rundir.plan import Expectation
+
+CPU = "cpu"  # the vendor of rows whose figures are those of one rank on processors
+PROCESS = 600 << 20  # resident bytes of Python with PyTorch and transformers, before there is a model
 
 
 def machine_of(gpu: str | None, per_node: int) -> Machine:
@@ -44,11 +47,23 @@ def _plain(name: str) -> str:
     return re.sub(r"^((nvidia|amd|tesla|instinct) )+", "", name.casefold().replace("_", " ").replace("-", " "))
 
 
+def shared(machine: Machine, ranks: int) -> Machine:
+    """Return a machine whose processors so many ranks of a node share, instead of those with whom it was measured."""
+    gpu, fabric = machine.gpu, machine.fabric
+    share = fabric.gpus / ranks
+    return Machine(replace(gpu, memory_mib=int((gpu.memory_mib or 0) * share), memory_gbs=(gpu.memory_gbs or 0) * share,
+                           peak_tflops={name: peak * share for name, peak in gpu.peak_tflops.items()}),
+                   replace(fabric, gpus=ranks, link=fabric.link * share))
+
+
 def expect(layout: Layout, shape: ModelShape, machine: Machine) -> Expectation:
     """Return what to expect of such a layout. Raises HpcMpError if its ranks span nodes without a known network."""
     step, factor = step_time(layout, shape, machine), pace(ledger(), machine.gpu.name)
-    needs = [sorted(asdict(rank).items(), key=lambda line: -line[1]) for rank in footprint(layout, shape)]
-    return Expectation(machine.gpu.name, machine.fabric.title, machine.memory,
-                       tuple({name: size for name, size in lines if size and name != "host"} for lines in needs),
-                       step.seconds * factor, {name: seconds * factor for name, seconds in step.parts.items() if seconds},
-                       step.tokens_per_s / factor, step.mfu / factor, factor)
+    needs: list[dict[str, int]] = []
+    for rank in map(asdict, footprint(layout, shape)):
+        changes = {"libraries": 0, "process": PROCESS} if machine.gpu.vendor == CPU else {}
+        lines = sorted((rank | changes | {"host": 0}).items(), key=lambda line: -line[1])
+        needs.append({name: size for name, size in lines if size})
+    return Expectation(machine.gpu.name, machine.fabric.title, machine.memory, tuple(needs), step.seconds * factor,
+                       {name: seconds * factor for name, seconds in step.parts.items() if seconds},
+                       step.tokens_per_s / factor, step.mfu / factor, tuple(seconds * factor for seconds in step.passes), factor)

@@ -42,12 +42,14 @@ _expected = lru_cache(4096)(expect)
 @dataclass(frozen=True, slots=True)
 class StepTime:
     """Seconds of a step, the sum of ``parts`` of the slowest rank; tokens per second of all ranks; model FLOPs relative to the
-    peak: for a token 6 (W + V h) + 12 L h s, with W weights in its layers, and attention over the whole square, as usual."""
+    peak: for a token 6 (W + V h) + 12 L h s, with W weights in its layers, and attention over the whole square, as usual; seconds
+    of the computations of every pipeline rank."""
 
     seconds: float
     parts: Parts
     tokens_per_s: float
     mfu: float
+    passes: tuple[float, ...]
 
 
 def simulated(layout: Layout, forwards: list[float], backwards: list[float], latency: float) -> float:
@@ -76,7 +78,8 @@ def step_time(layout: Layout, shape: ModelShape, machine: Machine, framework: Fr
               pipeline: Makespan = simulated) -> StepTime:
     """Return the time of a step of stages that are cut. Raises HpcMpError if ranks span nodes without a network."""
     gpu, peaks = machine.gpu, machine.gpu.peak_tflops
-    peak, memory = 1e12 * (peaks.get(layout.precision) or peaks["fp16"]), 1e9 * (gpu.memory_gbs or 0) * STREAM
+    peak = 1e12 * next(peaks[name] for name in (layout.precision, "fp16", "fp32") if peaks.get(name))
+    memory = 1e9 * (gpu.memory_gbs or 0) * STREAM
     reach, flash, processors = next(REACH[name] for name in sorted(REACH, reverse=True) if gpu.name.startswith(name))
     reach, flash = gpu.products_share or reach * framework.products, gpu.attention_share or flash * framework.attention
     wave, launch = gpu.wave or processors * TILE / 2, LAUNCH if gpu.launch_us is None else gpu.launch_us / 1e6
@@ -211,7 +214,8 @@ class _Step:
                     for pair in pairwise(self.group("P"))]
         latency, ranks = sum(crossing) / max(1, len(crossing)), [stages_of(layout, rank) for rank in range(degrees.pipeline)]
         forwards, backwards = ([sum(stage[back].values()) for stage in stages] for back in (0, 1))
-        busy = (_total((m, some) for stage in own for some in stages[stage]) for own in ranks)
+        busy = [_total((m, some) for stage in own for some in stages[stage]) for own in ranks]
+        passes = tuple(sum(own.values()) for own in busy)
         parts = max(busy, key=lambda own: sum(own.values()))
         parts["bubble"] = max(0.0, pipeline(layout, forwards, backwards, latency) - sum(parts.values()))
         if layout.stages > degrees.pipeline:  # messages are hidden; each rank sends and receives two of a stage and microbatch
@@ -222,4 +226,4 @@ class _Step:
         flops = rows * h + sum(weights_of(shape, layer, shape.experts_per_token)
                                + q * min(sequence, shape.window_of(layer) or sequence) for layer in range(shape.layers))
         rate = degrees.data * m * layout.samples * sequence / seconds
-        return StepTime(seconds, parts, rate, 6 * rate * flops / layout.ranks / self.peak)
+        return StepTime(seconds, parts, rate, 6 * rate * flops / layout.ranks / self.peak, passes)

@@ -13,7 +13,7 @@ from hpc_mp.base.line_file import append_lines
 from hpc_mp.cluster.paces import PacedRun, ledger, record
 from hpc_mp.job import load_resolved
 from hpc_mp.rundir import SECRET, TOKEN, RunDirectory
-from hpc_mp.rundir.expected import observe
+from hpc_mp.rundir.expected import MACHINE, observe
 from hpc_mp.rundir.outcome import Cause, Outcome, verdict, write_outcome
 
 LIMIT_S = 60.0  # the job's nodes wait for it
@@ -52,10 +52,10 @@ def conclude(outcome: Outcome, attempt: int, warn: Callable[[str], object] = lam
 
 
 def _teach(outcome: Outcome, run: RunDirectory, attempt: int) -> None:
-    """Add the pace of a completed run to the ledger, unless it is too small to measure its GPUs."""
+    """Add the pace of a completed run to the ledger, unless it is too small to measure its GPUs, or had a slow rank or link."""
     with suppress(OSError):
         seen = observe(run, attempt) if outcome.state == "completed" else None
-        if seen is not None and (expected := seen.expected).mfu * expected.pace >= MEASURES:
+        if seen and seen.culprit in ("", MACHINE) and (expected := seen.expected).mfu * expected.pace >= MEASURES:
             record(ledger(), PacedRun(expected.gpu, str(run.path), expected.seconds / expected.pace, seen.seconds))
 
 

@@ -1,15 +1,19 @@
 """Predicted against observed: the seconds and the bytes of a run's steps next to its plan, and the likely culprit if they differ.
 
-Steps of an attempt count without its first two, once there are eight. A warning names what the ranks' own records suggest: a rank
-slower than its peers (same stage, same work), longer waits for messages, time outside of the passes, or none of these.
+Steps of an attempt count without its first two, once there are eight. A slow step loses its time in one of six places, and the
+ranks' own records of the traced step say how much in each: a rank that computes longer than its peers; a pipeline rank that does
+so relative to what is predicted; messages that arrive late though they were sent in time; computations of all ranks; sums over
+data ranks; and what no rank records. The largest is named.
+Ranks that wait for each other inside of their passes, for tensors (``tensor``) or parameters (ZeRO-3), seem to compute alike.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from statistics import fmean, median, median_low
+from statistics import median, median_low
 
-from hpc_mp.base.text import duration, memory_size
+from hpc_mp.base.text import duration, memory_size, several
 from hpc_mp.rundir.layout import RunDirectory
 from hpc_mp.rundir.plan import Expectation, read_plan
 from hpc_mp.rundir.records import RankStart, RankTrace, StepMetrics, last_records, read_record, read_records
@@ -17,19 +21,21 @@ from hpc_mp.rundir.records import RankStart, RankTrace, StepMetrics, last_record
 LAST, WARM, ENOUGH = 20, 2, 8  # steps that are read, that are left out of them, and that are needed
 OFF = 1.3  # ratio, or its inverse, that is reported …
 SMALL_S, SMALL = 0.05, 0.05  # … unless the difference is at most so many seconds, or this share of the GPU's memory
-SLOW, TRACES = 1.15, 64  # ratio of a slow rank's computations to those of its peers; traces that are read at most
-# kinds of traced actions, and parts of a predicted step that follow its passes
-COMPUTE, RECEIVE, AFTER = ("F", "B", "I", "W"), ("RECV_F", "RECV_B"), ("reduce", "publish", "update")
+SLOW, TRACES = 1.15, 1024  # ratio of a slow rank's computations to those of its peers; traces that are read at most
+COMPUTE, AFTER = ("F", "B", "I", "W"), ("reduce", "publish", "update")  # traced actions; parts of a step that follow its passes
+MACHINE = "machine"  # the culprit that is a trait of the machine
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Seconds of a step, and bytes that PyTorch has allocated on the fullest rank, next to what was expected; warnings."""
+    """Seconds of a step, and bytes that the fullest rank holds, next to what was expected; warnings; and the place where a step
+    loses its time, empty if it does not."""
 
     expected: Expectation
     seconds: float
     peak: int
     warnings: tuple[str, ...]
+    culprit: str = ""
 
     @property
     def words(self) -> str:
@@ -46,17 +52,20 @@ def observe(run: RunDirectory, attempt: int) -> Observed | None:
         return None
     seconds, peak, size = median(step.step_time_s for step in steps[WARM:]), steps[-1].peak_memory_bytes, expected.allocated
     slow, large = _off(seconds, expected.seconds, SMALL_S), _off(peak, size, SMALL * expected.memory)
-    traces, warnings = _traces(run, attempt) if slow or large else {}, []
+    traces, warnings, place = _traces(run, attempt, TRACES if slow or large else 1), [], ""
+    limit = max((trace.memory.limit for trace in traces.values() if trace.memory), default=0) if expected.on_gpus else 0
     if slow:
-        culprit = _culprit(run, traces, expected, seconds) if seconds > expected.seconds else f"{expected.gpu} may be another GPU"
+        place, culprit = MACHINE, f"{expected.gpu} is faster than its row of the catalogue, or another GPU"
+        if seconds > expected.seconds:
+            place, culprit = _blamed(run, attempt, steps[-1].step, traces, expected, seconds)
         warnings.append(f"a step takes {duration(seconds)}, {slow} than predicted ({duration(expected.seconds)}): {culprit}")
+    if limit and abs(limit - expected.memory) > SMALL * expected.memory:
+        warnings.append(f"the GPUs have {memory_size(limit)}, in the catalogue's row of {expected.gpu} they have "
+                        f"{memory_size(expected.memory)}: it is wrong, or not theirs")
     if large:
-        limit = max((trace.memory.limit for trace in traces.values() if trace.memory), default=0)
-        culprit = "the planner misjudges this model"
-        if limit and abs(limit - expected.memory) > SMALL * expected.memory:
-            culprit = f"the GPUs have {memory_size(limit)}, which is not {expected.gpu}: a wrong row of the catalogue"
-        warnings.append(f"a rank holds {memory_size(peak)}, {large} than predicted ({memory_size(size)}): {culprit}")
-    return Observed(expected, seconds, peak, tuple(warnings))
+        warnings.append(f"a rank holds {memory_size(peak)}, {large} than predicted ({memory_size(size)}): the planner misjudges "
+                        "this model")
+    return Observed(expected, seconds, peak, tuple(warnings), place)
 
 
 def _off(observed: float, predicted: float, small: float) -> str:
@@ -66,36 +75,78 @@ def _off(observed: float, predicted: float, small: float) -> str:
     return f"{100 * abs(observed / predicted - 1):.0f} % {'more' if observed > predicted else 'less'}"
 
 
-def _traces(run: RunDirectory, attempt: int) -> dict[int, RankTrace]:
-    """Return the traces of the attempt by rank."""
+def _traces(run: RunDirectory, attempt: int, most: int) -> dict[int, RankTrace]:
+    """Return traces of the attempt by rank, evenly distributed if there are more than ``most``."""
     paths, traces = run.trace.found(), []
-    for path in paths[::-(-len(paths) // TRACES) or 1]:
+    for path in paths[::-(-len(paths) // most) or 1]:
         with suppress(OSError, ValueError):
             traces.append(read_record(path, RankTrace))
     return {trace.rank: trace for trace in traces if trace.attempt == attempt and trace.actions}
 
 
-def _culprit(run: RunDirectory, traces: Mapping[int, RankTrace], expected: Expectation, seconds: float) -> str:
-    """Return what the traces of slow steps suggest."""
-    if not traces:
-        return "no rank has left a trace"
-    busy = {rank: _seconds(trace, COMPUTE) for rank, trace in traces.items()}
-    usual = {stage: median_low(busy[rank] for rank, trace in traces.items() if trace.pp == stage)
-             for stage in {trace.pp for trace in traces.values()}}
-    ratios = {rank: busy[rank] / max(usual[trace.pp], 1e-9) for rank, trace in traces.items()}
-    if ratios[rank := max(ratios, key=ratios.__getitem__)] > SLOW:
-        host = next((f" on {start.host}" for start in read_records(run.ranks, RankStart) if start.rank == rank), "")
-        return f"rank {rank}{host} computes {ratios[rank]:.2f} times as long as its peers"
-    waits = fmean(_seconds(trace, RECEIVE) for trace in traces.values()) - expected.parts.get("bubble", 0.0)
-    ends = [[time for span in trace.actions for time in (span.start, span.end)] for trace in traces.values()]
-    after = seconds - fmean(max(times) - min(times) for times in ends) - sum(expected.parts.get(name, 0.0) for name in AFTER)
-    waits += after if "reduce" in expected.parts else 0.0
-    if waits > (seconds - expected.seconds) / 2:
-        return f"ranks wait {duration(waits)} longer for messages: links are slow, see `hpc-mp doctor`"
-    if after > (seconds - expected.seconds) / 2:
-        return f"{duration(after)} are outside of the passes: the input or the host is slow"
-    return "all ranks compute alike: clocks are low, or the host is busy"
+def _blamed(run: RunDirectory, attempt: int, last: int, traces: Mapping[int, RankTrace], expected: Expectation,
+            seconds: float) -> tuple[str, str]:
+    """Return the place where steps up to the ``last`` lose most time, and the culprit in words; both unknown if the traced step
+    was not slow."""
+    starts = {start.rank: start for start in read_records(run.ranks, RankStart) if start.attempt == attempt}
+    known = {rank: trace for rank, trace in traces.items() if rank in starts}
+    if not known:
+        return "unknown", "no rank has left a trace"
+    traced = max(trace.step for trace in known.values())
+    then = next((step.step_time_s for step in last_records(run.metrics, StepMetrics, last - traced + LAST)
+                 if (step.step, step.attempt) == (traced, attempt)), seconds)
+    if then <= expected.seconds * OFF:
+        return "unknown", f"step {traced}, the last that ranks have recorded, was not slow"
+    return _culprit(known, starts, expected, min(then, seconds))
 
 
-def _seconds(trace: RankTrace, kinds: Sequence[str]) -> float:
-    return sum(span.end - span.start for span in trace.actions if span.kind in kinds)
+def _culprit(traces: Mapping[int, RankTrace], starts: Mapping[int, RankStart], expected: Expectation,
+             seconds: float) -> tuple[str, str]:
+    """Return the place where a step of so many seconds loses most time, and the culprit in words."""
+    busy = {rank: sum(span.end - span.start for span in trace.actions if span.kind in COMPUTE) for rank, trace in traces.items()}
+    where = {rank: f"rank {rank} on {start.node}" for rank, start in starts.items()}
+    peers: dict[int, dict[int, float]] = {}  # pipeline rank → data rank → seconds: of tensor ranks, who wait for each other, one
+    for rank in busy:
+        peers.setdefault(starts[rank].pp, {}).setdefault(starts[rank].dp, busy[rank])
+    usual = {stage: median_low(times.values()) for stage, times in peers.items()}
+    shares = {stage: time / expected.passes[stage] for stage, time in usual.items()}
+    share, behind = median_low(shares.values()), max(shares, key=shares.__getitem__)
+    slowest = max(busy, key=lambda rank: busy[rank] - usual[starts[rank].pp])
+    ratio, relative = busy[slowest] / usual[starts[slowest].pp], shares[behind] / share
+    (link, waited), every = _latest(traces, starts, slowest)
+    times = [time for trace in traces.values() for span in trace.actions for time in (span.start, span.end)]
+    after = seconds - (max(times) - min(times)) - sum(expected.parts.get(name, 0.0) for name in AFTER)
+    sums = {"reduce", "publish"} & expected.parts.keys()
+    nodes = several([*dict.fromkeys(starts[rank].node for rank in busy if starts[rank].pp == behind)])
+    lost = {
+        "rank": ((1 - 1 / ratio) * busy[slowest] * (ratio > SLOW),
+                 f"{where[slowest]} computes {ratio:.2f} times as long as its peers"),
+        "stage": ((shares[behind] - share) * expected.passes[behind] * (relative > SLOW),
+                  f"pipeline rank {behind} on {nodes} computes {relative:.2f} times as long as others, by what is predicted"),
+        "link": (waited, f"messages between {where[link[0]]} and {where[link[1]]} take {duration(waited)}: "
+                         f"{'all links are' if every else 'this link is'} slow"),
+        MACHINE: ((share - 1) * max(expected.passes),
+                  f"all ranks compute {share:.2f} times as long as predicted: the catalogue's row of {expected.gpu} is wrong, "
+                  "clocks are low, or other programs compute there"),
+        "sums": (after * bool(sums), f"sums over data ranks take {duration(after)} longer than predicted: links are slow"),
+        "outside": (after * (not sums), f"{duration(after)} are outside of the passes: the input or the host is slow"),
+    }
+    place = max(lost, key=lambda name: lost[name][0])
+    return place, lost[place][1]
+
+
+def _latest(traces: Mapping[int, RankTrace], starts: Mapping[int, RankStart],
+            alone: int) -> tuple[tuple[tuple[int, int], float], bool]:
+    """Return the two ranks whose messages take longest between them, twice ``alone`` without messages, and for how many seconds
+    their receivers wait after they are sent; and True if those of other ranks take similarly long."""
+    late = defaultdict[tuple[int, int], float](float, {(alone, alone): 0.0})
+    sent = {(starts[rank].dp, starts[rank].cp, starts[rank].tp, span.kind[-1], span.stage, span.microbatch): (rank, span.end)
+            for rank, trace in traces.items() for span in trace.actions if span.kind.startswith("SEND")}
+    for rank, trace in traces.items():
+        for span in trace.actions:
+            origin = span.stage - 1 if span.kind == "RECV_F" else span.stage + 1
+            axes = starts[rank].dp, starts[rank].cp, starts[rank].tp
+            if span.kind.startswith("RECV") and (known := sent.get((*axes, span.kind[-1], origin, span.microbatch))):
+                late[min(known[0], rank), max(known[0], rank)] += max(0.0, span.end - max(span.start, known[1]))
+    worst = max(late, key=late.__getitem__)
+    return (worst, late[worst]), len(late) > 2 and median_low(sorted(late.values())[1:]) > late[worst] / 2

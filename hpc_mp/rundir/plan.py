@@ -84,9 +84,10 @@ class Expectation:
     Attributes:
         gpu, machine, memory: name of the GPU model; description of the machine whose links count; bytes of one GPU.
         needs: bytes of the fullest tensor rank of every pipeline rank on its GPU, by what holds them, the largest first.
-            ``libraries`` are outside of what PyTorch allocates.
+            ``libraries`` are outside of what PyTorch allocates; on CPUs there is the ``process`` instead.
         seconds, parts: of a step, and of what takes them on the slowest rank. tokens_per_s, mfu: throughput; share of the peak.
-        pace: measured by predicted seconds of earlier runs on such GPUs; seconds and parts contain this factor.
+        passes: seconds of the computations of every pipeline rank.
+        pace: measured by predicted seconds of earlier runs on such GPUs; all seconds contain this factor.
     """
 
     gpu: str
@@ -97,6 +98,7 @@ class Expectation:
     parts: Mapping[str, float]
     tokens_per_s: float
     mfu: float
+    passes: tuple[float, ...]
     pace: float = 1.0
 
     @property
@@ -107,6 +109,10 @@ class Expectation:
     @property
     def total(self) -> int:
         return sum(self.fullest.values())
+
+    @property
+    def on_gpus(self) -> bool:
+        return "libraries" in self.fullest
 
     @property
     def allocated(self) -> int:
@@ -151,7 +157,8 @@ def read_plan(run: RunDirectory) -> RunPlan | None:
         return RunPlan(tuple(tree["layers"]), Traffic(**tree["traffic"]), tuple(StateBytes(**fields) for fields in tree["state"]),
                        tree["link_time_s"], tuple(map(_choice, tree["choices"])),
                        tuple(ChunkCounts(**fields) for fields in tree.get("chunks", ())), tree.get("place", ""),
-                       Expectation(**fields | {"needs": tuple(fields["needs"])}) if (fields := tree.get("expected")) else None)
+                       Expectation(**fields | {"needs": tuple(fields["needs"]), "passes": tuple(fields["passes"])})
+                       if (fields := tree.get("expected")) else None)
     except (OSError, ValueError, TypeError, KeyError):
         return None
 

@@ -24,7 +24,7 @@ from hpc_mp.launch.plan import Target, TrainingPlan, compose
 from hpc_mp.launch.render.script import JobScript
 from hpc_mp.launch.summary import describe
 from hpc_mp.layout.placement import ORDERS
-from hpc_mp.planner.device import Device
+from hpc_mp.planner.device import Device, Pool
 from hpc_mp.planner.expectation import machine_of
 from hpc_mp.planner.footprint import footprint
 from hpc_mp.planner.step import step_time
@@ -75,6 +75,8 @@ def test_a_summary_and_a_plan_say_what_to_expect(tmp_path: Path) -> None:
     assert rows(plan)["expects"].startswith(
         f"{memory_size(max(rank.total for rank in ranks))} of the 79.6 GiB of each GPU; {duration(step.seconds)} per step, "
         f"{step.tokens_per_s:,.0f} tokens/s, {100 * step.mfu:.1f} % of the peak (")
+    kept = memory_size(max(ranks, key=lambda rank: rank.total).activations)
+    assert rows(plan)["in flight"].endswith(f"recompute none, activations {kept}")
     write_plan(RunDirectory(tmp_path), plan.record)
     assert read_plan(RunDirectory(tmp_path)) == plan.record
     write_plan(RunDirectory(tmp_path), replace(plan.record, expected=None))
@@ -103,9 +105,40 @@ def test_nothing_is_expected_and_chosen_on_unknown_machines(gpu: str | None, rea
 
 def test_cpus_and_shared_gpus_are_no_machine() -> None:
     spec, facts = job(STATED), ClusterFacts()
-    assert known_machine(spec, Device("cpu", ""), facts) == (None, "ranks compute on CPUs")
+    assert known_machine(spec, Device("cpu", ""), facts) == (None, "ranks compute on CPUs, of which no row is known")
     assert known_machine(spec, Device("cuda", "4 ranks share 2 GPUs"), facts)[0] is None
     assert known_machine(spec, Device("cuda", "", gpu="NVIDIA H100 80GB HBM3"), facts)[0] == H100
+
+
+CPU = """
+[gpu."Some CPU"]
+vendor = "cpu"
+memory_mib = 16384
+memory_gbs = 8.0
+peak_tflops = { fp32 = 0.1, fp64 = 0.05 }
+nvlinks = 1
+nccl_link_gbs = 1.0
+ll_gbs = 1.0
+[site.processors]
+vcpus = 8
+memory_gib = 64
+numa = 1
+gpus = 4
+gpu = "Some CPU"
+nics = 1
+rdma_gbps = 10
+"""
+
+
+def test_cpus_of_a_row_are_shared_by_the_ranks_of_a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "machines.toml").write_text(CPU)
+    monkeypatch.setenv("HPC_MP_MACHINES", str(tmp_path / "machines.toml"))
+    spec = job(STATED)
+    there, _ = known_machine(spec, Device("cpu", ""), ClusterFacts())  # 8 ranks on a node, measured with 4
+    here, _ = known_machine(spec, Device("cpu", "", (Pool("this machine", None, (0,)),)), ClusterFacts())  # all 16 ranks
+    assert there is not None and here is not None
+    assert (there.memory, here.memory) == (8 * 2**30, 4 * 2**30) and (there.fabric.gpus, here.fabric.gpus) == (8, 16)
+    assert (there.gpu.peak_tflops["fp32"], here.gpu.memory_gbs, here.fabric.link) == (0.05, 2.0, 0.25)
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

@@ -73,6 +73,15 @@ def test_bytes_and_seconds_are_those_of_the_planner() -> None:
     assert expect(away, SHAPE, machine).total == max(rank.total for rank in footprint(away, SHAPE)), "without the host's"
 
 
+def test_ranks_on_cpus_hold_a_process_in_place_of_libraries() -> None:
+    machine = machine_of("h100", 8)
+    cpu = replace(machine, gpu=replace(machine.gpu, vendor="cpu"))
+    with_gpus, without = expect(LAYOUT, SHAPE, machine), expect(LAYOUT, SHAPE, cpu)
+    assert (with_gpus.on_gpus, without.on_gpus) == (True, False)
+    assert without.allocated == without.total == with_gpus.allocated + (600 << 20)
+    assert max(without.passes) < without.seconds and len(without.passes) == 2
+
+
 def teach(file: Path, *ratios: float, gpu: str = "H100 80GB HBM3", first: int = 0) -> None:
     for number, ratio in enumerate(ratios, first):
         record(file, PacedRun(gpu, f"/runs/{number:04d}", 2.0, 2.0 * ratio))

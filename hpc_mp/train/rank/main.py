@@ -45,7 +45,7 @@ from hpc_mp.train.rank.saver import Saver
 from hpc_mp.train.rank.signals import EXIT_STOPPED, REASONS, Pace, StopConditions, StopFlag, Stopped, ending_in
 from hpc_mp.train.rank.token_sets import tokens_of
 from hpc_mp.train.rank.trackers import tracked
-from hpc_mp.train.rank.trainer import Trainer, TrainingEnd, agree, write_trace
+from hpc_mp.train.rank.trainer import TRACED_EACH, Trainer, TrainingEnd, agree, write_trace
 from hpc_mp.train.rank.utilization import peak_speed
 from hpc_mp.train.rank.waits import noted
 from hpc_mp.train.rank.watchdog import FIRST, Watchdog, limits
@@ -218,7 +218,8 @@ def _train(spec: JobSpec, shape: ModelShape, context: RankContext, nodes: Mappin
     def compared(kind: str, metrics: StepMetrics) -> None:
         track(kind, metrics)
         with suppress(OSError):  # of a file system: no reason to stop
-            seen = observe(context.run, context.attempt) if metrics.step == counters.step + ENOUGH else None
+            due = (metrics.step - counters.step) % TRACED_EACH == ENOUGH
+            seen = observe(context.run, context.attempt) if due else None
             for line in () if seen is None else (seen.words, *(f"warning: {text}" for text in seen.warnings)):
                 context.log.say(line)
 
