@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import threading
 from contextlib import chdir, redirect_stdout, suppress
 from io import StringIO
 from pathlib import Path
@@ -15,16 +16,20 @@ from hpc_mp.cli.plan import command
 from hpc_mp.layout.models.types import verdicts
 from hpc_mp.planner.machine import machine_named
 
+if not hasattr(threading, "get_native_id"):  # in Pyodide, which has one thread
+    threading.get_native_id = threading.get_ident
 OPTIONS = ("machine", "nodes", "sequence", "global-batch", "precision", "goal")
 
 
 def choices() -> str:
-    """JSON of the machines, as name and title, and of the types that need no transformers."""
-    machines = []
-    for name, row in catalogue().machines.items():
+    """JSON of the machines that can be planned for, as name, group and title, and of the types that need no transformers."""
+    known, machines = catalogue(), []
+    rows = [*((gpu.name, "gpu", gpu.title or gpu.name) for gpu in known.gpus.values()),
+            *((name, row.cloud, f"{row.name}: {row.gpus} × {row.gpu_title}") for name, row in known.machines.items())]
+    for row in rows:
         with suppress(HpcMpError):  # one of those whose memory, peak or links are unknown
-            machine_named(name)
-            machines.append((name, row.cloud, f"{row.name}: {row.gpus} × {row.gpu_title}"))
+            machine_named(row[0])
+            machines.append(row)
     return json.dumps({"machines": machines, "types": [verdict.model_type for verdict in verdicts() if verdict.table]})
 
 

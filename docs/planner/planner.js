@@ -13,7 +13,7 @@ const EXAMPLES = {
     num_attention_heads: 32, num_key_value_heads: 8, num_local_experts: 8, num_experts_per_tok: 2, max_position_embeddings: 32768 },
   "GPT-2 XL": { model_type: "gpt2", n_layer: 48, n_embd: 1600, n_head: 25, n_positions: 1024, vocab_size: 50257 },
 };
-const CLOUDS = { azure: "Azure", aws: "AWS", gcp: "Google Cloud", site: "other machines" };
+const GROUPS = { gpu: "a GPU, in the first machine that has it", azure: "Azure", aws: "AWS", gcp: "Google Cloud", site: "other machines" };
 
 const form = document.forms[0], fields = form.elements, status = document.getElementById("status");
 const refusal = document.getElementById("refusal"), frame = document.getElementById("page"), save = document.getElementById("save");
@@ -63,9 +63,9 @@ worker.onerror = event => say("failed", event.message || "the worker did not sta
 worker.onmessage = ({ data }) => {
   if (data.state) return say("loading", data.state);
   if (data.choices) {
-    const of = cloud => data.choices.machines.filter(([, place]) => place === cloud).map(([name, , title]) => [name, title]);
-    options(fields.machine, Object.entries(CLOUDS).map(([cloud, title]) => [title, of(cloud)]));
-    fields.machine.value = "ndv5";
+    const of = cloud => data.choices.machines.filter(([, group]) => group === cloud).map(([name, , title]) => [name, title]);
+    options(fields.machine, Object.entries(GROUPS).map(([cloud, title]) => [title, of(cloud)]));
+    fields.machine.value = "H100";
     options(fields.example, [["a type, with the defaults of transformers", data.choices.types.map(type => [type, type])]]);
     form.querySelector("button").disabled = false;
     [ready, busy] = [true, false];
