@@ -62,8 +62,8 @@ def command(job: Path | None, model: str | None, machine: str | None, cluster: s
         write_new(write, dump_job(plan.job), force=False)
     what_if = {what: search(other) for what, other in _hardware(question, plan.job).items()} if explain else {}
     if as_json:
-        more = {what: other and asdict(other) for what, other in what_if.items()}
-        document = asdict(plan) | {"memory": question.machine.memory, "what_if": more}
+        more = {what: other and asdict(replace(other, tried=())) for what, other in what_if.items()}
+        document = asdict(replace(plan, tried=())) | {"memory": question.machine.memory, "what_if": more}
         click.echo(json.dumps(document, default=lambda job: job.model_dump(mode="json")))
         return
     for part in (words.text(plan), words.next(plan), words.explained(plan, what_if) if explain else "", words.job(plan)):
