@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from zipfile import ZIP_DEFLATED, ZipFile
 
-PAGES = "admin/|user/|how-it-works/|reference/|tutorial|troubleshooting|index"
+PAGES = "admin/|user/|how-it-works/|planner/|reference/|tutorial|troubleshooting|index"
 OUTSIDE = re.compile(rf"\[([^\]]*)\]\((?:\.\./)+(?!{PAGES})([^)#]*)(#[^)]*)?\)")
 
 

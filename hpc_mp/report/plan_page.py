@@ -32,7 +32,7 @@ CAUSES = {  # part of a step: (CSS class, words)
     "passes": (COMPUTATION, "element-wise passes"), "head": (COMPUTATION, "head and loss"),
     "recompute": ("weight", "recomputation"), "update": ("optimizer", "optimizer"),
     "tensor": (MESSAGES, "tensor axis: collectives"), "context": (MESSAGES, "context axis: ring"),
-    "experts": (MESSAGES, "experts: all-to-all"), "gathers": (MESSAGES, "ZeRO-3: gathers and scatters"),
+    "experts": (MESSAGES, "experts: all-to-all"), "gathers": (MESSAGES, "ZeRO: gathers and scatters"),
     "reduce": (MESSAGES, "data axis: sums of gradients"), "publish": (MESSAGES, "data axis: new parameters"),
     "messages": (MESSAGES, "pipeline: messages"), "bubble": (WAITING, "pipeline bubble"),
     "skew": (WAITING, "wait for slower ranks"), "host": (WAITING, "host: launches of kernels")}
