@@ -49,8 +49,6 @@ def answer(form: str) -> str:
                 command.main(words, standalone_mode=False)
         except HpcMpError as refusal:
             error = refusal.value, refusal.rule, refusal.remedy
-        except OSError:  # a process was to be started
-            error = "this model's type", "is read from the code of transformers, which no browser has", "run hpc-mp plan on a computer"
         except click.ClickException as refusal:
             error = "the form", refusal.format_message(), "change this field"
         page = Path("plan.html").read_text(encoding="utf-8") if Path("plan.html").is_file() else ""
