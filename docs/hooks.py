@@ -45,7 +45,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     return CONSOLE.sub(_apart, shown)
 
 
-ROOMS = ("base", "catalogue", "cli", "cluster", "diagnosis", "job", "layout", "planner", "report", "rundir")  # that planning imports
+ROOMS = ("base", "catalogue", "cli", "cluster", "diagnosis", "job", "layout", "planner", "report", "rundir")  # for planning
 ROOT = Path(__file__).resolve().parents[1]
 
 

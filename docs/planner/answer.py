@@ -34,7 +34,8 @@ def choices() -> str:
 
 
 def answer(form: str) -> str:
-    """JSON of the page, of the plan, and of value, rule and remedy if it is refused. A job that does not fit has both page and refusal."""
+    """JSON of the page, of the plan, and of value, rule and remedy if it is refused. A job that does not fit
+    has both page and refusal."""
     asked = json.loads(form)
     words = ["--model", "config.json", "--html", "plan.html", "--json"]
     for name in OPTIONS:

@@ -151,8 +151,8 @@ def _frontier(question: Question, best: Plan) -> SimpleNamespace:
                             behind=_behind(best.step, plan.step, peak - peaks[0]) if plan is not best else "the best")
             for plan, peak, (size, speed) in zip(plans, peaks, points, strict=True)]
     corners = list(pairwise((x(size), y(speed)) for size, speed in front))
-    return SimpleNamespace(rows=rows[:len(named)], dots=rows[len(named):], corners=corners, x_ticks=ticks(x, 6), y_ticks=ticks(y, 5),
-                           limit=x(memory / 2**30), height=HEIGHT)
+    return SimpleNamespace(rows=rows[:len(named)], dots=rows[len(named):], corners=corners, x_ticks=ticks(x, 6),
+                           y_ticks=ticks(y, 5), limit=x(memory / 2**30), height=HEIGHT)
 
 
 def _words(layout: Layout) -> str:

@@ -1,4 +1,4 @@
-"""The planner that runs in a browser: its archive, its answers beside those of ``hpc-mp plan``, and the page in a real browser."""
+"""The planner that runs in a browser: its archive, its answers beside those of ``hpc-mp plan``, and the page in a browser."""
 
 import importlib.util
 import json
@@ -34,9 +34,9 @@ needs_pyodide = pytest.mark.skipif(not Path(FOLDER, "pyodide.mjs").is_file(), re
     f"no Pyodide in {VARIABLE}: python tests/support/pyodide_folder.py FOLDER, then {VARIABLE}=FOLDER"))
 SMALL = {"config": {"model_type": "gpt2", "n_layer": 8, "n_embd": 2048, "n_head": 16}, "machine": "A100-SXM4-80GB", "nodes": "2",
          "sequence": "1024", "global-batch": "64"}
-LARGE = {"config": {"model_type": "llama", "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64,
-                    "num_key_value_heads": 8, "vocab_size": 128256}, "machine": "H100 80GB HBM3", "nodes": "16", "sequence": "8192",
-         "global-batch": "512"}
+LARGE = {"config": {"model_type": "llama", "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80,
+                    "num_attention_heads": 64, "num_key_value_heads": 8, "vocab_size": 128256},
+         "machine": "H100 80GB HBM3", "nodes": "16", "sequence": "8192", "global-batch": "512"}
 REFUSED = LARGE | {"nodes": "2", "keys": "parallel.recompute=none"}
 MOST = 3.0  # seconds of an answer
 
@@ -83,7 +83,8 @@ def test_the_archive_suffices_and_answers_as_the_command(unpacked: Path, tmp_pat
     """Out of the archive alone, in a process without this checkout's rooms."""
     form = SMALL | {"config": json.dumps(SMALL["config"])}
     code = "import answer, hpc_mp, sys; print(hpc_mp.__file__); print(answer.answer(sys.argv[1]))"
-    done = subprocess.run([sys.executable, "-c", code, json.dumps(form)], cwd=unpacked / "planner", text=True, capture_output=True)
+    done = subprocess.run([sys.executable, "-c", code, json.dumps(form)], cwd=unpacked / "planner", text=True,
+                          capture_output=True)
     assert done.returncode == 0, done.stderr
     where, text = done.stdout.splitlines()
     assert Path(where).is_relative_to(unpacked)
@@ -98,16 +99,19 @@ def test_refusals_have_value_rule_and_remedy(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("hpc_mp.layout.models.reading.find_spec", lambda _: None)  # no transformers, as in a browser
     answer = module("planner/answer.py").answer
     config = json.dumps(SMALL["config"])
-    for form, words in (({"config": "{"}, "is not JSON"), ({"config": '{"model_type": "none"}', "machine": "H100"}, "has no table here"),
-                        ({"config": config, "machine": "H1000"}, "is not a machine"), ({"config": config, "nodes": "two"}, "not a valid integer"),
+    for form, words in (({"config": "{"}, "is not JSON"), ({"config": '{"model_type": "none"}', "machine": "H100"}, "has no table"),
+                        ({"config": config, "machine": "H1000"}, "is not a machine"),
+                        ({"config": config, "nodes": "two"}, "not a valid integer"),
                         ({"config": config, "machine": "H100", "keys": "parallel.tensor=7", "nodes": "1"}, "")):
         told = json.loads(answer(json.dumps(form)))
-        assert len(told["error"]) == 3 and words in told["error"][1] and all(told["error"]) and told["plan"] is None, told["error"]
+        assert len(told["error"]) == 3 and all(told["error"]) and words in told["error"][1], told["error"]
+        assert told["plan"] is None
 
 
 def test_what_the_form_offers() -> None:
     offered = json.loads(module("planner/answer.py").choices())
-    assert {"gpt2", "llama", "mixtral"} <= set(offered["types"]) and {group for _, group, _ in offered["machines"]} >= {"gpu", "azure", "aws"}
+    assert {"gpt2", "llama", "mixtral"} <= set(offered["types"])
+    assert {group for _, group, _ in offered["machines"]} >= {"gpu", "azure", "aws"}
     script = (ROOT / "docs/planner/worker.js").read_text(encoding="utf-8")
     assert f"/v{pyodide_folder.VERSION}/" in script, "the tests' Pyodide is that of the page"
     assert set(re.findall(r'"([\w-]+)"', re.findall(r"PACKAGES = \[(.*?)\]", script)[0])) < {*pyodide_folder.ANY}
@@ -155,7 +159,8 @@ def driven(site: Path, folder: str, jobs: list[dict[str, Any]], seconds: float) 
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Server, seen, directory=str(site)))
     Thread(target=server.serve_forever, daemon=True).start()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        seen.process = psutil.Popen([PROGRAM, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+        seen.process = psutil.Popen([PROGRAM, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
+                                     "--disable-background-networking",
                                      f"--user-data-dir={profile}", f"http://127.0.0.1:{server.server_port}/drive.html"],
                                     stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
@@ -188,7 +193,8 @@ def test_a_browser_plans_as_the_command_in_three_seconds(site: Path, tmp_path: P
     assert told[0][1].startswith("Answered in"), "the example is planned as soon as the page is loaded"
     answers, took = [value for name, value, _ in told if name == "answered"], [told[n + 1][2] - told[n][2] for n in (1, 3, 5)]
     with capsys.disabled():
-        print(f"\nloading and the first plan {told[0][2]:.1f} s of a processor; answers {took}; by the clock {[one['seconds'] for one in answers]}")
+        print(f"\nseconds of a processor: {told[0][2]:.1f} until the first plan, then {took}; in the worker, by the clock: "
+              f"{[one['seconds'] for one in answers]}")
     for form, answer in zip((SMALL, LARGE), answers, strict=False):
         expected = dict(leaves(by_command(tmp_path, form)))
         assert answer["refusal"] == [] and dict(leaves(answer["plan"])).keys() == expected.keys()
@@ -204,7 +210,8 @@ def test_a_browser_plans_as_the_command_in_three_seconds(site: Path, tmp_path: P
 
 @pytest.mark.prove
 @needs_browser
-@pytest.mark.parametrize(("folder", "words"), [("//127.0.0.2/", "must name a folder of this site"), ("pyodide/", "Failed to fetch")])
+@pytest.mark.parametrize(("folder", "words"), [
+    ("//127.0.0.2/", "must name a folder of this site"), ("pyodide/", "Failed to fetch")])
 def test_what_cannot_be_loaded_is_said(site: Path, folder: str, words: str) -> None:
     ((_, said, _), *_) = driven(site, folder, [], 250)
     assert words in said
