@@ -35,7 +35,7 @@ needs_pyodide = pytest.mark.skipif(not Path(FOLDER, "pyodide.mjs").is_file(), re
 SMALL = {"config": {"model_type": "gpt2", "n_layer": 8, "n_embd": 2048, "n_head": 16}, "machine": "A100-SXM4-80GB", "nodes": "2",
          "sequence": "1024", "global-batch": "64"}
 LARGE = {"config": {"model_type": "llama", "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80,
-                    "num_attention_heads": 64, "num_key_value_heads": 8, "vocab_size": 128256},
+                    "num_attention_heads": 64, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 8192},
          "machine": "H100 80GB HBM3", "nodes": "16", "sequence": "8192", "global-batch": "512"}
 REFUSED = LARGE | {"nodes": "2", "keys": "parallel.recompute=none"}
 MOST = 3.0  # seconds of an answer
@@ -99,7 +99,8 @@ def test_refusals_have_value_rule_and_remedy(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("hpc_mp.layout.models.reading.find_spec", lambda _: None)  # no transformers, as in a browser
     answer = module("planner/answer.py").answer
     config = json.dumps(SMALL["config"])
-    for form, words in (({"config": "{"}, "is not JSON"), ({"config": '{"model_type": "none"}', "machine": "H100"}, "has no table"),
+    for form, words in (({"config": "{"}, "is not JSON"),
+                        ({"config": '{"model_type": "none"}', "machine": "H100"}, "has no table"),
                         ({"config": config, "machine": "H1000"}, "is not a machine"),
                         ({"config": config, "nodes": "two"}, "not a valid integer"),
                         ({"config": config, "machine": "H100", "keys": "parallel.tensor=7", "nodes": "1"}, "")):
