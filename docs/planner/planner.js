@@ -65,7 +65,7 @@ worker.onmessage = ({ data }) => {
   if (data.choices) {
     const of = cloud => data.choices.machines.filter(([, group]) => group === cloud).map(([name, , title]) => [name, title]);
     options(fields.machine, Object.entries(GROUPS).map(([cloud, title]) => [title, of(cloud)]));
-    fields.machine.value = "H100";
+    fields.machine.value = "H100 80GB HBM3";
     options(fields.example, [["a type, with the defaults of transformers", data.choices.types.map(type => [type, type])]]);
     form.querySelector("button").disabled = false;
     [ready, busy] = [true, false];
