@@ -54,17 +54,18 @@ def command(job: Path | None, model: str | None, machine: str | None, cluster: s
     question, sized = _question(job, model, name, overrides, goal)
     words = view("cli/plan.txt.j2", question=question, plain=Parallel(), keys=KEYS, toml=toml_value)
     plan = next(filter(None, map(search, [question] if sized and goal != "gpus" else larger(question))), None)
-    if page is not None and (shown := plan or search(replace(question, goal="memory"))):
+    shown = plan or search(replace(question, goal="memory"))
+    if page is not None and shown:
         write_plan_page(question, shown, page, time.time())
     if plan is None:
-        least, better = search(replace(question, goal="memory")), next(filter(None, map(search, remedies(question))), None)
-        raise HpcMpError(*words.refusal(least, better).strip().split("\n"))
+        better = next(filter(None, map(search, remedies(question))), None)
+        raise HpcMpError(*words.refusal(shown, better).strip().split("\n"))
     if write is not None:
         write_new(write, dump_job(plan.job), force)
     what_if = {what: search(other) for what, other in _hardware(question, plan.job).items()} if explain else {}
     if as_json:
-        more = {what: other and asdict(other) for what, other in what_if.items()}
-        document = asdict(plan) | {"memory": question.machine.memory, "what_if": more}
+        more = {what: other and asdict(replace(other, tried=())) for what, other in what_if.items()}
+        document = asdict(replace(plan, tried=())) | {"memory": question.machine.memory, "what_if": more}
         click.echo(json.dumps(document, default=lambda job: job.model_dump(mode="json")))
         return
     for part in (words.text(plan), words.next(plan), words.explained(plan, what_if) if explain else "", words.job(plan)):

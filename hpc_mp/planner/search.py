@@ -66,7 +66,7 @@ class Question:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """A job, its layout and step, and its bytes in the first pass. Of the best and of faster ones: footprints of pipeline ranks.
-    Of the best: the next ones of other degrees, and the numbers of others by the reason of their loss."""
+    Of the best: the next ones of other degrees, all of the second pass, and the numbers of others by the reason of their loss."""
 
     job: JobSpec
     layout: Layout
@@ -74,6 +74,7 @@ class Plan:
     needs: float
     footprints: tuple[Footprint, ...] = ()
     others: "tuple[Plan, ...]" = ()
+    tried: "tuple[Plan, ...]" = ()
     lost: dict[str, int] = field(default_factory=dict)
 
     def fits(self, machine: Machine) -> bool:
@@ -98,7 +99,7 @@ def search(question: Question) -> Plan | None:
                 lost.update({"not allowed": len(refused), "does not fit": place, "slower": -len(refused) - place - 1})
                 degrees = [(d.tensor, d.pipeline, d.expert, d.context > 1) for d in (plan.layout.degrees for plan in plans)]
                 others = [plan for at, plan in enumerate(plans) if degrees[at] not in (degrees[place], *degrees[:at])]
-                return replace(best, others=tuple(others[:3]), lost=dict(lost))
+                return replace(best, others=tuple(others[:3]), tried=tuple(plans), lost=dict(lost))
     if any_allowed:  # those that the first pass takes to fit do not, but others may
         other = search(replace(question, goal="memory"))
         return other if other and other.fits(question.machine) else None

@@ -32,7 +32,7 @@ CAUSES = {  # part of a step: (CSS class, words)
     "passes": (COMPUTATION, "element-wise passes"), "head": (COMPUTATION, "head and loss"),
     "recompute": ("weight", "recomputation"), "update": ("optimizer", "optimizer"),
     "tensor": (MESSAGES, "tensor axis: collectives"), "context": (MESSAGES, "context axis: ring"),
-    "experts": (MESSAGES, "experts: all-to-all"), "gathers": (MESSAGES, "ZeRO-3: gathers and scatters"),
+    "experts": (MESSAGES, "experts: all-to-all"), "gathers": (MESSAGES, "ZeRO: gathers and scatters"),
     "reduce": (MESSAGES, "data axis: sums of gradients"), "publish": (MESSAGES, "data axis: new parameters"),
     "messages": (MESSAGES, "pipeline: messages"), "bubble": (WAITING, "pipeline bubble"),
     "skew": (WAITING, "wait for slower ranks"), "host": (WAITING, "host: launches of kernels")}
@@ -65,8 +65,7 @@ def render(question: Question, plan: Plan, now: float) -> str:
     ranks.nodes, hidden = ranks.nodes[:MOST_NODES], len(ranks.nodes[MOST_NODES:])
     return filled(
         HERE / "plan.html.j2", now,
-        verb="plan",
-        name=plan.job.job.name,
+        verb="plan", name=plan.job.job.name,
         plan=plan, at=layout, peak=peak, fits=peak.total <= machine.memory, shape=question.shape, memory=machine.memory,
         machine=f"{counted(layout.nodes, 'node')} × {layout.ranks_per_node} {gpu.title or gpu.name} · {machine.fabric.title}",
         layout=summary.layout(placement, plan.job),
@@ -76,8 +75,7 @@ def render(question: Question, plan: Plan, now: float) -> str:
         causes=_causes(plan.step), causes_legend=CAUSE_LEGEND,
         gantt=gantt.gantt(_traces(question, layout, drawn, placement), placement, shown) if pipeline > 1 else None,
         drawn=drawn, bubble=plan.step.parts.get("bubble", 0.0) / plan.step.seconds, size=gantt,
-        grid=ranks, hidden=hidden,
-        frontier=_frontier(question, plan),
+        grid=ranks, hidden=hidden, frontier=_frontier(question, plan),
         toml=tomli_w.dumps({"parallel": plan.job.parallel.model_dump(mode="json", exclude_none=True, exclude_unset=True)}),
         digest=lambda script: base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         counted=counted, memory_size=memory_size, duration=duration, number=number, thousands="{:,}".format,
@@ -137,21 +135,23 @@ def _traces(question: Question, layout: Layout, microbatches: int, placement: Pl
 
 
 def _frontier(question: Question, best: Plan) -> SimpleNamespace:
-    """Return tokens per second over memory, in pixels and percent: a row for each plan, the best first, and the corners of the
-    frontier: plans that no other one beats in both."""
-    memory, plans = question.machine.memory, (best, *best.others)
+    """Return tokens per second over memory, in pixels and percent: a row for each plan, the best first, a dot for each other
+    one that was tried, and the corners of the frontier: plans that no other one beats in both."""
+    memory, named = question.machine.memory, (best, *best.others)
+    plans = (*named, *(plan for plan in best.tried if all(plan.layout != other.layout for other in named)))
     peaks = [max((rank.total for rank in plan.footprints), default=plan.needs) for plan in plans]
     points = [(peak / 2**30, plan.step.tokens_per_s) for peak, plan in zip(peaks, plans, strict=True)]
     slowest, fastest = min(speed for _, speed in points), max(speed for _, speed in points)
     margin = 0.1 * (fastest - slowest) or 0.1 * fastest
     x = Scale(0, 1.02 * max(memory / 2**30, *(size for size, _ in points)), 0, 100)
     y = Scale(slowest - margin, fastest + margin, HEIGHT, 0)
-    front = [point for point in sorted(points) if all(other[0] > point[0] or other[1] <= point[1] for other in points)]
+    front = [point for point in sorted(set(points)) if all(size > point[0] or speed <= point[1] for size, speed in points)]
     rows = [SimpleNamespace(x=x(size), y=y(speed), step=plan.step, peak=peak, layout=_words(plan.layout), fits=peak <= memory,
                             about="" if plan.footprints else "about ",
                             behind=_behind(best.step, plan.step, peak - peaks[0]) if plan is not best else "the best")
             for plan, peak, (size, speed) in zip(plans, peaks, points, strict=True)]
-    return SimpleNamespace(rows=rows, corners=list(pairwise((x(size), y(speed)) for size, speed in front)), x_ticks=ticks(x, 6),
+    corners = list(pairwise((x(size), y(speed)) for size, speed in front))
+    return SimpleNamespace(rows=rows[:len(named)], dots=rows[len(named):], corners=corners, x_ticks=ticks(x, 6),
                            y_ticks=ticks(y, 5), limit=x(memory / 2**30), height=HEIGHT)
 
 
