@@ -15,7 +15,7 @@ from placements import FABRIC
 from hpc_mp.cluster.bandwidth import LinkRates, TieredRates, rates, read_measured, write_measured
 from hpc_mp.cluster.topology import SwitchTree, read_topology
 from hpc_mp.layout.placement import Degrees, Placement, place
-from hpc_mp.planner.hosts import cheapest, cheapest_hosts, step_times
+from hpc_mp.planner.assignment import cheapest_hosts, step_times
 from hpc_mp.rundir.plan import Traffic
 
 HEAVY_DATA, HEAVY_PIPELINE = Traffic(tp=50e9, pp=2e9, dp=9e9), Traffic(tp=50e9, pp=9e9, dp=2e9)
