@@ -20,10 +20,8 @@ from hpc_mp.rundir.plan import Traffic
 Orders = NDArray[np.intp]
 Matrix = NDArray[np.float64]
 Cost = Callable[[Orders], Matrix]
-ENUMERATED = 8
-"""Maximum number of hosts whose orders are all tried."""
-MOST_PAIRS = 12_000_000
-"""Maximum number of pairs of nodes in all orders that are tried of more hosts: a second or so."""
+ENUMERATED = 8  # hosts of which all orders are tried
+MOST_PAIRS = 12_000_000  # pairs of nodes in all orders that are tried of more hosts: a second or so
 
 
 def hosts_cost(placement: Placement, traffic: Traffic, tree: SwitchTree) -> Callable[[Sequence[str]], float]:
@@ -32,25 +30,16 @@ def hosts_cost(placement: Placement, traffic: Traffic, tree: SwitchTree) -> Call
     return lambda hosts: float(_leaving(sent, hosts, tree)(np.arange(len(hosts))[None])[0])
 
 
-def step_times(placement: Placement, traffic: Traffic, rates: TieredRates) -> Callable[[Sequence[str]], tuple[float, float]]:
+def step_times(placement: Placement, traffic: Traffic, rates: TieredRates) -> Callable[[Sequence[str]], tuple[float, ...]]:
     """Return the cost function of an order of hosts, ``hosts[i]`` for node i: (longest, all), both in seconds per optimizer step.
 
-    With B(i→j) = the bytes that node i sends node j, r(i, j) = the rate between their hosts and R(i) = the best rate of the host
-    of node i:
-
-    - a pair takes max(B(i→j), B(j→i)) / r(i, j): directions do not delay each other;
-    - a node takes Σⱼ B(i→j) / R(i): everything that leaves it passes its own cable;
-    - longest = the maximum over pairs and nodes, because they all work at the same time;
-    - all = Σ over pairs of (B(i→j) + B(j→i)) / r(i, j): among orders with the same longest it is least if the least traffic
-      passes the slow links.
+    A pair of nodes takes the bytes of its larger direction over the rate between their hosts, because directions do not delay each
+    other; a node takes all bytes that leave it over its host's best rate, because they pass its own cable. longest = the maximum
+    over pairs and nodes, because they all work at the same time. all = the sum over pairs of the bytes of both directions over the
+    rate: among orders with the same longest it is least if the least traffic passes the slow links.
     """
     sent = _sent(placement, traffic)
-
-    def cost(hosts: Sequence[str]) -> tuple[float, float]:
-        longest, together = (float(cost(np.arange(len(hosts))[None])[0]) for cost in _times(sent, _slowness(hosts, rates)))
-        return longest, together
-
-    return cost
+    return lambda hosts: tuple(float(cost(np.arange(len(hosts))[None])[0]) for cost in _times(sent, _slowness(hosts, rates)))
 
 
 def cheapest_hosts(placement: Placement, traffic: Traffic, hosts: Sequence[str], tree: SwitchTree,
@@ -69,8 +58,7 @@ def cheapest_hosts(placement: Placement, traffic: Traffic, hosts: Sequence[str],
     if len(hosts) <= ENUMERATED:
         best = _least(np.array([*permutations(range(len(hosts)))]), costs)
     else:
-        index = {host: place for place, host in enumerate(beside)}
-        starts = [np.array([index[host] for host in order]) for order in (beside, hosts, sorted(hosts))]
+        starts = [np.array([beside.index(host) for host in order]) for order in (beside, hosts, sorted(hosts))]
         apart = distance * (1 - np.eye(len(hosts))) / distance.max()
         starts += [quadratic_assignment(sent**power, apart**power, options={"maxiter": 10}).col_ind for power in (1, 4)]
         tries = MOST_PAIRS // len(starts) // max(1, np.count_nonzero(sent))

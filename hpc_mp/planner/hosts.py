@@ -31,8 +31,7 @@ def choose_host_order(placement: Placement, traffic: Traffic, hosts: tuple[str, 
 
 def kept_order_words(hosts: Sequence[str], measured: LinkRates | None) -> str:
     """Describe an order of hosts that a program's ranks keep, and the slow links, which this order does not avoid."""
-    host_rates = rates(measured) if measured is not None and measured.recent() else None
-    slow = ", ".join(_some([text for _, text in slow_words(host_rates, hosts)])) if host_rates is not None else ""
+    slow = _slow_links(measured, hosts) if measured is not None and measured.recent() else ""
     return ("rank map: in Slurm's order of hosts: each rank is the task of the same number, and its traffic is unknown"
             + (f"; it does not avoid slow links, measured {measured.when()}: {slow}" if measured is not None and slow else ""))
 
@@ -43,8 +42,7 @@ def expected_slow_links(rank_map: RankMap, nodes: int, measured: LinkRates | Non
         return None
     if not measured.recent():
         return f"rates were measured {measured.when()} and are used for {COUNTS_DAYS} days: run `hpc-mp doctor` again"
-    host_rates = rates(measured)
-    slow = ", ".join(_some([text for _, text in slow_words(host_rates, measured.nodes)])) if host_rates is not None else ""
+    slow = _slow_links(measured, measured.nodes)
     return f"slow links will carry the least: measured {measured.when()}, {slow}" if slow else None
 
 
@@ -91,6 +89,10 @@ def slow_words(rates: TieredRates, hosts: Sequence[str]) -> list[tuple[tuple[str
     """Return the host or the two hosts, and ``n2–n3 has 38 % of the usual rate``."""
     return [(members, f"{'–'.join(members)} has {100 * share:.0f} % of the usual rate")
             for members, share in rates.slow(hosts).items()]
+
+
+def _slow_links(measured: LinkRates, hosts: Sequence[str]) -> str:
+    return ", ".join(_some([text for _, text in slow_words(found, hosts)])) if (found := rates(measured)) is not None else ""
 
 
 def _some(texts: list[str]) -> list[str]:
