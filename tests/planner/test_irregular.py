@@ -74,8 +74,8 @@ def irregular(seed: int) -> Irregular:
     def size(share: float = 1.0) -> float:
         return share * random.choice((0, 1, 1)) * 10 ** random.uniform(7, 10)
 
-    traffic = Traffic(size(), size(), size(), size(), size(0.1), ep=size(0.1) * (expert > 1), replicas=size(), tied=size(0.1),
-                      expert_dp=size() * (expert > 1), shards=None if shards == data * context else shards)
+    traffic = Traffic(tp=size(), pp=size(), dp=size(), cp=size(), cp_pairs=size(0.1), ep=size(0.1), replicas=size(), tied=size(0.1),
+                      expert_dp=size(), shards=None if shards == data * context else shards)
     return Irregular(tuple(names), per_node, SwitchTree(above if seed % 7 else {}), found,
                      Degrees(tensor, pipeline, data, context, expert), traffic)
 
@@ -119,6 +119,14 @@ def check(seed: int) -> tuple[float, float]:
 @pytest.mark.parametrize("seed", [1, 2, 3, 5, 7])
 def test_few_hosts_are_assigned_best_and_many_no_worse_than_by_letters(seed: int) -> None:
     check(seed)
+
+
+def test_hosts_that_are_all_alike_or_idle_stay_as_they_are() -> None:
+    hosts, placement = tuple(f"n{host}" for host in range(16)), place(Degrees(2, 4, 16), "DPT", 8)
+    one_leaf = SwitchTree({host: ("leaf",) for host in hosts})
+    assert cheapest_hosts(placement, Traffic(tp=1e9, pp=3e8, dp=2e9), hosts, one_leaf) == hosts
+    slow = rates(LinkRates("cluster", 0.0, hosts, ((0, 1, 25.0), (0, 2, 5.0), (1, 2, 25.0))))
+    assert cheapest_hosts(placement, Traffic(), hosts, one_leaf, slow) == hosts
 
 
 @pytest.mark.prove
