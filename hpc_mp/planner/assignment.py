@@ -60,7 +60,7 @@ def cheapest_hosts(placement: Placement, traffic: Traffic, hosts: Sequence[str],
     else:
         starts = [np.array([beside.index(host) for host in order]) for order in (beside, hosts, sorted(hosts))]
         apart = distance * (1 - np.eye(len(hosts))) / (distance.max() or 1.0)
-        solver = {"maxiter": 10, "rng": 0}  # a high power of all paths is near that of the longest
+        solver = {"maxiter": 10, "rng": np.random.default_rng(0)}  # a high power of all paths is near that of the longest
         starts += [quadratic_assignment(sent**power, apart**power, options=solver).col_ind for power in (1, 4)]
         tries = MOST_PAIRS // len(starts) // max(1, np.count_nonzero(sent))
         best = _least(np.array([*starts, *(_exchanged(start, costs, tries) for start in starts)]), costs)
