@@ -56,15 +56,15 @@ def cheapest_hosts(placement: Placement, traffic: Traffic, hosts: Sequence[str],
         costs = [*_times(sent, distance), *costs]
     costs.append(lambda orders: (orders != np.arange(len(beside))).sum(1).astype(float))
     if len(hosts) <= ENUMERATED:
-        best = _least(np.array([*permutations(range(len(hosts)))]), costs)
+        orders = np.array([*permutations(range(len(hosts)))])
     else:
         starts = [np.array([beside.index(host) for host in order]) for order in (beside, hosts, sorted(hosts))]
         apart = distance * (1 - np.eye(len(hosts))) / (distance.max() or 1.0)
         solver = {"maxiter": 10, "rng": np.random.default_rng(0)}  # a high power of all paths is near that of the longest
         starts += [quadratic_assignment(sent**power, apart**power, options=solver).col_ind for power in (1, 4)]
         tries = MOST_PAIRS // len(starts) // max(1, np.count_nonzero(sent))
-        best = _least(np.array([*starts, *(_exchanged(start, costs, tries) for start in starts)]), costs)
-    return tuple(beside[place] for place in best)
+        orders = np.array([*starts, *(_exchanged(start, costs, tries) for start in starts)])
+    return tuple(beside[place] for place in _least(orders, costs))
 
 
 def _least(orders: Orders, costs: Sequence[Cost]) -> Orders:
@@ -78,7 +78,7 @@ def _least(orders: Orders, costs: Sequence[Cost]) -> Orders:
 def _exchanged(order: Orders, costs: Sequence[Cost], tries: int) -> Orders:
     """Exchange the hosts of two nodes as long as that lowers the cost: of each node in turn, with the best other one."""
     nodes, node, kept = np.arange(len(order)), 0, 0
-    while kept < len(order) and tries > 0:
+    while kept < len(order) <= tries:
         near = np.tile(order, (len(order), 1))
         near[nodes, node], near[nodes, nodes] = order, order[node]
         best = _least(np.vstack([order, near]), costs)
@@ -117,10 +117,7 @@ def _times(sent: Matrix, slowness: Matrix) -> list[Cost]:
         pairs = slowness[orders[:, i], orders[:, j]] * larger[i, j]
         return np.maximum(pairs.max(1, initial=0.0), (end[orders] * out).max(1))
 
-    def together(orders: Orders) -> Matrix:
-        return np.rint(slowness[orders[:, i], orders[:, j]] @ both[i, j] / digit) * digit
-
-    return [longest, together]
+    return [longest, lambda orders: np.rint(slowness[orders[:, i], orders[:, j]] @ both[i, j] / digit) * digit]
 
 
 def _slowness(hosts: Sequence[str], rates: TieredRates) -> Matrix:

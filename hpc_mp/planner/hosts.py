@@ -1,6 +1,6 @@
 """The assignment of hosts to the nodes of a placement: by the switches between them, by measured rates, with the reason."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import data_size, duration
@@ -11,6 +11,7 @@ from hpc_mp.planner.links import AXES, flows, unit_loads
 from hpc_mp.rundir.plan import Traffic
 
 SLOW_SHOWN = 3
+Flows = Mapping[tuple[int, int], Traffic]
 
 
 def choose_host_order(placement: Placement, traffic: Traffic, hosts: tuple[str, ...], tree: SwitchTree,
@@ -26,7 +27,7 @@ def choose_host_order(placement: Placement, traffic: Traffic, hosts: tuple[str, 
     if measured is None or host_rates is None or not uneven:
         return ordered, host_words(hosts_cost(placement, traffic, tree), hosts, ordered)
     times = [step_times(placement, traffic, host_rates)(order)[0] for order in (ordered, hosts)]
-    return ordered, rate_words(placement, traffic, times, ordered, host_rates, measured.when())
+    return ordered, rate_words(flows(placement, traffic), times, ordered, host_rates, measured.when())
 
 
 def kept_order_words(hosts: Sequence[str], measured: LinkRates | None) -> str:
@@ -67,11 +68,9 @@ def host_words(cost: Callable[[Sequence[str]], float], initial: Sequence[str], o
     return f"rank map: {' '.join(ordered)} → {leaves}" + (f", {data_size(before)} in the order given" if before else "")
 
 
-def rate_words(placement: Placement, traffic: Traffic, times: Sequence[float], ordered: Sequence[str], rates: TieredRates,
-               when: str) -> str:
+def rate_words(sent: Flows, times: Sequence[float], ordered: Sequence[str], rates: TieredRates, when: str) -> str:
     """Describe an order of hosts and its slow links by measured rates: ``rank map: n1 n2 n4 n3 → 390 ms per step … at the rates
     measured 3 d ago, 810 ms in the order given; n2–n3 has …``."""
-    sent = flows(placement, traffic)
     node = {host: number for number, host in enumerate(ordered)}
 
     def carried(members: tuple[str, ...]) -> str:

@@ -130,6 +130,7 @@ def test_hosts_that_are_all_alike_or_idle_stay_as_they_are() -> None:
 
 
 @pytest.mark.prove
+@pytest.mark.timeout(1500)
 def test_fifty_irregular_clusters() -> None:
     """And in many of them the letters alone lose: a tenth of the cases at least gains a tenth."""
     costs = [check(seed) for seed in range(50)]
