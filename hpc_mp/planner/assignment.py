@@ -1,7 +1,7 @@
-"""The search for the hosts of a placement's nodes: all orders of a few hosts; of many, scipy's solver, and exchanges of two hosts.
+"""The search for the hosts of a placement's nodes: all orders of a few hosts; of many, scipy's solver, and exchanges of two.
 
-An order is a row of indices: the host of every node. Its costs count one after another, each among orders that are equal by those
-before it. Bytes are whole numbers and other sums are rounded, so that equal orders do not differ by rounding errors.
+An order is a row of indices: the host of every node. Its costs count one after another, each among orders that are equal by the
+others. Bytes are whole numbers and other sums are rounded, so that equal orders do not differ by rounding errors.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,10 +33,10 @@ def hosts_cost(placement: Placement, traffic: Traffic, tree: SwitchTree) -> Call
 def step_times(placement: Placement, traffic: Traffic, rates: TieredRates) -> Callable[[Sequence[str]], tuple[float, ...]]:
     """Return the cost function of an order of hosts, ``hosts[i]`` for node i: (longest, all), both in seconds per optimizer step.
 
-    A pair of nodes takes the bytes of its larger direction over the rate between their hosts, because directions do not delay each
-    other; a node takes all bytes that leave it over its host's best rate, because they pass its own cable. longest = the maximum
-    over pairs and nodes, because they all work at the same time. all = the sum over pairs of the bytes of both directions over the
-    rate: among orders with the same longest it is least if the least traffic passes the slow links.
+    A pair of nodes takes the bytes of its larger direction over the rate between their hosts: directions do not delay each other.
+    A node takes all bytes that leave it over its host's best rate: they pass its own cable. longest = the maximum over pairs and
+    nodes, because they work at the same time. all = the sum over pairs of the bytes of both directions over the rate: among
+    orders with the same longest it is least if the least traffic passes the slow links.
     """
     sent = _sent(placement, traffic)
     return lambda hosts: tuple(float(cost(np.arange(len(hosts))[None])[0]) for cost in _times(sent, _slowness(hosts, rates)))
@@ -70,8 +70,7 @@ def cheapest_hosts(placement: Placement, traffic: Traffic, hosts: Sequence[str],
 def _least(orders: Orders, costs: Sequence[Cost]) -> Orders:
     """Return the cheapest order, the first of equal ones."""
     for cost in costs:
-        prices = cost(orders)
-        orders = orders[prices == prices.min()]
+        orders = orders[(prices := cost(orders)) == prices.min()]
     return orders[0]
 
 

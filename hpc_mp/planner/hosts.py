@@ -22,7 +22,6 @@ def choose_host_order(placement: Placement, traffic: Traffic, hosts: tuple[str, 
     if not uneven and not tree.above:
         return hosts, "rank map: in Slurm's order of hosts"
     from hpc_mp.planner.assignment import cheapest_hosts, hosts_cost, step_times  # slow to import
-
     ordered = cheapest_hosts(placement, traffic, hosts, tree, host_rates)
     if measured is None or host_rates is None or not uneven:
         return ordered, host_words(hosts_cost(placement, traffic, tree), hosts, ordered)

@@ -1,5 +1,5 @@
-"""The time that a better order of hosts saves, measured and predicted: a real Slurm whose four hosts have links of 200 Mbit/s, one of
-them degraded. Gradients dominate a step: a rank sends 50 MB of them, and computes for 16 tokens."""
+"""The time that a better order of hosts saves, measured and predicted: a real Slurm whose four hosts have links of 200 Mbit/s, one
+of them degraded. Gradients dominate a step: a rank sends 50 MB of them, and computes for 32 tokens."""
 
 import sysconfig
 import time
@@ -78,7 +78,7 @@ def test_a_better_order_of_hosts_saves_what_was_predicted(lab: Cluster, here: Pa
     assert found is not None and plan is not None
     cost = step_times(from_dict(read_json(moved.placement)), plan.traffic, found)
     before, after = (cost(read_attempt(run.attempt_record).hosts)[0] for run in (given, moved))
-    print(f"step {usual:.2f} s as given, {chosen:.2f} s moved: saves {usual - chosen:.2f} s; predicted {before:.2f} − {after:.2f} = "
-          f"{before - after:.2f} s")
+    print(f"step {usual:.2f} s as given, {chosen:.2f} s moved: saves {usual - chosen:.2f} s; "
+          f"predicted {before:.2f} − {after:.2f} = {before - after:.2f} s")
     assert read_attempt(given.attempt_record).hosts == NODES != read_attempt(moved.attempt_record).hosts
     assert usual - chosen == pytest.approx(before - after, rel=0.15)

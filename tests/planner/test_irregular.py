@@ -1,5 +1,5 @@
-"""Hosts of irregular clusters: uneven leaves, slow links and hosts, pairs that nobody measured. No order of few hosts is better than the
-chosen one, and of many neither the given nor the sorted order, whatever the letters."""
+"""Hosts of irregular clusters: uneven leaves, slow links and hosts, pairs that nobody measured. No order of few hosts is better than
+the chosen one, and of many neither the given nor the sorted order, whatever the letters."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -74,8 +74,8 @@ def irregular(seed: int) -> Irregular:
     def size(share: float = 1.0) -> float:
         return share * random.choice((0, 1, 1)) * 10 ** random.uniform(7, 10)
 
-    traffic = Traffic(tp=size(), pp=size(), dp=size(), cp=size(), cp_pairs=size(0.1), ep=size(0.1), replicas=size(), tied=size(0.1),
-                      expert_dp=size(), shards=None if shards == data * context else shards)
+    traffic = Traffic(tp=size(), pp=size(), dp=size(), cp=size(), cp_pairs=size(0.1), ep=size(0.1), replicas=size(),
+                      tied=size(0.1), expert_dp=size(), shards=None if shards == data * context else shards)
     return Irregular(tuple(names), per_node, SwitchTree(above if seed % 7 else {}), found,
                      Degrees(tensor, pipeline, data, context, expert), traffic)
 
@@ -102,7 +102,7 @@ def price(case: Irregular, placement: Placement) -> Callable[[Sequence[str]], fl
 
 
 def check(seed: int) -> tuple[float, float]:
-    """Check a case for all letters; return the cost of the best letters with the given or the sorted hosts, and the chosen cost."""
+    """Check a case for all letters; return the cost of the best with the given or the sorted hosts, and the chosen cost."""
     case, letters, chosen = irregular(seed), inf, inf
     for number, placement in enumerate(case.placements()):
         cost = price(case, placement)

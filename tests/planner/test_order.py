@@ -184,7 +184,8 @@ def test_hosts_follow_the_traffic_of_the_order() -> None:
     assert hosts(job(), "PDT", tree) == (PAIRED, (
         "rank map: n1 n3 n2 n4 → 2.1 MB per step out of the busiest leaf switch, 13.7 MB in the order given"))
     placement = place(degrees_of(job()), "PDT", 2)
-    assert host_words(hosts_cost(placement, Traffic(), tree), GIVEN, GIVEN) == "rank map: n1 n2 n3 n4 → no traffic leaves a leaf switch"
+    words = host_words(hosts_cost(placement, Traffic(), tree), GIVEN, GIVEN)
+    assert words == "rank map: n1 n2 n3 n4 → no traffic leaves a leaf switch"
     # DPT: nodes are (replica, stage): as given, the replicas of a stage are under one leaf already.
     assert hosts(job(), "DPT", tree)[0] == GIVEN
 
