@@ -1,7 +1,7 @@
 """The search for the hosts of a placement's nodes: all orders of a few hosts; of many, scipy's solver, and exchanges of two.
 
-An order is a row of indices: the host of every node. Its costs count one after another, each among orders that are equal by the
-others. Bytes are whole numbers and other sums are rounded, so that equal orders do not differ by rounding errors.
+An order is a row of indices: the host of every node. Its costs count one after another, each among orders that are equal by
+those before it. Bytes are whole numbers and other sums are rounded, so that equal orders do not differ by rounding errors.
 """
 
 from collections.abc import Callable, Sequence

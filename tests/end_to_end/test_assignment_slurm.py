@@ -1,5 +1,5 @@
-"""The time that a better order of hosts saves, measured and predicted: a real Slurm whose four hosts have links of 200 Mbit/s, one
-of them degraded. Gradients dominate a step: a rank sends 50 MB of them, and computes for 32 tokens."""
+"""The time that a better order of hosts saves, measured and predicted: a real Slurm whose four hosts have links of 200 Mbit/s,
+one of them degraded. Gradients dominate a step: a rank sends 50 MB of them, and computes for 32 tokens."""
 
 import sysconfig
 import time

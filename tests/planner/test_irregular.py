@@ -1,5 +1,5 @@
-"""Hosts of irregular clusters: uneven leaves, slow links and hosts, pairs that nobody measured. No order of few hosts is better than
-the chosen one, and of many neither the given nor the sorted order, whatever the letters."""
+"""Hosts of irregular clusters: uneven leaves, slow links and hosts, pairs that nobody measured. No order of few hosts is better
+than the chosen one, and of many neither the given nor the sorted order, whatever the letters."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
