@@ -26,9 +26,17 @@ name = "placed"
 nodes = 4
 ranks_per_node = 1
 device = "cpu"
-[model]
-config = {{ model_type = "llama", num_hidden_layers = 6, hidden_size = 512, intermediate_size = 2048, num_attention_heads = 8,
-           num_key_value_heads = 8, vocab_size = 512, max_position_embeddings = 16, bos_token_id = 0, eos_token_id = 0 }}
+[model.config]
+model_type = "llama"
+num_hidden_layers = 6
+hidden_size = 512
+intermediate_size = 2048
+num_attention_heads = 8
+num_key_value_heads = 8
+vocab_size = 512
+max_position_embeddings = 16
+bos_token_id = 0
+eos_token_id = 0
 [data]
 files = ["{sysconfig.get_paths()['stdlib']}/a*.py"]
 sequence_length = 16
