@@ -62,7 +62,7 @@ def cheapest_hosts(placement: Placement, traffic: Traffic, hosts: Sequence[str],
         apart = distance * (1 - np.eye(len(hosts))) / (distance.max() or 1.0)
         solver = {"maxiter": 10, "rng": np.random.default_rng(0)}  # a high power of all paths is near that of the longest
         starts += [quadratic_assignment(sent**power, apart**power, options=solver).col_ind for power in (1, 4)]
-        tries = MOST_PAIRS // len(starts) // max(1, np.count_nonzero(sent))
+        tries = MOST_PAIRS // len(starts) // (int(np.count_nonzero(sent)) or 1)
         orders = np.array([*starts, *(_exchanged(start, costs, tries) for start in starts)])
     return tuple(beside[place] for place in _least(orders, costs))
 
@@ -71,7 +71,7 @@ def _least(orders: Orders, costs: Sequence[Cost]) -> Orders:
     """Return the cheapest order, the first of equal ones."""
     for cost in costs:
         orders = orders[(prices := cost(orders)) == prices.min()]
-    return orders[0]
+    return np.asarray(orders[0])
 
 
 def _exchanged(order: Orders, costs: Sequence[Cost], tries: int) -> Orders:
@@ -101,7 +101,7 @@ def _leaving(sent: Matrix, hosts: Sequence[str], tree: SwitchTree) -> Cost:
         leaf = leaves[orders]
         out = sent[a, b] * (leaf[:, a] != leaf[:, b])
         unit = leaf[:, a] + len(hosts) * np.arange(len(orders))[:, None]
-        return np.bincount(unit.ravel(), out.ravel(), leaf.size).reshape(leaf.shape).max(1)
+        return np.asarray(np.bincount(unit.ravel(), out.ravel(), leaf.size).reshape(leaf.shape).max(1))
 
     return cost
 
@@ -114,7 +114,7 @@ def _times(sent: Matrix, slowness: Matrix) -> list[Cost]:
 
     def longest(orders: Orders) -> Matrix:
         pairs = slowness[orders[:, i], orders[:, j]] * larger[i, j]
-        return np.maximum(pairs.max(1, initial=0.0), (end[orders] * out).max(1))
+        return np.asarray(np.maximum(pairs.max(1, initial=0.0), (end[orders] * out).max(1)))
 
     return [longest, lambda orders: np.rint(slowness[orders[:, i], orders[:, j]] @ both[i, j] / digit) * digit]
 
