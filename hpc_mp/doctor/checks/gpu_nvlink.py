@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from hpc_mp.base.findings import Severity
 from hpc_mp.base.text import counted, duration
 from hpc_mp.catalogue import catalogue
+from hpc_mp.cluster.node import gpu_links
 from hpc_mp.cluster.node.counters import Changes, read_changes
 from hpc_mp.cluster.node.gpu_driver import SmiAnswer, ask_smi
-from hpc_mp.cluster.node import gpu_links
 from hpc_mp.cluster.node.nvidia_smi import GpuReport
 from hpc_mp.doctor.checks.check import Judgement, checks_of, or_well
 from hpc_mp.doctor.checks.per_gpu import NotApplicable, checks_of_gpus, seen, usual_of
