@@ -7,6 +7,8 @@ TORCH ?= torch==2.13.0
 
 PY := .venv/bin/python
 INSTALLED := .venv/.installed
+# cyclecloud-lint, beside hpc-mp, whose [dev] has what builds it.
+LINTER = $(PY) -m pip install --no-deps --no-index --no-build-isolation -e cyclecloud/lint
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The tests start Python hundreds of times, and each time it would compile the same files again where this is set.
 unexport PYTHONDONTWRITEBYTECODE
@@ -71,7 +73,7 @@ $(INSTALLED): pyproject.toml cyclecloud/lint/pyproject.toml
 	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv >/dev/null 2>&1 || { \
 	  $(PYTHON) -m venv --clear --without-pip .venv && $(PYTHON) -m pip --python $(PY) install --quiet pip; }
 	@echo "Installing hpc-mp and $(TORCH) into .venv"
-	@{ $(PY) -m pip install "$(TORCH)" -e '.[dev]' -e ./cyclecloud/lint && touch $@; } 2>&1 | $(PY) -c "$$PROGRESS"
+	@{ $(PY) -m pip install "$(TORCH)" -e '.[dev]' && $(LINTER) && touch $@; } 2>&1 | $(PY) -c "$$PROGRESS"
 	@test -e $@ || { tail -n 20 .venv/install.log; exit 1; }
 
 # pip's output goes to a log; shown are one moving line on a terminal, in a pipe the large downloads and that it installs.
