@@ -18,7 +18,7 @@ from prose import docstrings, identifiers
 from tables import table
 
 ROOT = Path(__file__).resolve().parents[2]
-FILES = sorted((ROOT / "hpc_mp").rglob("*.py"))
+FILES = sorted((*(ROOT / "hpc_mp").rglob("*.py"), *(ROOT / "cyclecloud/lint/cyclecloud_lint").rglob("*.py")))
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 

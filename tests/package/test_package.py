@@ -148,7 +148,8 @@ def test_the_wheel_runs_from_another_directory(tmp_path: Path, wheel: Path) -> N
     found = run(python, "-c", code, *DATA, cwd=elsewhere).stdout.splitlines()
     assert [Path(path) for path in found] == [site / "hpc_mp" / "_assets" / name for name in DATA]
     for name in DATA:
-        assert contents(site / "hpc_mp" / "_assets" / name) == contents(ROOT / name) != {}
+        shipped = {path: text for path, text in contents(ROOT / name).items() if path.parts[0] != "lint"}  # a wheel of its own
+        assert contents(site / "hpc_mp" / "_assets" / name) == shipped != {}
     assert (site / "hpc_mp" / "py.typed").exists()
     scripts = {path.name: path.read_bytes() for path in (PACKAGE / "lab").glob("*.sh")}
     assert {path.name: path.read_bytes() for path in (site / "hpc_mp" / "lab").glob("*.sh")} == scripts != {}
@@ -160,7 +161,8 @@ def test_the_wheel_runs_from_another_directory(tmp_path: Path, wheel: Path) -> N
 def control_half(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
     """``bin`` of an environment with the wheel and its plain dependencies: no file of a library of the rank half is in it."""
     python, site = environment_of(tmp_path_factory.mktemp("control") / "venv", wheel)
-    left_out = re.compile(rf"({'|'.join(TRAIN)}|torchgen|functorch|triton|nvidia|mpi4py|hpc_mp|__)", re.IGNORECASE)
+    others = "torchgen|functorch|triton|nvidia|mpi4py|hpc_mp|cyclecloud_lint"
+    left_out = re.compile(rf"({'|'.join(TRAIN)}|{others}|__)", re.IGNORECASE)
     for folder in map(Path, sys.path):
         for entry in folder.iterdir() if folder.name == "site-packages" else ():
             if not left_out.match(entry.name) and entry.suffix != ".pth" and not (site / entry.name).exists():
@@ -195,6 +197,22 @@ def test_what_needs_torch_says_what_to_install(words: tuple[str, ...], control_h
     shutil.copy(work / "job.toml", work / "runs/t/0001")
     done = run(control_half / "hpc-mp", *words, cwd=work)
     assert done.returncode == 2 and 'pip install "hpc-mp[train]"' in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+def test_the_linter_of_templates_is_a_wheel_of_its_own(control_half: Path, tmp_path: Path) -> None:
+    template = ROOT / "cyclecloud" / "templates" / "hpc-mp-slurm.txt"
+    words = (control_half / "hpc-mp", "cloud", "lint", template)
+    for command in (words, (control_half / "hpc-mp", "lint", template)):
+        absent = run(*command, cwd=tmp_path)
+        assert absent.returncode == 2 and "pip install cyclecloud-lint" in absent.stderr and not absent.stdout, absent.stderr
+
+    built = run(sys.executable, "-m", "build", "--no-isolation", "--outdir", tmp_path, ROOT / "cyclecloud" / "lint")
+    assert built.returncode == 0, built.stdout + built.stderr
+    (made,) = tmp_path.glob("*.whl")
+    pip = (sys.executable, "-m", "pip", "--python", control_half / "python")
+    assert run(*pip, "install", "--no-deps", "--no-index", made).returncode == 0
+    assert run(*words, cwd=tmp_path).stdout == "no findings\n"
+    assert run(control_half / "hpc-mp", "lint", ROOT / "cyclecloud" / "project.ini", cwd=tmp_path).stdout == "no findings\n"
 
 
 @pytest.mark.prove

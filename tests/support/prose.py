@@ -46,7 +46,7 @@ def identifiers(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def main() -> int:
-    folders = [Path(word).resolve() for word in sys.argv[1:]] or [ROOT / "hpc_mp"]
+    folders = [Path(word).resolve() for word in sys.argv[1:]] or [ROOT / "hpc_mp", ROOT / "cyclecloud/lint/cyclecloud_lint"]
     files = [file for folder in folders for file in sorted(folder.rglob("*.py"))]
     faults = [f"{file.relative_to(ROOT)}:{line}: {text}" for file in files for line, text in
               (*docstrings(file), *identifiers(file))]

@@ -3,11 +3,11 @@
 import re
 from collections.abc import Callable, Iterable
 
+from cyclecloud_lint.case import Case
+from cyclecloud_lint.tables import rules_of
 from hpc_mp.base.findings import Hit, Rule
-from hpc_mp.base.rule_table import rules_of
 from hpc_mp.base.text import nearest
 from hpc_mp.catalogue import MachineType
-from hpc_mp.clouds.azure.case import Case
 from hpc_mp.clouds.azure.offer import image_fault
 
 _SCALE_SET = 40  # default of Azure.MaxScalesetSize
@@ -63,7 +63,7 @@ def _image(code: str) -> Callable[[Case], Iterable[Hit]]:
     return find
 
 
-RULES: tuple[Rule[Case], ...] = rules_of("cyclecloud/template-rules.toml", {
+RULES: tuple[Rule[Case], ...] = rules_of({
     "CC502": _size(_no_size),
     "CC503": _size(lambda case, word, size: size.retired if size and size.is_gone else ""),
     "CC504": _size(lambda case, word, size: size.retired if size and not size.is_gone else ""),

@@ -4,10 +4,10 @@ its project."""
 import re
 from collections.abc import Callable, Iterable, Iterator
 
+from cyclecloud_lint.case import SOFTWARE, Case, ResolvedNode, extends, misspelt
+from cyclecloud_lint.tables import rules_of, table
+from cyclecloud_lint.template import Project
 from hpc_mp.base.findings import Hit, Rule
-from hpc_mp.base.rule_table import rules_of
-from hpc_mp.clouds.azure.case import SOFTWARE, Case, ResolvedNode, extends, misspelt
-from hpc_mp.clouds.azure.template import Project
 
 _IMAGES = ("ImageName", "Image", "ImageId", "Azure.ImageId", "Azure.Publisher")  # one of them
 _REQUIRED = {name: (name,) for name in ("MachineType", "SubnetId", "Credentials", "Region")} | {"image (ImageName)": _IMAGES}
@@ -25,7 +25,7 @@ def _unknown_base(case: Case) -> Iterable[Hit]:
 
 def _misspelt(case: Case) -> Iterable[Hit]:
     for section in case.sections:
-        names = case.offer.names.get(_NAMES.get(section.key, section.key), ())
+        names = table("names.toml").get(_NAMES.get(section.key, section.key), ())
         prefix = f"{section.name}." if section.key == "configuration" and section.name else ""
         for name, line in ((prefix + attribute.name, attribute.line) for attribute in section.attributes):
             near = misspelt(name, [other for other in names if ("." in other) == ("." in name)], 0.87)
@@ -110,7 +110,7 @@ def _no_execute(case: Case) -> Iterable[Hit]:
                         if not any(name.startswith(f"{_PROJECT}execute") for name in node.specs))
 
 
-RULES: tuple[Rule[Case], ...] = rules_of("cyclecloud/template-rules.toml", {
+RULES: tuple[Rule[Case], ...] = rules_of({
     "CC301": lambda case: (Hit(node.section.line, what, f"{node.section.kind} {node.name}") for node in case.real
                            for what, names in _REQUIRED.items() if not any(map(node.get, names))),
     "CC303": _unknown_base,

@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from cyclecloud_lint.expression import UNKNOWN, Value, worth
+from cyclecloud_lint.template import NODE_KINDS, Attribute, ParameterFile, Parsed, Project, TemplateSection, parse
 from hpc_mp.base.text import nearest
 from hpc_mp.catalogue import MachineType
-from hpc_mp.clouds.azure.expression import UNKNOWN, Value, worth
 from hpc_mp.clouds.azure.offer import Offer, load_offer
-from hpc_mp.clouds.azure.template import NODE_KINDS, Attribute, ParameterFile, Parsed, Project, TemplateSection, parse
 
 DEFAULTS = "defaults"
 SOFTWARE = ("slurm.", "cyclecloud.")  # prefixes of settings that count in [[[configuration]]] only

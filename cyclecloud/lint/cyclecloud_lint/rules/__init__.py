@@ -1,11 +1,11 @@
 """The rules of the linter, one table per concept, and their application to the text of a cluster template."""
 
+from cyclecloud_lint.case import Case, read_case
+from cyclecloud_lint.rules.machines import RULES as MACHINES
+from cyclecloud_lint.rules.nodes import RULES as NODES
+from cyclecloud_lint.rules.template import RULES as TEMPLATE
+from cyclecloud_lint.template import ParameterFile, Project
 from hpc_mp.base.findings import Finding, Hit, Rule
-from hpc_mp.clouds.azure.case import Case, read_case
-from hpc_mp.clouds.azure.rules.machines import RULES as MACHINES
-from hpc_mp.clouds.azure.rules.nodes import RULES as NODES
-from hpc_mp.clouds.azure.rules.template import RULES as TEMPLATE
-from hpc_mp.clouds.azure.template import ParameterFile, Project
 
 RULES: tuple[Rule[Case], ...] = (*TEMPLATE, *NODES, *MACHINES)
 _LONGEST = 240

@@ -3,11 +3,11 @@
 import re
 from collections.abc import Callable, Iterable, Iterator
 
+from cyclecloud_lint.case import Case, misspelt
+from cyclecloud_lint.expression import UNKNOWN, Unreadable, read, worth
+from cyclecloud_lint.tables import rules_of
+from cyclecloud_lint.template import Attribute, TemplateSection
 from hpc_mp.base.findings import Hit, Rule
-from hpc_mp.base.rule_table import rules_of
-from hpc_mp.clouds.azure.case import Case, misspelt
-from hpc_mp.clouds.azure.expression import UNKNOWN, Unreadable, read, worth
-from hpc_mp.clouds.azure.template import Attribute, TemplateSection
 
 _KINDS = ("cluster", "environment", "noderef", "node", "nodearray", "configuration", "volume", "network-interface",
           "cluster-init", "input-endpoint", "parameters", "parameter", "list", "record")
@@ -66,7 +66,7 @@ def _secret(case: Case) -> Iterable[Hit]:
                 yield Hit(attribute.line, f"The default of {section.name}" if is_parameter else attribute.name)
 
 
-RULES: tuple[Rule[Case], ...] = rules_of("cyclecloud/template-rules.toml", {
+RULES: tuple[Rule[Case], ...] = rules_of({
     "CC101": _fault("CC101"),
     "CC102": _fault("CC102"),
     "CC103": _fault("CC103"),

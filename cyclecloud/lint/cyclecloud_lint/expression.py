@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from hpc_mp.clouds.azure.template import TRIPLE, Attribute
+from cyclecloud_lint.template import TRIPLE, Attribute
 
 _LONGEST = 1000  # tokens of an expression; templates have 40
 
