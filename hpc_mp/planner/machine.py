@@ -25,8 +25,8 @@ class Machine:
 
 @cache
 def machine_named(name: str) -> Machine:
-    """Return the machine that the catalogue calls so, else the first whose fabric or GPU has this name: "p5", "H100", "A100 80GB".
-    Raises HpcMpError if there is none, or if its memory, peak or links are unknown."""
+    """Return the machine of this name, else the first whose fabric or GPU has it: "p5", "H100", "A100 80GB". Raises HpcMpError if
+    the catalogue has none, or if its memory, peak or links are unknown."""
     types = catalogue()
     word = name.casefold()
 
