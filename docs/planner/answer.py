@@ -1,5 +1,6 @@
 """The planner behind docs/planner: what its form offers, and the answer of ``hpc-mp plan`` to it. A web worker calls it."""
 
+import gc
 import json
 import shlex
 import threading
@@ -18,6 +19,7 @@ from hpc_mp.planner.machine import machine_named
 
 if not hasattr(threading, "get_native_id"):  # in Pyodide, which has one thread
     threading.get_native_id = threading.get_ident
+gc.freeze()  # the modules, which no collection frees: a sixth of an answer's time
 OPTIONS = ("machine", "nodes", "sequence", "global-batch", "precision", "goal")
 
 

@@ -160,6 +160,15 @@ def test_the_frontier_has_every_layout_and_marks_the_best(page: Page) -> None:
         assert f"{duration(abs(later))} {'slower' if later > 0 else 'faster'} ({share})" in page.text
 
 
+def test_all_that_was_tried_is_a_dot_once() -> None:
+    more = planned(question(), 2, 8)
+    page = rendered(question(), replace(plan(), tried=(*plan().others, more, plan())))
+    circles = [circle for circle in page.all("circle") if (circle["cx"] or "").endswith("%")]
+    assert len(circles) == 4 and "1 other candidate," in page.text
+    over = 100 * peak(more).total / (1.02 * question().machine.memory)
+    assert float((circles[0]["cx"] or "").rstrip("%")) == pytest.approx(over, abs=0.06)
+
+
 def test_equal_speed_is_no_delay() -> None:
     again = rendered(question(), replace(plan(), others=(plan(),)))
     assert "as fast; 0 B more" in again.text and "slower" not in again.text.split("against the best")[1].split("Other")[0]
@@ -168,7 +177,7 @@ def test_equal_speed_is_no_delay() -> None:
 def test_the_layout_can_be_copied_and_is_a_job_again(page: Page) -> None:
     (text,) = re.findall(r'<pre id="toml"[^>]*>(.*?)</pre>', page.source, re.DOTALL)
     table = tomllib.loads(unescape(text))["parallel"]
-    assert table == {"tensor": 2, "pipeline": 4, "microbatches": 8, "order": "DPT", "schedule": "1f1b"}
+    assert table == {"tensor": 2, "pipeline": 4, "microbatches": 8, "order": "DPT"}
     assert page.all("button", data_copies="toml") and "zero" not in table, "what the job leaves to its defaults is left out"
 
 
