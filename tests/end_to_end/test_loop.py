@@ -33,13 +33,14 @@ nodes = 2
 ranks_per_node = 2
 device = "cpu"
 [model]
-config = {{ model_type = "gpt2", n_layer = 2, n_embd = 16, n_head = 2, vocab_size = 300, n_positions = 16, n_inner = 16 }}
+config = {{ model_type = "gpt2", n_layer = 4, n_embd = 16, n_head = 2, vocab_size = 300, n_positions = 16, n_inner = 16 }}
 [data]
 files = ["text.txt"]
 sequence_length = 16
 [parallel]
 tensor = 1
 pipeline = 2
+partition = [2, 2]
 order = "DPT"
 microbatches = {MICROBATCHES}
 [train]
