@@ -131,7 +131,7 @@ def test_a_planted_fault_is_named(machine: Machine, fault: str, seed: int) -> No
     rank = seed % 4
     peer = rank ^ 1  # the other stage of its pipeline, on the same node
     plants: dict[str, dict[str, Any]] = {
-        "slow rank": {"slow": {rank: 1.7 + seed / 10}}, "slow host": {"slow": {rank: 1.8, peer: 1.8}},
+        "slow rank": {"slow": {rank: 2.0 + seed / 10}}, "slow host": {"slow": {rank: 1.8, peer: 1.8}},
         "slow link": {"links": {f"{min(rank, peer)}-{max(rank, peer)}": max(true.passes) / 2}}, "wrong row": {}}
     if fault == "wrong row":
         machine.row(PEAK * (2.0 + seed))
