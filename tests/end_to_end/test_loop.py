@@ -33,13 +33,14 @@ nodes = 2
 ranks_per_node = 2
 device = "cpu"
 [model]
-config = {{ model_type = "gpt2", n_layer = 2, n_embd = 16, n_head = 2, vocab_size = 300, n_positions = 16, n_inner = 16 }}
+config = {{ model_type = "gpt2", n_layer = 4, n_embd = 16, n_head = 2, vocab_size = 300, n_positions = 16, n_inner = 16 }}
 [data]
 files = ["text.txt"]
 sequence_length = 16
 [parallel]
 tensor = 1
 pipeline = 2
+partition = [2, 2]
 order = "DPT"
 microbatches = {MICROBATCHES}
 [train]
@@ -130,7 +131,7 @@ def test_a_planted_fault_is_named(machine: Machine, fault: str, seed: int) -> No
     rank = seed % 4
     peer = rank ^ 1  # the other stage of its pipeline, on the same node
     plants: dict[str, dict[str, Any]] = {
-        "slow rank": {"slow": {rank: 1.7 + seed / 10}}, "slow host": {"slow": {rank: 1.8, peer: 1.8}},
+        "slow rank": {"slow": {rank: 2.0 + seed / 10}}, "slow host": {"slow": {rank: 1.8, peer: 1.8}},
         "slow link": {"links": {f"{min(rank, peer)}-{max(rank, peer)}": max(true.passes) / 2}}, "wrong row": {}}
     if fault == "wrong row":
         machine.row(PEAK * (2.0 + seed))
