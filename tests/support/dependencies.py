@@ -21,6 +21,8 @@ OF_A_JOB = ("diagnosis", "launch", "program", "rundir", "supervisor", "train")
 # Folders of data beside the package -> the rooms that read them.
 DATA = {"env": ("doctor", "environment", "program"), "slurm": ("launch", "lint", "supervisor", "lab"),
         "cyclecloud": ("clouds", "lint"), "examples": ("adopt", "program", "lint")}
+# Modules whose functions run for some inputs only -> words: a test with such an input has one in its texts.
+ON_INPUT = {"hpc_mp.train.data.chat_template": ('"messages"', "'messages'", "chat", "conversations", "alpaca", "examples")}
 
 
 @cache
@@ -134,7 +136,10 @@ def files_of(test: Path) -> list[Path]:
     rooms = {module.split(".")[1] for module in modules if "." in module}
     paths = {ROOT / f"{module.replace('.', '/')}.py" for module in modules}
     packages = {ROOT / module.replace(".", "/") / "__init__.py" for module in modules}
-    golden = (ROOT / "tests/golden").rglob("*") if any("golden" in file.read_text(encoding="utf-8") for file in helpers) else ()
+    texts = [file.read_text(encoding="utf-8", errors="ignore") for file in (helpers - {OF_ALL}) | data_beside(helpers)]
+    idle = {module for module, words in ON_INPUT.items() if not any(word in text for word in words for text in texts)}
+    paths -= {ROOT / f"{module.replace('.', '/')}.py" for module in idle}
+    golden = (ROOT / "tests/golden").rglob("*") if any("golden" in text for text in texts) else ()
     data = {file for room in rooms for file in data_of(room)}
     return sorted(file for file in helpers | data_beside(helpers) | paths | packages | data | {*golden} if file.is_file())
 
