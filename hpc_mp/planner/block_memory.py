@@ -37,12 +37,11 @@ class Inside:
     row: int  # input of the last projection
 
 
-NORMS = {"t5": "t5", "modernbert": "layer", "gemma2": "fp32", "gemma3_text": "fp32", "olmo2": "fp32"}  # kinds, by family
-# Numbers for each inner number of an MLP, by family and whether it is gated. A gated MLP keeps gate, activated gate, other half and
-# product, a plain one both sides of its activation; GELU by tanh in Python (NewGELUActivation) three more, ReLU its output alone.
-GATED, PLAIN, PLAIN_TANH = Inside(4, 2, 2, 1), Inside(2, 1, 1, 1), Inside(5, 2, 1, 1)
-MLPS = {("t5", True): Inside(7, 2, 2, 1), ("t5", False): Inside(1, 2, 1, 1), ("gpt2", False): PLAIN_TANH,
-        ("gptj", False): PLAIN_TANH}
+NORMS = {"t5": "t5", "modernbert": "layer", "gemma2": "fp32", "gemma3_text": "fp32", "olmo2": "fp32"}  # family -> kind of norm
+# (Family, True if gated) -> numbers of an MLP for each number of its inner size. A gated MLP keeps gate, activated gate, other half
+# and product, a plain one both sides of the activation. GELU by tanh (NewGELUActivation) keeps three more, ReLU its output alone.
+GATED, PLAIN, TANH = Inside(4, 2, 2, 1), Inside(2, 1, 1, 1), Inside(5, 2, 1, 1)
+MLPS = {("t5", True): Inside(7, 2, 2, 1), ("t5", False): Inside(1, 2, 1, 1), ("gpt2", False): TANH, ("gptj", False): TANH}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,22 +67,21 @@ def block_memory(layout: Layout, shape: ModelShape, layer: int) -> tuple[PartMem
     sizes = sizes_of(layout, shape, shape.tokens_of(layer, layout.sequence))
     weights = {weight.name: weight.shape for weight in family_of(shape).block_weights(shape, layer)}
     norms = [name.removesuffix(".weight") for name, size in weights.items() if len(size) == 1 and name.endswith(".weight")]
-    around = sum(not name.endswith(("q_norm", "k_norm")) for name in norms)  # attention and MLP; the others are in attention
+    outer = [name for name in norms if not name.endswith(("q_norm", "k_norm"))]  # those are of queries and keys
     kind = NORMS.get(shape.model_type, "layer" if any(f"{name}.bias" in weights for name in norms) else "rms")
-    norm, attention = _norm(sizes, kind, sizes.own), _attention(layout, shape, layer, sizes, weights)
-    if len(norms) > around:
-        heads = _norm(sizes, kind, (attention.columns + attention.row) // 2)  # of queries and keys
-        attention = replace(attention, kept=attention.kept + heads.kept)
+    norm = _norm(sizes, kind, sizes.own)
+    attention = _attention(layout, shape, layer, sizes, weights, kind if len(outer) < len(norms) else None)
+    numbers = MLPS.get((shape.model_type, shape.gated_mlp), GATED if shape.gated_mlp else PLAIN)
     if shape.experts_of(layer):
-        mlp = _experts(layout, shape, sizes, weights)
+        mlp = _experts(layout, shape, sizes, weights, numbers.kept)
     else:
         inner = -(-shape.intermediate // layout.degrees.tensor) * sizes.tokens * sizes.number
-        mlp = _cut_layer(layout, shape, sizes, Inside(*(numbers * inner for numbers in astuple(_mlp_numbers(shape)))))
-    parts = [norm, _cut_layer(layout, shape, sizes, attention)]
-    parts += [norm] * (around > 3)  # behind attention, and behind the MLP
-    if 0 < shape.encoder <= layer:  # attention to what the encoder returns
-        parts += [norm, _cut_layer(layout, shape, sizes, _flash_attention(layout, shape, sizes))]
-    parts += [*[norm] * (around != 1), mlp, *[norm] * (around > 3)]  # 1: GPT-J's attention and MLP have the same input
+        mlp = _cut_layer(layout, shape, sizes, Inside(*(number * inner for number in astuple(numbers))))
+    behind = [norm] * (len(outer) > 3)  # attention and MLP have norms before and behind them
+    parts = [norm, _cut_layer(layout, shape, sizes, attention), *behind]
+    if 0 < shape.encoder <= layer:  # a decoder attends to the encoder's outputs too
+        parts += [norm, _cut_layer(layout, shape, sizes, _flash(layout, shape, sizes))]
+    parts += [*[norm] * (len(outer) != 1), mlp, *behind]  # GPT-J has one norm for attention and MLP
     kept = peak = 0.0
     for part in parts:
         kept, peak = kept + part.kept, max(peak, kept + part.peak)
@@ -93,86 +91,73 @@ def block_memory(layout: Layout, shape: ModelShape, layer: int) -> tuple[PartMem
 def _norm(sizes: Sizes, kind: str, size: int) -> PartMemory:
     """Return the bytes of a norm in transformers' code. ``size``: bytes of its input in the compute format."""
     number, wide = sizes.number, sizes.wide
-    kept, peak = {  # bytes for each number
-        "rms": (wide + number, 6 * wide),  # the input in the wide format, and the normalized input
-        "fp32": (2 * wide, 6 * wide),  # both wide, because the product with the weight is
-        "t5": (wide + 2 * number, 5 * wide + number),  # the input in both formats
-        "layer": (number, 3 * number)}[kind]  # a kernel, which keeps its input
-    kept = min(kept, 2 * number) if number == wide else kept  # the input in both formats is one tensor
+    kept, peak = {"rms": (wide + number, 6 * wide),  # the input in the wide format, and the normalized input
+                  "fp32": (2 * wide, 6 * wide),  # the same, and the product with the weight is wide
+                  "t5": (wide + 2 * number, 5 * wide + number),  # the same as "rms", and the input
+                  "layer": (number, 3 * number)}[kind]  # one kernel, which keeps its input
+    kept = min(kept, 2 * number) if number == wide else kept  # both formats are one tensor
     return PartMemory(size // number * kept, size // number * peak)
 
 
 def _cut_layer(layout: Layout, shape: ModelShape, sizes: Sizes, inside: Inside) -> PartMemory:
-    """Return the bytes of attention or an MLP with its input. The peak is the largest of four moments of its backward."""
-    sequence, copies = layout.sequence_parallel, 1 + (layout.sequence_parallel and layout.samples > 1)
-    weight = shape.hidden * inside.row // sizes.tokens if sizes.number < sizes.wide else 0  # its gradient before it is added
-    # the end of the forward, if it is recomputed: outputs, which sequence parallelism sorts by ranks and scatters
-    again = inside.row + sizes.all * (1 + sequence * (1 + copies)) + sizes.own * (1 + 3 * sequence)
-    # last projection: gradients of its output, which sequence parallelism gathers, and of its input
-    last = sizes.all * sequence + inside.row + weight
-    # between the projections; a W needs the input of the last one
-    between = inside.added + inside.row * (layout.schedule in SPLIT)
-    # first projections, when all else is freed: gradients of their outputs and of their input, of which sequence parallelism has
-    # copies, as above, and others the gradient of another projection
-    first = sizes.all * (1 + copies) + 2 * sizes.own * sequence + inside.columns + weight
-    recomputed = blocks_together(layout.recompute) is not None
-    peak = max(inside.kept + max(between, last, again * recomputed), first)
-    return PartMemory(sizes.all + inside.kept, sizes.all + peak, 2 * sizes.all + inside.row + inside.columns)
+    """Return the bytes of attention or an MLP with its input. The peak is at one of four moments of its backward."""
+    sequence, full, own = layout.sequence_parallel, sizes.all, sizes.own
+    copies = 1 + (sequence and layout.samples > 1)  # that a gather or a scatter of tokens makes to sort them by rank
+    weight = shape.hidden * inside.row // sizes.tokens if sizes.number < sizes.wide else 0  # a gradient, before it is added
+    again = inside.row + full * (1 + sequence * (1 + copies)) + own * (1 + 3 * sequence)  # the end of a recomputed forward
+    last = full * sequence + inside.row + weight  # the last projection: gradients of its output, gathered, and of its input
+    between = inside.added + inside.row * (layout.schedule in SPLIT)  # whose W still needs the last projection's input
+    first = full * (1 + copies) + 2 * own * sequence + inside.columns + weight  # the first projections, when all else is freed
+    peak = max(inside.kept + max(between, last, again * (blocks_together(layout.recompute) is not None)), first)
+    return PartMemory(full + inside.kept, full + peak, 2 * full + inside.row + inside.columns)
 
 
-def _flash_attention(layout: Layout, shape: ModelShape, sizes: Sizes) -> Inside:
+def _flash(layout: Layout, shape: ModelShape, sizes: Sizes) -> Inside:
     """Return the bytes of attention by a fused kernel, which has no scores; of the first tensor rank, which has most heads."""
     heads = heads_of(shape.heads, shape.kv_heads, layout.degrees.tensor, 0)
     queries, keys = (sizes.tokens * len(some) * shape.head_dim * sizes.number for some in (heads.query, heads.kv))
-    sums = sizes.tokens * len(heads.query) * sizes.wide  # of the exponentials of each query's scores
+    sums = sizes.tokens * len(heads.query) * sizes.wide  # of exponentials
     tensors = 2 * (queries + keys)  # queries, keys, values and outputs, or their gradients
     return Inside(tensors + sums, tensors, queries + 2 * keys, queries)
 
 
-def _attention(layout: Layout, shape: ModelShape, layer: int, sizes: Sizes, weights: Iterable[str]) -> Inside:
-    """Return the bytes of self-attention, without norms of queries and keys. ``weights``: names of the block's weights."""
-    flash, length, capped = _flash_attention(layout, shape, sizes), shape.tokens_of(layer, layout.sequence), shape.model_type == "gemma2"
+def _attention(layout: Layout, shape: ModelShape, layer: int, sizes: Sizes, weights: Iterable[str], norm: str | None) -> Inside:
+    """Return the bytes of self-attention. ``weights``: names of the block's weights. ``norm``: kind of the norms of queries and
+    keys; None: there are none."""
+    flash, length, context = _flash(layout, shape, sizes), shape.tokens_of(layer, layout.sequence), layout.degrees.context
     kept, added, queries, keys = flash.kept, flash.added, flash.row, (flash.columns - flash.row) // 2
-    number, wide, rows = sizes.number, sizes.wide, queries // (shape.head_dim * sizes.number)  # rows of scores
-    if layout.degrees.context > 1:  # also outputs token by token; gradients, and keys and values that travel, in the wide format
+    number, wide, capped = sizes.number, sizes.wide, shape.model_type == "gemma2"
+    rows = queries // (shape.head_dim * number)  # of scores
+    if context > 1:  # the outputs token by token too; gradients, and keys and values on their way around, in the wide format
         kept, added = kept + queries, wide / number * (2 * queries + 6 * keys)
         if capped or (shape.window_of(layer) or length) < length:  # no fused kernel
-            block = rows * min(QUERIES, length // layout.degrees.context)
-            added += block * (5 * wide + (wide if capped else number))
-    elif capped:  # plain products: keys and values of each query head, scores, their softmax in both formats
-        scores = rows * length
-        kept, added = 4 * queries + scores * (2 * number + wide), 2 * queries + scores * (2 * wide - number)
-    elif shape.model_type == "t5":  # scores have a trained bias, for which torch computes plain products in fp32
+            added += rows * min(QUERIES, length // context) * (5 * wide + (wide if capped else number))
+    elif capped:  # products with the keys and values of each query head; scores, and their softmax in both formats
+        kept, added = 4 * queries + rows * length * (2 * number + wide), 2 * queries + rows * length * (2 * wide - number)
+    elif shape.model_type == "t5":  # scores have a trained bias: torch computes plain products in fp32
         kept, added = queries * (1 + 3 * wide / number) + rows * length * wide, 2 * rows * length * wide
-    elif shape.model_type == "stablelm":  # the kernel's outputs are sorted by heads, and copied for the last projection
+    elif shape.model_type == "stablelm":  # the outputs head by head too, because its queries are
         kept += queries
     if family_of(shape).rotary and any("qkv" in name.lower() or "query_key_value" in name for name in weights):
-        kept += queries + keys  # values are a view of the product that queries and keys were taken from
-    return replace(flash, kept=kept, added=added)
+        kept += queries + keys  # values are a view of the projection's outputs
+    return replace(flash, kept=kept + (_norm(sizes, norm, queries + keys).kept if norm else 0.0), added=added)
 
 
-def _experts(layout: Layout, shape: ModelShape, sizes: Sizes, weights: Mapping[str, tuple[int, ...]]) -> PartMemory:
-    """Return the bytes of a router and its gated experts, with a row for each choice of a token, and of an MLP beside them."""
-    degrees, number, hidden = layout.degrees, sizes.number, shape.hidden * sizes.number
-    choices, samples = sizes.tokens * shape.experts_per_token, sizes.tokens * degrees.context
-    capacity = expert_capacity(layout.expert_capacity, samples, shape)
-    slots = expert_slots(capacity, sizes.tokens, shape.experts_per_token, shape.experts) if degrees.expert > 1 else None
+def _experts(layout: Layout, shape: ModelShape, sizes: Sizes, weights: Mapping[str, tuple[int, ...]], mlp: float) -> PartMemory:
+    """Return the bytes of a router and gated experts, which compute a row for each choice of a token, and of a shared expert.
+    ``weights``: shapes of the block's weights. ``mlp``: numbers that an MLP keeps for each inner number."""
+    tokens, number, degrees, token = sizes.tokens, sizes.number, layout.degrees, shape.hidden * sizes.number
+    choices, capacity = tokens * shape.experts_per_token, expert_capacity(layout.expert_capacity, tokens * degrees.context, shape)
+    slots = expert_slots(capacity, tokens, shape.experts_per_token, shape.experts) if degrees.expert > 1 else None
     rows = slots * shape.experts if slots else min(choices, (capacity or choices) * shape.experts)
     inner = -(-shape.expert_intermediate // degrees.tensor) * number
-    weight = -(-shape.experts // degrees.expert) * inner * shape.hidden * (number < 8)  # gradient by a grouped product
-    router = sizes.tokens * shape.experts * (number + 3 * sizes.wide)  # logits in both formats; softmax, once more for a loss
-    gated = sizes.all * ("mlp.shared_expert_gate.weight" in weights)
+    weight = -(-shape.experts // degrees.expert) * inner * shape.hidden * (number < 8)  # a gradient, as in ``_cut_layer``
+    router = tokens * shape.experts * (number + 3 * sizes.wide)  # logits in both formats, softmaxes of router and its loss
     width = sum(size[0] for name, size in weights.items() if "shared" in name and name.endswith("gate_proj.weight"))
-    shared = _mlp_numbers(shape).kept * width // degrees.tensor * sizes.tokens * number
-    kept = sizes.all + gated + shared + router + rows * (hidden + 4 * inner) + choices * hidden
-    # weighted outputs and their gradients; Mixtral's weights are wide, and so are its sums
-    outputs = 2 * choices * hidden
-    if shape.model_type == "mixtral":
-        outputs = (2 * choices + sizes.tokens) * shape.hidden * sizes.wide
-    first = sizes.all + 2 * (rows * (hidden + inner) + weight)
+    shared = mlp * width // degrees.tensor * tokens * number + sizes.all * ("mlp.shared_expert_gate.weight" in weights)
+    kept = sizes.all + shared + router + rows * (token + GATED.kept * inner) + choices * token
+    outputs = 2 * choices * token  # of choices, with weights, and their gradients
+    if shape.model_type == "mixtral":  # whose weights are wide, and so are outputs
+        outputs = (2 * choices + tokens) * shape.hidden * sizes.wide
+    first = sizes.all + 2 * (rows * (token + inner) + weight)  # gate and other half, when all else is freed
     return PartMemory(kept, max(kept + max(outputs, rows * inner + weight), first), kept)
-
-
-def _mlp_numbers(shape: ModelShape) -> Inside:
-    """Return the numbers of a model's MLPs for each inner number."""
-    return MLPS.get((shape.model_type, shape.gated_mlp), GATED if shape.gated_mlp else PLAIN)
