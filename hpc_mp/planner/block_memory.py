@@ -38,8 +38,8 @@ class Inside:
 
 
 NORMS = {"t5": "t5", "modernbert": "layer", "gemma2": "fp32", "gemma3_text": "fp32", "olmo2": "fp32"}  # family -> kind of norm
-# (Family, True if gated) -> numbers of an MLP for each number of its inner size. A gated MLP keeps gate, activated gate, other half
-# and product, a plain one both sides of the activation. GELU by tanh (NewGELUActivation) keeps three more, ReLU its output alone.
+# (Family, True if gated) -> numbers of an MLP for each of its inner numbers. A gated MLP keeps gate, activated gate, other half and
+# product, a plain one both sides of the activation. GELU by tanh (NewGELUActivation) keeps three more, ReLU its output alone.
 GATED, PLAIN, TANH = Inside(4, 2, 2, 1), Inside(2, 1, 1, 1), Inside(5, 2, 1, 1)
 MLPS = {("t5", True): Inside(7, 2, 2, 1), ("t5", False): Inside(1, 2, 1, 1), ("gpt2", False): TANH, ("gptj", False): TANH}
 
@@ -54,17 +54,17 @@ class Sizes:
     number: int  # a number in the compute format
     wide: int  # a number in fp32 or fp64: the format of norms, softmax and sums of gradients
 
-
-def sizes_of(layout: Layout, shape: ModelShape, length: int) -> Sizes:
-    """Return the sizes of layers that compute ``length`` tokens of a sample."""
-    (wide, number), tokens = BYTES[layout.precision], layout.samples * length // layout.degrees.context
-    own_tokens = -(-tokens // layout.degrees.tensor) if layout.sequence_parallel else tokens
-    return Sizes(tokens, tokens * shape.hidden * number, own_tokens * shape.hidden * number, number, wide)
+    @classmethod
+    def of(cls, layout: Layout, shape: ModelShape, length: int) -> "Sizes":
+        """Return the sizes of layers that compute ``length`` tokens of a sample."""
+        (wide, number), tokens = BYTES[layout.precision], layout.samples * length // layout.degrees.context
+        own_tokens = -(-tokens // layout.degrees.tensor) if layout.sequence_parallel else tokens
+        return cls(tokens, tokens * shape.hidden * number, own_tokens * shape.hidden * number, number, wide)
 
 
 def block_memory(layout: Layout, shape: ModelShape, layer: int) -> tuple[PartMemory, PartMemory]:
     """Return the bytes of a block, and of its first norm. The backward of a part finds what the parts before it keep."""
-    sizes = sizes_of(layout, shape, shape.tokens_of(layer, layout.sequence))
+    sizes = Sizes.of(layout, shape, shape.tokens_of(layer, layout.sequence))
     weights = {weight.name: weight.shape for weight in family_of(shape).block_weights(shape, layer)}
     norms = [name.removesuffix(".weight") for name, size in weights.items() if len(size) == 1 and name.endswith(".weight")]
     outer = [name for name in norms if not name.endswith(("q_norm", "k_norm"))]  # those are of queries and keys
@@ -72,11 +72,9 @@ def block_memory(layout: Layout, shape: ModelShape, layer: int) -> tuple[PartMem
     norm = _norm(sizes, kind, sizes.own)
     attention = _attention(layout, shape, layer, sizes, weights, kind if len(outer) < len(norms) else None)
     numbers = MLPS.get((shape.model_type, shape.gated_mlp), GATED if shape.gated_mlp else PLAIN)
-    if shape.experts_of(layer):
-        mlp = _experts(layout, shape, sizes, weights, numbers.kept)
-    else:
-        inner = -(-shape.intermediate // layout.degrees.tensor) * sizes.tokens * sizes.number
-        mlp = _cut_layer(layout, shape, sizes, Inside(*(number * inner for number in astuple(numbers))))
+    inner = -(-shape.intermediate // layout.degrees.tensor) * sizes.tokens * sizes.number  # bytes
+    mlp = (_experts(layout, shape, sizes, weights, numbers.kept) if shape.experts_of(layer)
+           else _cut_layer(layout, shape, sizes, Inside(*(number * inner for number in astuple(numbers)))))
     behind = [norm] * (len(outer) > 3)  # attention and MLP have norms before and behind them
     parts = [norm, _cut_layer(layout, shape, sizes, attention), *behind]
     if 0 < shape.encoder <= layer:  # a decoder attends to the encoder's outputs too
@@ -156,8 +154,7 @@ def _experts(layout: Layout, shape: ModelShape, sizes: Sizes, weights: Mapping[s
     width = sum(size[0] for name, size in weights.items() if "shared" in name and name.endswith("gate_proj.weight"))
     shared = mlp * width // degrees.tensor * tokens * number + sizes.all * ("mlp.shared_expert_gate.weight" in weights)
     kept = sizes.all + shared + router + rows * (token + GATED.kept * inner) + choices * token
-    outputs = 2 * choices * token  # of choices, with weights, and their gradients
-    if shape.model_type == "mixtral":  # whose weights are wide, and so are outputs
-        outputs = (2 * choices + tokens) * shape.hidden * sizes.wide
+    # outputs of choices times their weights, and their gradients; Mixtral's are wide
+    outputs = (2 * choices + tokens) * shape.hidden * sizes.wide if shape.model_type == "mixtral" else 2 * choices * token
     first = sizes.all + 2 * (rows * (token + inner) + weight)  # gate and other half, when all else is freed
     return PartMemory(kept, max(kept + max(outputs, rows * inner + weight), first), kept)
