@@ -21,7 +21,6 @@ SPLIT = ("zero_bubble", "zero_bubble_v")  # schedules that split a backward into
 @dataclass(frozen=True, slots=True)
 class PartMemory:
     """Bytes of a part of a block, for one microbatch."""
-
     kept: float  # from the forward to the backward
     peak: float  # at most at once in the backward, including what is kept
     deferred: float = 0.0  # from I to W: both factors of the gradients of weights (arXiv:2401.10241)
@@ -29,57 +28,54 @@ class PartMemory:
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """Bytes inside attention or an MLP, between the first projections, whose columns are cut, and the last, whose rows are."""
-
+    """Bytes inside attention or an MLP, between its column-parallel projections and its row-parallel one (arXiv:1909.08053)."""
     kept: float  # from the forward to the backward
     added: float  # at most at once in the backward, beside what is kept
-    columns: int  # outputs of the first projections
-    row: int  # input of the last projection
+    columns: int  # outputs of the column-parallel projections
+    row: int  # input of the row-parallel projection
 
 
 NORMS = {"t5": "t5", "modernbert": "layer", "gemma2": "fp32", "gemma3_text": "fp32", "olmo2": "fp32"}  # family -> kind of norm
-# (Family, True if gated) -> numbers of an MLP for each of its inner numbers. A gated MLP keeps gate, activated gate, other half and
-# product, a plain one both sides of the activation. GELU by tanh (NewGELUActivation) keeps three more, ReLU its output alone.
+# (Family, True if gated) -> numbers of an MLP for each number of its inner size. A gated MLP keeps gate, activated gate, up and
+# their product, a plain one both sides of its activation. GELU by tanh (NewGELUActivation) keeps three more, ReLU its output alone.
 GATED, PLAIN, TANH = Inside(4, 2, 2, 1), Inside(2, 1, 1, 1), Inside(5, 2, 1, 1)
 MLPS = {("t5", True): Inside(7, 2, 2, 1), ("t5", False): Inside(1, 2, 1, 1), ("gpt2", False): TANH, ("gptj", False): TANH}
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What a rank computes for one microbatch: its number of tokens, and bytes."""
-
+    """A rank's tokens of a microbatch in a layer, and bytes."""
     tokens: int  # of all samples; context ranks share those of each sample
     all: int  # hidden states of all these tokens
     own: int  # hidden states between cut layers; with sequence parallelism, tensor ranks share the tokens
     number: int  # a number in the compute format
-    wide: int  # a number in fp32 or fp64: the format of norms, softmax and sums of gradients
+    wide: int  # a number in fp32 or fp64, the format of norms, softmax and sums of gradients
 
     @classmethod
     def of(cls, layout: Layout, shape: ModelShape, length: int) -> "Sizes":
-        """Return the sizes of layers that compute ``length`` tokens of a sample."""
-        (wide, number), tokens = BYTES[layout.precision], layout.samples * length // layout.degrees.context
+        """Return the sizes in a layer that computes ``length`` tokens of each sample."""
+        wide, number = BYTES[layout.precision]
+        tokens, token = layout.samples * length // layout.degrees.context, shape.hidden * number
         own_tokens = -(-tokens // layout.degrees.tensor) if layout.sequence_parallel else tokens
-        return cls(tokens, tokens * shape.hidden * number, own_tokens * shape.hidden * number, number, wide)
+        return cls(tokens, tokens * token, own_tokens * token, number, wide)
 
 
 def block_memory(layout: Layout, shape: ModelShape, layer: int) -> tuple[PartMemory, PartMemory]:
-    """Return the bytes of a block, and of its first norm. The backward of a part finds what the parts before it keep."""
+    """Return the bytes of a block, and of its first norm. During a part's backward, the parts before it have what they keep."""
     sizes = Sizes.of(layout, shape, shape.tokens_of(layer, layout.sequence))
     weights = {weight.name: weight.shape for weight in family_of(shape).block_weights(shape, layer)}
     norms = [name.removesuffix(".weight") for name, size in weights.items() if len(size) == 1 and name.endswith(".weight")]
-    outer = [name for name in norms if not name.endswith(("q_norm", "k_norm"))]  # those are of queries and keys
+    around = [name for name in norms if not name.endswith(("q_norm", "k_norm"))]  # the others are inside attention
     kind = NORMS.get(shape.model_type, "layer" if any(f"{name}.bias" in weights for name in norms) else "rms")
     norm = _norm(sizes, kind, sizes.own)
-    attention = _attention(layout, shape, layer, sizes, weights, kind if len(outer) < len(norms) else None)
+    attention = _attention(layout, shape, layer, sizes, weights, kind if len(around) < len(norms) else None)
+    crossed = [norm, _cut_layer(layout, shape, sizes, _flash(layout, shape, sizes))] if 0 < shape.encoder <= layer else []
     numbers = MLPS.get((shape.model_type, shape.gated_mlp), GATED if shape.gated_mlp else PLAIN)
-    inner = -(-shape.intermediate // layout.degrees.tensor) * sizes.tokens * sizes.number  # bytes
+    inner = -(-shape.intermediate // layout.degrees.tensor) * sizes.tokens * sizes.number
     mlp = (_experts(layout, shape, sizes, weights, numbers.kept) if shape.experts_of(layer)
            else _cut_layer(layout, shape, sizes, Inside(*(number * inner for number in astuple(numbers)))))
-    behind = [norm] * (len(outer) > 3)  # attention and MLP have norms before and behind them
-    parts = [norm, _cut_layer(layout, shape, sizes, attention), *behind]
-    if 0 < shape.encoder <= layer:  # a decoder attends to the encoder's outputs too
-        parts += [norm, _cut_layer(layout, shape, sizes, _flash(layout, shape, sizes))]
-    parts += [*[norm] * (len(outer) != 1), mlp, *behind]  # GPT-J has one norm for attention and MLP
+    before, behind = [norm] * (len(around) != 1), [norm] * (len(around) > 3)  # before the MLP; behind attention and MLP
+    parts = [norm, _cut_layer(layout, shape, sizes, attention), *behind, *crossed, *before, mlp, *behind]
     kept = peak = 0.0
     for part in parts:
         kept, peak = kept + part.kept, max(peak, kept + part.peak)
@@ -89,72 +85,74 @@ def block_memory(layout: Layout, shape: ModelShape, layer: int) -> tuple[PartMem
 def _norm(sizes: Sizes, kind: str, size: int) -> PartMemory:
     """Return the bytes of a norm in transformers' code. ``size``: bytes of its input in the compute format."""
     number, wide = sizes.number, sizes.wide
-    kept, peak = {"rms": (wide + number, 6 * wide),  # the input in the wide format, and the normalized input
-                  "fp32": (2 * wide, 6 * wide),  # the same, and the product with the weight is wide
+    kept, peak = {"rms": (wide + number, 6 * wide),  # the wide input, and the normalized input
+                  "fp32": (2 * wide, 6 * wide),  # the same, but weights multiply a wide normalized input
                   "t5": (wide + 2 * number, 5 * wide + number),  # the same as "rms", and the input
-                  "layer": (number, 3 * number)}[kind]  # one kernel, which keeps its input
-    kept = min(kept, 2 * number) if number == wide else kept  # both formats are one tensor
+                  "layer": (number, 3 * number)}[kind]  # one kernel, which keeps its input alone
+    kept = min(kept, 2 * number) if number == wide else kept  # input and wide input are one tensor
     return PartMemory(size // number * kept, size // number * peak)
 
 
 def _cut_layer(layout: Layout, shape: ModelShape, sizes: Sizes, inside: Inside) -> PartMemory:
     """Return the bytes of attention or an MLP with its input. The peak is at one of four moments of its backward."""
     sequence, full, own = layout.sequence_parallel, sizes.all, sizes.own
-    copies = 1 + (sequence and layout.samples > 1)  # that a gather or a scatter of tokens makes to sort them by rank
-    weight = shape.hidden * inside.row // sizes.tokens if sizes.number < sizes.wide else 0  # a gradient, before it is added
-    again = inside.row + full * (1 + sequence * (1 + copies)) + own * (1 + 3 * sequence)  # the end of a recomputed forward
-    last = full * sequence + inside.row + weight  # the last projection: gradients of its output, gathered, and of its input
-    between = inside.added + inside.row * (layout.schedule in SPLIT)  # whose W still needs the last projection's input
-    first = full * (1 + copies) + 2 * own * sequence + inside.columns + weight  # the first projections, when all else is freed
-    peak = max(inside.kept + max(between, last, again * (blocks_together(layout.recompute) is not None)), first)
+    copies = 1 + (sequence and layout.samples > 1)  # tokens of several samples are sorted by rank for a gather or a scatter
+    weight = shape.hidden * inside.row // sizes.tokens if sizes.number < sizes.wide else 0  # a gradient, before it is summed
+    # the end of a recomputed forward, which sums outputs over tensor ranks
+    again = inside.row + full * (1 + sequence * (1 + copies)) + own * (1 + 3 * sequence)
+    # the row-parallel projection: its gathered output gradient, and gradients of its input and weight
+    row = full * sequence + inside.row + weight
+    # between the projections; a W still needs the input of the row-parallel one
+    between = inside.added + inside.row * (layout.schedule in SPLIT)
+    # the column-parallel projections, when what is inside is freed: gradients of outputs and weight, and of the input, to be summed
+    column = full * (1 + copies) + 2 * own * sequence + inside.columns + weight
+    peak = max(inside.kept + max(between, row, again * (blocks_together(layout.recompute) is not None)), column)
     return PartMemory(full + inside.kept, full + peak, 2 * full + inside.row + inside.columns)
 
 
 def _flash(layout: Layout, shape: ModelShape, sizes: Sizes) -> Inside:
-    """Return the bytes of attention by a fused kernel, which has no scores; of the first tensor rank, which has most heads."""
+    """Return the bytes of attention by a fused kernel, which keeps no scores; of the tensor rank with most heads."""
     heads = heads_of(shape.heads, shape.kv_heads, layout.degrees.tensor, 0)
     queries, keys = (sizes.tokens * len(some) * shape.head_dim * sizes.number for some in (heads.query, heads.kv))
-    sums = sizes.tokens * len(heads.query) * sizes.wide  # of exponentials
     tensors = 2 * (queries + keys)  # queries, keys, values and outputs, or their gradients
+    sums = sizes.tokens * len(heads.query) * sizes.wide  # of the exponentials of each query's scores
     return Inside(tensors + sums, tensors, queries + 2 * keys, queries)
 
 
 def _attention(layout: Layout, shape: ModelShape, layer: int, sizes: Sizes, weights: Iterable[str], norm: str | None) -> Inside:
-    """Return the bytes of self-attention. ``weights``: names of the block's weights. ``norm``: kind of the norms of queries and
-    keys; None: there are none."""
+    """Return the bytes of self-attention. ``norm``: kind of the norms of queries and keys; None: it has none."""
     flash, length, context = _flash(layout, shape, sizes), shape.tokens_of(layer, layout.sequence), layout.degrees.context
     kept, added, queries, keys = flash.kept, flash.added, flash.row, (flash.columns - flash.row) // 2
     number, wide, capped = sizes.number, sizes.wide, shape.model_type == "gemma2"
-    rows = queries // (shape.head_dim * number)  # of scores
-    if context > 1:  # the outputs token by token too; gradients, and keys and values on their way around, in the wide format
+    rows = queries // (shape.head_dim * number)  # of scores: one for each query of each head
+    if context > 1:  # a ring keeps outputs in the order of tokens too; its gradients, and the keys and values that travel, are wide
         kept, added = kept + queries, wide / number * (2 * queries + 6 * keys)
         if capped or (shape.window_of(layer) or length) < length:  # no fused kernel
             added += rows * min(QUERIES, length // context) * (5 * wide + (wide if capped else number))
-    elif capped:  # products with the keys and values of each query head; scores, and their softmax in both formats
+    elif capped:  # keys and values are copied for each query head; scores, their softmax in both formats
         kept, added = 4 * queries + rows * length * (2 * number + wide), 2 * queries + rows * length * (2 * wide - number)
-    elif shape.model_type == "t5":  # scores have a trained bias: torch computes plain products in fp32
+    elif shape.model_type == "t5":  # a trained bias of scores, for which torch computes plain products in fp32
         kept, added = queries * (1 + 3 * wide / number) + rows * length * wide, 2 * rows * length * wide
-    elif shape.model_type == "stablelm":  # the outputs head by head too, because its queries are
+    elif shape.model_type == "stablelm":  # the kernel's outputs are in the order of heads, and copied for the last projection
         kept += queries
     if family_of(shape).rotary and any("qkv" in name.lower() or "query_key_value" in name for name in weights):
-        kept += queries + keys  # values are a view of the projection's outputs
+        kept += queries + keys  # values are a view of the product with one weight for queries, keys and values
     return replace(flash, kept=kept + (_norm(sizes, norm, queries + keys).kept if norm else 0.0), added=added)
 
 
 def _experts(layout: Layout, shape: ModelShape, sizes: Sizes, weights: Mapping[str, tuple[int, ...]], mlp: float) -> PartMemory:
-    """Return the bytes of a router and gated experts, which compute a row for each choice of a token, and of a shared expert.
-    ``weights``: shapes of the block's weights. ``mlp``: numbers that an MLP keeps for each inner number."""
+    """Return the bytes of a router and gated experts, with a row for each choice of a token, and of a shared expert."""
     tokens, number, degrees, token = sizes.tokens, sizes.number, layout.degrees, shape.hidden * sizes.number
     choices, capacity = tokens * shape.experts_per_token, expert_capacity(layout.expert_capacity, tokens * degrees.context, shape)
     slots = expert_slots(capacity, tokens, shape.experts_per_token, shape.experts) if degrees.expert > 1 else None
     rows = slots * shape.experts if slots else min(choices, (capacity or choices) * shape.experts)
     inner = -(-shape.expert_intermediate // degrees.tensor) * number
-    weight = -(-shape.experts // degrees.expert) * inner * shape.hidden * (number < 8)  # a gradient, as in ``_cut_layer``
+    weight = -(-shape.experts // degrees.expert) * inner * shape.hidden * (number < 8)  # a gradient, before it is summed
     router = tokens * shape.experts * (number + 3 * sizes.wide)  # logits in both formats, softmaxes of router and its loss
     width = sum(size[0] for name, size in weights.items() if "shared" in name and name.endswith("gate_proj.weight"))
     shared = mlp * width // degrees.tensor * tokens * number + sizes.all * ("mlp.shared_expert_gate.weight" in weights)
     kept = sizes.all + shared + router + rows * (token + GATED.kept * inner) + choices * token
-    # outputs of choices times their weights, and their gradients; Mixtral's are wide
+    # the sum of outputs with the router's weights, and its gradient; Mixtral's weights are wide, and so are its sums
     outputs = (2 * choices + tokens) * shape.hidden * sizes.wide if shape.model_type == "mixtral" else 2 * choices * token
-    first = sizes.all + 2 * (rows * (token + inner) + weight)  # gate and other half, when all else is freed
+    first = sizes.all + 2 * (rows * (token + inner) + weight)  # the first projections, when the rest is freed
     return PartMemory(kept, max(kept + max(outputs, rows * inner + weight), first), kept)
