@@ -3,7 +3,7 @@
 A rank has its state (``planner/memory.py``) and what comes and goes: activations, logits, gathered parameters, temporaries,
 gradients that are not summed yet, messages. The peak is the largest of a few moments of a chunk, a microbatch on a stage.
 ``counted`` is what a dry run counts without dropout and compilation. ``libraries`` adds a CUDA context, NCCL's buffers as in
-``train/dry_run``, and gaps of 6 % of what comes and goes: nvidia-smi shows 5 to 9 GB more than sums of this kind (arXiv:2211.05100).
+``train/dry_run``, and gaps of 6 % of what comes and goes: nvidia-smi shows 5 to 9 GB more (arXiv:2211.05100).
 """
 
 from collections import Counter
@@ -74,9 +74,9 @@ class Chunk:
 
 def footprint(layout: Layout, shape: ModelShape) -> tuple[Footprint, ...]:
     """Return the footprint of every rank of a pipeline, of the tensor rank with most state."""
-    states, spans, results = state_bytes(layout, shape), stage_spans(layout.layers), []
+    states, spans, (master, number) = state_bytes(layout, shape), stage_spans(layout.layers), BYTES[layout.precision]
     by_kind = [block_memory(layout, shape, shape.kinds.index(kind)) for kind in range(1 + max(shape.kinds))]
-    blocks, (_, norm) = [by_kind[kind][0] for kind in shape.kinds], by_kind[shape.kinds[-1]]
+    blocks, (_, norm), results = [by_kind[kind][0] for kind in shape.kinds], by_kind[shape.kinds[-1]], []
     few = 2 * layout.degrees.pipeline if layout.schedule in STEADY else layout.microbatches
     schedule = schedule_of(replace(layout, microbatches=min(few, layout.microbatches)))
     for pipeline, actions in enumerate(schedule.ranks):
@@ -89,8 +89,8 @@ def footprint(layout: Layout, shape: ModelShape) -> tuple[Footprint, ...]:
         libraries = CONTEXT + BUFFERS * (1 + sum(size > 1 for size in astuple(layout.degrees))) + int(GAPS * sum(lines[:4]))
         state = max((states[pipeline, tensor] for tensor in range(layout.degrees.tensor)), key=lambda state: state.total)
         largest = [size for _, size in units.most_common(1 + (blocks_together(layout.recompute) or 1))]
-        parameters = state.parameters - BYTES[layout.precision][1] * (layout.zero == 3) * sum(largest)  # gathered ones are in ``lines``,
-        gradients = state.gradients - BYTES[layout.precision][0] * (layout.reduce == "microbatch") * sum(largest[:1])  # and so is a bucket
+        parameters = state.parameters - number * (layout.zero == 3) * sum(largest)  # gathered ones are in ``lines``,
+        gradients = state.gradients - master * (layout.reduce == "microbatch") * sum(largest[:1])  # and so is a bucket
         results.append(Footprint(*[parameters, gradients, state.optimizer, *lines, libraries, state.host]))
     return tuple(results)
 
@@ -141,15 +141,15 @@ def _others(actions: Sequence[Action], chunks: Mapping[int, Chunk], horizon: int
     return most
 
 
-def _chunk(layout: Layout, shape: ModelShape, span: StageSpan, every: list[PartMemory], norm: PartMemory, units: Units) -> Chunk:
-    """Return the bytes of a microbatch on a stage. ``every``: all blocks of the model. ``norm``: its last norm."""
+def _chunk(layout: Layout, shape: ModelShape, span: StageSpan, each: list[PartMemory], norm: PartMemory, units: Units) -> Chunk:
+    """Return the bytes of a microbatch on a stage. ``each``: the block of each layer of the model. ``norm``: its last norm."""
     together, lengths = blocks_together(layout.recompute), [shape.tokens_of(layer, layout.sequence) for layer in span.layers]
-    sizes, blocks = Sizes.of(layout, shape, [layout.sequence, *lengths][-1]), [every[layer] for layer in span.layers]
+    sizes, blocks = Sizes.of(layout, shape, [layout.sequence, *lengths][-1]), [each[layer] for layer in span.layers]
     shared = sizes.own * (sizes.number == sizes.wide or norm.kept <= sizes.own)  # a block's input, if its first norm keeps it
     groups = blocks
-    if together is not None:  # a group keeps its input; the backward of its last block has what its recomputed blocks keep
+    if together is not None:  # a group keeps its input; in the backward of its last block, the blocks before it are recomputed
         parts = [blocks[begin:begin + together] for begin in range(0, len(blocks), together)]
-        groups = [PartMemory(sizes.own, sizes.own + sum(block.kept for block in part) - shared + part[-1].peak - part[-1].kept,
+        groups = [PartMemory(sizes.own, sizes.own - shared + sum(block.kept for block in part[:-1]) + part[-1].peak,
                              sum(block.deferred for block in part)) for part in parts]
     kept, deferred = sum(group.kept for group in groups), sum(group.deferred for group in groups)
     if shape.encoder:  # biases of scores, one for all layers with as many tokens
@@ -159,25 +159,25 @@ def _chunk(layout: Layout, shape: ModelShape, span: StageSpan, every: list[PartM
     first = blocks[0].peak - (blocks[0].kept if together is None else shared) if blocks else 0.0
     places = ("last block", len(groups) - 1), ("blocks", max(0, len(groups) - 3)), ("blocks", 0), ("first block", 0), ("end", 0)
     for name, at in places if groups else ():
-        gone = sum(group.kept - (layout.schedule in SPLIT) * group.deferred for group in groups[at + 1:])
+        freed = sum(group.kept - (layout.schedule in SPLIT) * group.deferred for group in groups[at + 1:])
         working = first if name == "end" else groups[at].peak - groups[at].kept
-        moments.append(Moment(name, kept - gone, 0.0, unit * ((together or 1) + (at > 0)), working))  # one is gathered ahead
+        moments.append(Moment(name, kept - freed, 0.0, unit * ((together or 1) + (at > 0)), working))  # one is gathered ahead
     chunk = Chunk(kept, deferred, sizes.own, moments)
     return _with_loss(layout, shape, sizes, chunk, norm, units) if span.last else chunk
 
 
 def _with_loss(layout: Layout, shape: ModelShape, sizes: Sizes, chunk: Chunk, norm: PartMemory, units: Units) -> Chunk:
-    """Return the bytes of a microbatch on the last stage, given those of its blocks. The loss computes some rows at once."""
+    """Return the bytes of a microbatch on the last stage, given those of its blocks. The loss has some rows of logits at once."""
     token, mixed, sequence = shape.hidden * sizes.number, sizes.number < sizes.wide, layout.sequence_parallel
-    rows, width = (sizes.own // token, shape.classes) if shape.classes else (
-        sizes.tokens, -(-shape.vocabulary // layout.degrees.tensor))
-    once, row = min(rows, LOGITS // width // TILE * TILE or LOGITS // width), width * sizes.number  # rows at once; bytes of one
-    last, several = (rows - 1) % once + 1, rows > once  # rows that are the last
-    inputs, slopes, weight = rows * token, last * row, width * token * mixed  # the head's input; gradients of logits, weight
+    words = -(-shape.vocabulary // layout.degrees.tensor)
+    rows, width = (sizes.own // token, shape.classes) if shape.classes else (sizes.tokens, words)  # classes are not cut
+    row, at_once = width * sizes.number, min(rows, LOGITS // width // TILE * TILE or LOGITS // width)
+    last, several = (rows - 1) % at_once + 1, rows > at_once  # number of the last rows
+    inputs, slopes, weight = rows * token, last * row, width * token * mixed  # of the head; gradients of logits, of the weight
     arrays = 1 + 3 * mixed + (shape.model_type == "gemma2")  # beside logits: softmax, in fp32 with a copy; capped logits
-    logits = max(once * row * (min(2, rows // once) + arrays),  # with gradients of the logits of the rows before
-                 slopes * (1 + arrays) + once * row * several,  # the same at the last rows
-                 (2 * once * row + weight) * several)  # when the head's gradient is summed
+    logits = max(at_once * row * (min(2, rows // at_once) + arrays),  # with gradients of the rows before
+                 slopes * (1 + arrays) + at_once * row * several,  # the same at the last rows
+                 (2 * at_once * row + weight) * several)  # when the head's gradient is summed
     gathered, kept = sizes.number * (layout.zero == 3) * (units[HEAD] + units[TIED]), chunk.kept + norm.kept + inputs
     return Chunk(kept + inputs + slopes, chunk.deferred + inputs + slopes, chunk.message, [
         *chunk.moments,
