@@ -18,7 +18,8 @@ from hpc_mp.job.parallel import Parallel
 from hpc_mp.job.values import toml_value
 from hpc_mp.layout.models.shape import text_part
 from hpc_mp.planner.machine import machine_named
-from hpc_mp.planner.search import KEYS, Question, larger, remedies, search
+from hpc_mp.planner.question import KEYS, Question, larger, remedies
+from hpc_mp.planner.search import search
 from hpc_mp.report.plan_page import write_plan_page
 
 PLACEHOLDERS = {  # with --model; a step has four million tokens, as in the training of Llama 2 (arXiv:2307.09288)

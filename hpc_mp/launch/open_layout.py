@@ -24,7 +24,8 @@ from hpc_mp.layout.schedule.names import is_table
 from hpc_mp.planner.device import Device
 from hpc_mp.planner.expectation import CPU, machine_of, shared
 from hpc_mp.planner.machine import Machine
-from hpc_mp.planner.search import KEYS, Question, search
+from hpc_mp.planner.question import KEYS, Question
+from hpc_mp.planner.search import search
 from hpc_mp.rundir.plan import Expectation, RunPlan
 
 CHOSEN = tuple(key for key in KEYS if key != "order")  # keys of [parallel]

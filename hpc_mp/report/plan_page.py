@@ -18,7 +18,8 @@ from hpc_mp.layout.schedule.names import is_table
 from hpc_mp.layout.schedule.simulate import Times, simulate
 from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.planner.footprint import Footprint
-from hpc_mp.planner.search import Plan, Question
+from hpc_mp.planner.question import Question
+from hpc_mp.planner.search import Plan
 from hpc_mp.planner.step import StepTime, step_time
 from hpc_mp.report import gantt, summary
 from hpc_mp.report.axes import Scale, ticks

@@ -18,7 +18,8 @@ from hpc_mp.layout.layout import Layout
 from hpc_mp.planner import search as searching
 from hpc_mp.planner.footprint import footprint
 from hpc_mp.planner.machine import machine_named
-from hpc_mp.planner.search import Plan, Question, larger, remedies, search
+from hpc_mp.planner.question import Question, larger, remedies
+from hpc_mp.planner.search import Plan, search
 from hpc_mp.planner.step import step_time
 
 SCHEDULES = [("1f1b", 1), ("zero_bubble", 1), ("zero_bubble_v", 1), ("gpipe", 1), *(("interleaved_1f1b", v) for v in (2, 3, 4, 6, 8))]
@@ -101,8 +102,8 @@ def test_the_plan_is_the_fastest_of_all_layouts(case: str) -> None:
 def test_a_worse_first_pass_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Control: with the candidates in the reverse order, the plan is not the fastest."""
     asked = question(*CASES["state that must be shared"])
-    ranked = searching._candidates
-    monkeypatch.setattr(searching, "_candidates", lambda *words: ranked(*words)[::-1])
+    ranked = searching.candidates
+    monkeypatch.setattr(searching, "candidates", lambda *words: ranked(*words)[::-1])
     monkeypatch.setattr(searching, "ENOUGH", 4)
     plan, best = search(asked), fastest(asked)
     assert plan is not None and best is not None and plan.step.seconds > 1.02 * best[0]
