@@ -31,7 +31,7 @@ BEST, FEWEST_TOKENS = 4, 1024  # candidates of a division that are returned; few
 NEAR = 1.1  # × the memory of a GPU: candidates that need more are dropped
 
 
-class Bubble(NamedTuple):
+class Idle(NamedTuple):
     """Idle time of a schedule, in units of 1F1B's with as many stages. With ``m`` microbatches on P ranks, ``share`` grows by
     ``growth`` for each P microbatches that are missing to ``enough`` × P."""
 
@@ -41,12 +41,12 @@ class Bubble(NamedTuple):
     enough: float = 0.0
 
 
-SCHEDULES = {"1f1b": Bubble(), "zero_bubble": Bubble(share=1 / 3, growth=0.4, enough=1.0),
-             "zero_bubble_v": Bubble(share=1 / 3, growth=2 / 3, enough=1.5),
-             "interleaved_1f1b": Bubble(virtual_stages=(2, 3, 4, 6, 8)), "gpipe": Bubble()}
+SCHEDULES = {"1f1b": Idle(), "zero_bubble": Idle(share=1 / 3, growth=0.4, enough=1.0),
+             "zero_bubble_v": Idle(share=1 / 3, growth=2 / 3, enough=1.5),
+             "interleaved_1f1b": Idle(virtual_stages=(2, 3, 4, 6, 8)), "gpipe": Idle()}
 
 
-class Division(NamedTuple):
+class RankDivision(NamedTuple):
     """The degrees that divide the ranks, and the samples of a step on a data rank."""
 
     tensor: int
@@ -68,7 +68,7 @@ class Sharding(NamedTuple):
     between: float
 
 
-class Run(NamedTuple):
+class PipelineRun(NamedTuple):
     """What a pipeline runs. ``stages``: those of a rank."""
 
     microbatches: int
@@ -87,7 +87,7 @@ class LayerTime(NamedTuple):
     head: float
 
 
-class Activations(NamedTuple):
+class KeptBytes(NamedTuple):
     """Bytes that a layer keeps of a sample, those of a sample on a rank besides, and those of libraries."""
 
     layer: float
@@ -96,7 +96,7 @@ class Activations(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """``score``: seconds of a step, or bytes for the goal memory; ``needs``: bytes of a GPU; ``values``: of KEYS but the order."""
+    """Values of KEYS but the order. ``score``: seconds of a step, for the goal memory bytes; ``needs``: bytes of a GPU."""
 
     score: float
     needs: float
@@ -132,11 +132,11 @@ def candidates(question: Question, lost: Counter[str]) -> list[Candidate]:
                 plainest, leanest = of_division.setdefault(rounded := float(f"{score:.3e}"), (one, one))
                 if needs < leanest.needs:
                     of_division[rounded] = plainest, one
-    kept_ones = [equals for scores in best.values() for equals in nsmallest(BEST, scores.values(), key=lambda pair: pair[0].score)]
-    return sorted((one for equals in kept_ones for one in dict.fromkeys(equals)), key=attrgetter("score"))
+    pairs = [pair for scores in best.values() for pair in nsmallest(BEST, scores.values(), key=lambda pair: pair[0].score)]
+    return sorted((one for pair in pairs for one in dict.fromkeys(pair)), key=attrgetter("score"))
 
 
-def _divisions(question: Question, alone: Layout, lost: Counter[str]) -> Iterator[Division]:
+def _divisions(question: Question, alone: Layout, lost: Counter[str]) -> Iterator[RankDivision]:
     """Yield all divisions of the ranks that leave whole samples to each data rank."""
     spec, shape = question.spec, question.shape
     limits = {"tensor": min(2 * spec.job.ranks_per_node, shape.heads), "pipeline": most_stages(shape.layers),
@@ -147,10 +147,10 @@ def _divisions(question: Question, alone: Layout, lost: Counter[str]) -> Iterato
         if rest or spec.train.global_batch % data or data * context % expert:
             lost["not allowed"] += not rest
         else:
-            yield Division(tensor, pipeline, context, expert, data, spec.train.global_batch // data)
+            yield RankDivision(tensor, pipeline, context, expert, data, spec.train.global_batch // data)
 
 
-def _shardings(question: Question, alone: Layout, division: Division) -> list[Sharding]:
+def _shardings(question: Question, alone: Layout, division: RankDivision) -> list[Sharding]:
     """Return the ZeRO stages of a division, those that can be with groups inside a node too."""
     spec, shape, fabric, t = question.spec, question.shape, question.machine.fabric, division.tensor
     near, far = 1e9 * fabric.link * fabric.links, 1e9 * fabric.nic * fabric.nics / fabric.gpus  # bytes per second of a GPU
@@ -176,23 +176,23 @@ def _shardings(question: Question, alone: Layout, division: Division) -> list[Sh
     return shardings
 
 
-def _runs(question: Question, division: Division, lost: Counter[str], shardings: int) -> Iterator[Run]:
+def _runs(question: Question, division: RankDivision, lost: Counter[str], shardings: int) -> Iterator[PipelineRun]:
     """Yield microbatches, recomputation and schedules of a division. ``shardings``: candidates that go with each."""
     shape, pipeline, batch = question.shape, division.pipeline, division.batch
     for count, sequence, recompute, name in product(
             question.options("microbatches", divisors(batch)), question.options("sequence", (True, False)[division.tensor == 1:]),
             question.options("recompute", ("none", "full", "selective")[:3 - (shape.encoder > 0)]),
             question.options("schedule", list(SCHEDULES) if pipeline > 1 else ["1f1b"])):
-        for virtual in question.options("virtual_stages", SCHEDULES.get(name, Bubble()).virtual_stages):
+        for virtual in question.options("virtual_stages", SCHEDULES.get(name, Idle()).virtual_stages):
             stages = stages_per_rank(name, virtual)
             uneven = batch % count or (name == "interleaved_1f1b" and count % pipeline)
             if uneven or pipeline * stages > most_stages(shape.layers):
                 lost["not allowed"] += shardings
             else:
-                yield Run(count, sequence, recompute, name, virtual, stages)
+                yield PipelineRun(count, sequence, recompute, name, virtual, stages)
 
 
-def _seconds(run: Run, division: Division, time: LayerTime, layers: int) -> float:
+def _seconds(run: PipelineRun, division: RankDivision, time: LayerTime, layers: int) -> float:
     """Return the seconds of the computations of a step, with the bubble, on the rank that has most."""
     bubble, p, m = SCHEDULES.get(run.schedule, SCHEDULES["1f1b"]), division.pipeline, run.microbatches
     again = {"none": 0.0, "selective": time.attention / 3.5}.get(run.recompute, time.layer / 3)  # the part of a forward
@@ -201,7 +201,7 @@ def _seconds(run: Run, division: Division, time: LayerTime, layers: int) -> floa
     return microbatch * (m + (p - 1) / run.stages * (bubble.share + bubble.growth * max(0.0, bubble.enough - m / p)))
 
 
-def _bytes(run: Run, division: Division, kept: Activations, layers: int) -> float:
+def _bytes(run: PipelineRun, division: RankDivision, kept: KeptBytes, layers: int) -> float:
     """Return the bytes of a rank besides its state: of microbatches in flight, and of libraries."""
     p, stages = division.pipeline, run.stages
     flight = {"interleaved_1f1b": (2 * p - 1) / stages + p * (1 - 1 / stages), "gpipe": run.microbatches}.get(run.schedule, p)
@@ -209,7 +209,7 @@ def _bytes(run: Run, division: Division, kept: Activations, layers: int) -> floa
     return kept.libraries + sample * division.batch / run.microbatches / division.context
 
 
-def _most_layers(run: Run, division: Division, layers: int) -> int:
+def _most_layers(run: PipelineRun, division: RankDivision, layers: int) -> int:
     return run.stages * -(-layers // (run.stages * division.pipeline))
 
 
@@ -224,12 +224,12 @@ def _layer_times(alone: Layout, question: Question) -> Callable[[int, int, int, 
     return layer_time
 
 
-def _activations(alone: Layout, question: Question) -> Callable[[int, bool, str], Activations]:
+def _activations(alone: Layout, question: Question) -> Callable[[int, bool, str], KeptBytes]:
     """Return a function of the tensor degree, sequence parallelism and recomputation: the difference of one and two layers."""
     @cache
-    def activations(tensor: int, sequence: bool, recompute: str) -> Activations:
+    def activations(tensor: int, sequence: bool, recompute: str) -> KeptBytes:
         proxy = replace(alone, degrees=Degrees(tensor), sequence_parallel=sequence, recompute=recompute)
         rows = [rank for count in (1, 2) for rank in footprint(replace(proxy, layers=(count,)), question.shape)]
         one, two = (row.counted - row.parameters - row.gradients - row.optimizer for row in rows)
-        return Activations(two - one, 2 * one - two, rows[0].libraries)
+        return KeptBytes(two - one, 2 * one - two, rows[0].libraries)
     return activations

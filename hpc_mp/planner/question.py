@@ -8,7 +8,7 @@ from hpc_mp.job import JobSpec
 from hpc_mp.job.parallel import MOST_MICROBATCHES
 from hpc_mp.job.resolution import ResolvedKey, resolved
 from hpc_mp.layout.models import ModelShape
-from hpc_mp.planner.machine import Machine
+from hpc_mp.planner.machine import NodeType
 
 KEYS = ("recompute", "shard_degree", "zero", "virtual_stages", "schedule", "sequence", "microbatches", "context_method",
         "expert", "context", "pipeline", "tensor", "order")  # of [parallel], the cheapest remedies first
@@ -20,7 +20,7 @@ class Question:
 
     spec: JobSpec
     shape: ModelShape
-    machine: Machine
+    machine: NodeType
     stated: frozenset[str] = frozenset()
     goal: str = "speed"
 

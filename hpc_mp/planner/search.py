@@ -20,7 +20,7 @@ from hpc_mp.job.resolution import ResolvedKey, resolved
 from hpc_mp.layout.layout import Layout
 from hpc_mp.planner.candidates import Candidate, candidates
 from hpc_mp.planner.footprint import Footprint, footprint
-from hpc_mp.planner.machine import Machine
+from hpc_mp.planner.machine import NodeType
 from hpc_mp.planner.question import KEYS, Question
 from hpc_mp.planner.step import StepTime, estimate, step_time
 
@@ -43,7 +43,7 @@ class Plan:
     tried: "tuple[Plan, ...]" = ()
     lost: dict[str, int] = field(default_factory=dict)
 
-    def fits(self, machine: Machine) -> bool:
+    def fits(self, machine: NodeType) -> bool:
         """Return True if the footprint of each rank fits into a GPU."""
         return max(rank.total for rank in self.footprints) <= machine.memory
 

@@ -21,7 +21,7 @@ from hpc_mp.layout.schedule.simulate import Times, simulate
 from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.planner.collectives import expect
 from hpc_mp.planner.frameworks import OURS, Framework, held, stages_of, weights_of
-from hpc_mp.planner.machine import Machine
+from hpc_mp.planner.machine import NodeType
 from hpc_mp.planner.memory import BYTES
 
 # beginning of a GPU's name → share of its peak that products reach (near stas00/ml-engineering's "maximum achievable matmul
@@ -74,7 +74,7 @@ def closed(layout: Layout, forwards: list[float], backwards: list[float], latenc
     return layout.microbatches * max(*ranks, *trips, 0.0) + share * (sum(ranks) - max(ranks)) + 2 * latency * (p - 1)
 
 
-def step_time(layout: Layout, shape: ModelShape, machine: Machine, framework: Framework = OURS,
+def step_time(layout: Layout, shape: ModelShape, machine: NodeType, framework: Framework = OURS,
               pipeline: Makespan = simulated) -> StepTime:
     """Return the time of a step of stages that are cut. Raises HpcMpError if ranks span nodes without a network."""
     gpu, peaks = machine.gpu, machine.gpu.peak_tflops
@@ -83,7 +83,7 @@ def step_time(layout: Layout, shape: ModelShape, machine: Machine, framework: Fr
     reach, flash, processors = next(REACH[name] for name in sorted(REACH, reverse=True) if gpu.name.startswith(name))
     reach, flash = gpu.products_share or reach * framework.products, gpu.attention_share or flash * framework.attention
     wave, launch = gpu.wave or processors * TILE / 2, LAUNCH if gpu.launch_us is None else gpu.launch_us / 1e6
-    return _Step(layout, shape, machine, framework, peak, peak * reach, peak * flash, memory, wave, launch,
+    return _Prediction(layout, shape, machine, framework, peak, peak * reach, peak * flash, memory, wave, launch,
                  BYTES[layout.precision][1]).time(pipeline)
 
 
@@ -99,10 +99,10 @@ def _total(terms: Iterable[tuple[float, Parts]]) -> Parts:
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _Prediction:
     layout: Layout
     shape: ModelShape
-    machine: Machine
+    machine: NodeType
     framework: Framework
     peak: float  # operations per second: at most
     products: float  # of products

@@ -15,7 +15,7 @@ from statistics import median, median_low
 
 from hpc_mp.base.text import duration, memory_size, several
 from hpc_mp.rundir.layout import RunDirectory
-from hpc_mp.rundir.plan import Expectation, read_plan
+from hpc_mp.rundir.plan import ExpectedStep, read_plan
 from hpc_mp.rundir.records import RankStart, RankTrace, StepMetrics, last_records, read_record, read_records
 
 LAST, WARM, ENOUGH = 20, 2, 8  # steps that are read, that are left out of them, and that are needed
@@ -27,11 +27,11 @@ MACHINE = "machine"  # the culprit that is a trait of the machine
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class ObservedSteps:
     """Seconds of a step, and bytes that the fullest rank holds, next to what was expected; warnings; and the place where a step
     loses its time, empty if it does not."""
 
-    expected: Expectation
+    expected: ExpectedStep
     seconds: float
     peak: int
     warnings: tuple[str, ...]
@@ -44,7 +44,7 @@ class Observed:
                 f"fullest rank holds {memory_size(self.peak)}, {self.peak / size:.2f} of the predicted {memory_size(size)}")
 
 
-def observe(run: RunDirectory, attempt: int) -> Observed | None:
+def observe(run: RunDirectory, attempt: int) -> ObservedSteps | None:
     """Compare the current attempt with its plan; None if the plan predicts nothing, or before enough steps. Raises OSError."""
     expected = None if (plan := read_plan(run)) is None else plan.expected
     steps = [step for step in last_records(run.metrics, StepMetrics, LAST) if step.attempt == attempt] if expected else []
@@ -65,7 +65,7 @@ def observe(run: RunDirectory, attempt: int) -> Observed | None:
     if large:
         warnings.append(f"a rank holds {memory_size(peak)}, {large} than predicted ({memory_size(size)}): the planner misjudges "
                         "this model")
-    return Observed(expected, seconds, peak, tuple(warnings), place)
+    return ObservedSteps(expected, seconds, peak, tuple(warnings), place)
 
 
 def _off(observed: float, predicted: float, small: float) -> str:
@@ -84,7 +84,7 @@ def _traces(run: RunDirectory, attempt: int, most: int) -> dict[int, RankTrace]:
     return {trace.rank: trace for trace in traces if trace.attempt == attempt and trace.actions}
 
 
-def _blamed(run: RunDirectory, attempt: int, last: int, traces: Mapping[int, RankTrace], expected: Expectation,
+def _blamed(run: RunDirectory, attempt: int, last: int, traces: Mapping[int, RankTrace], expected: ExpectedStep,
             seconds: float) -> tuple[str, str]:
     """Return the place where steps up to the ``last`` lose most time, and the culprit in words; both unknown if the traced step
     was not slow."""
@@ -100,7 +100,7 @@ def _blamed(run: RunDirectory, attempt: int, last: int, traces: Mapping[int, Ran
     return _culprit(known, starts, expected, min(then, seconds))
 
 
-def _culprit(traces: Mapping[int, RankTrace], starts: Mapping[int, RankStart], expected: Expectation,
+def _culprit(traces: Mapping[int, RankTrace], starts: Mapping[int, RankStart], expected: ExpectedStep,
              seconds: float) -> tuple[str, str]:
     """Return the place where a step of so many seconds loses most time, and the culprit in words."""
     busy = {rank: sum(span.end - span.start for span in trace.actions if span.kind in COMPUTE) for rank, trace in traces.items()}
