@@ -100,8 +100,8 @@ def _question(job: Path | None, model: str | None, name: str, overrides: tuple[s
 def _hardware(question: Question, job: JobSpec) -> dict[str, Question]:
     """Return the question for a plan's nodes with twice as much of one thing."""
     nodes, machine = job.job.nodes, question.machine
-    here = question.having(**{"job.nodes": nodes, "job.ranks_per_node": job.job.ranks_per_node})
+    same_nodes = question.having(**{"job.nodes": nodes, "job.ranks_per_node": job.job.ranks_per_node})
     memory = replace(machine, gpu=replace(machine.gpu, memory_mib=2 * (machine.gpu.memory_mib or 0)))
     links = replace(machine, fabric=replace(machine.fabric, nic=2 * machine.fabric.nic))
-    return {"nodes": here.having(**{"job.nodes": 2 * nodes}), "memory of a GPU": replace(here, machine=memory),
-            "rate between nodes": replace(here, machine=links)}
+    return {"nodes": same_nodes.having(**{"job.nodes": 2 * nodes}), "memory of a GPU": replace(same_nodes, machine=memory),
+            "rate between nodes": replace(same_nodes, machine=links)}

@@ -47,8 +47,8 @@ def known_machine(spec: JobSpec, device: Device, facts: ClusterFacts) -> tuple[N
         machine = machine_of(device.gpu, max(counts, default=spec.job.ranks_per_node))
     except HpcMpError as error:
         return None, f"{error.value}: {error.rule}"
-    known = machine.fabric.nics or spec.job.nodes == 1
-    return (machine, "") if known else (None, f"{machine.fabric.title}: its network is unknown")
+    linked = machine.fabric.nics or spec.job.nodes == 1
+    return (machine, "") if linked else (None, f"{machine.fabric.title}: its network is unknown")
 
 
 def open_layout(spec: JobSpec, shape: ModelShape, machine: NodeType, earlier: RunPlan | None) -> tuple[ResolvedKey[Any], ...]:
@@ -61,12 +61,12 @@ def open_layout(spec: JobSpec, shape: ModelShape, machine: NodeType, earlier: Ru
         return ()
     opened = [key for key in CHOSEN if key not in stated]
     if earlier is not None:
-        kept = tuple(replace(choice, why="as in the run that is resumed") for choice in earlier.choices
+        same = tuple(replace(choice, why="as in the run that is resumed") for choice in earlier.choices
                      if choice.key.removeprefix("parallel.") in opened)
         with suppress(HpcMpError):
-            check_arithmetic(resolved(spec, kept))
-            check_job(resolved(spec, kept), shape)
-            return kept
+            check_arithmetic(resolved(spec, same))
+            check_job(resolved(spec, same), shape)
+            return same
     plan = search(question := _question(spec, shape, machine, stated)) or search(replace(question, goal="memory"))
     assert plan is not None  # there is a smallest one
     limit = max(plan.step.parts, key=plan.step.parts.__getitem__)

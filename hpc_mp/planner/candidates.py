@@ -69,7 +69,7 @@ class Sharding(NamedTuple):
 
 
 class PipelineRun(NamedTuple):
-    """What a pipeline runs. ``stages``: those of a rank."""
+    """A way to run a pipeline. ``stages``: the number on a rank."""
 
     microbatches: int
     sequence: bool
@@ -91,7 +91,7 @@ class KeptBytes(NamedTuple):
     """Bytes that a layer keeps of a sample, those of a sample on a rank besides, and those of libraries."""
 
     layer: float
-    sample: float
+    besides: float
     libraries: float
 
 
@@ -118,9 +118,9 @@ def candidates(question: Question, lost: Counter[str]) -> list[Candidate]:
         for run in _runs(question, division, lost, len(shardings)):
             time = layer_time(tensor, context, expert, batch // run.microbatches, run.sequence)
             computing = _seconds(run, division, time, shape.layers)
-            kept = _bytes(run, division, activations(tensor, run.sequence, run.recompute), shape.layers)
+            held_bytes = _bytes(run, division, activations(tensor, run.sequence, run.recompute), shape.layers)
             for zero, group, state, axis, between in shardings:
-                needs = state + kept
+                needs = state + held_bytes
                 if not least and needs > NEAR * memory:
                     lost["does not fit"] += 1
                     continue
@@ -201,12 +201,12 @@ def _seconds(run: PipelineRun, division: RankDivision, time: LayerTime, layers: 
     return microbatch * (m + (p - 1) / run.stages * (bubble.share + bubble.growth * max(0.0, bubble.enough - m / p)))
 
 
-def _bytes(run: PipelineRun, division: RankDivision, kept: KeptBytes, layers: int) -> float:
+def _bytes(run: PipelineRun, division: RankDivision, sample: KeptBytes, layers: int) -> float:
     """Return the bytes of a rank besides its state: of microbatches in flight, and of libraries."""
     p, stages = division.pipeline, run.stages
     flight = {"interleaved_1f1b": (2 * p - 1) / stages + p * (1 - 1 / stages), "gpipe": run.microbatches}.get(run.schedule, p)
-    sample = kept.layer * _most_layers(run, division, layers) * min(run.microbatches, flight) + kept.sample
-    return kept.libraries + sample * division.batch / run.microbatches / division.context
+    in_flight = sample.layer * _most_layers(run, division, layers) * min(run.microbatches, flight) + sample.besides
+    return sample.libraries + in_flight * division.batch / run.microbatches / division.context
 
 
 def _most_layers(run: PipelineRun, division: RankDivision, layers: int) -> int:

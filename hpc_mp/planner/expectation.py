@@ -1,4 +1,4 @@
-"""What to expect of a run before it starts: the machine behind a GPU's name, the bytes of its ranks, and the time of a step."""
+"""The expectation of a run before it starts: the machine behind a GPU's name, the bytes of its ranks, and the time of a step."""
 
 import re
 from dataclasses import asdict, replace

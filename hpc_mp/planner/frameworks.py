@@ -76,13 +76,13 @@ def footprint_elsewhere(layout: Layout, shape: ModelShape, framework: Framework)
     for rank in range(p):
         own = [stage_spans(layout.layers)[stage] for stage in stages_of(layout, rank)]
         parts, count, chunks = [held(layout, shape, span) for span in own], len(own), layout.microbatches * len(own)
-        most = {"1f1b": p - rank, "interleaved_1f1b": 2 * (p - rank - 1) + (count - 1) * p + 1, "zero_bubble": p}
-        layers = min(chunks, most.get(layout.schedule, chunks)) * sum(len(span.layers) for span in own) / count
+        in_flight = {"1f1b": p - rank, "interleaved_1f1b": 2 * (p - rank - 1) + (count - 1) * p + 1, "zero_bubble": p}
+        layers = min(chunks, in_flight.get(layout.schedule, chunks)) * sum(len(span.layers) for span in own) / count
         whole = max(part / max(1, len(span.layers)) for part, span in zip(parts, own, strict=True)) * (layout.zero == 3)
         states = [sum(parts) * size / (layout.shard_degree if layout.zero > least else 1)
                   for least, size in ((2, 2), (1, framework.gradient), (0, framework.states))]
-        kept = layers * layer if together is None else layers / together * 2 * tokens * h / outer
+        activations = layers * layer if together is None else layers / together * 2 * tokens * h / outer
         logits = framework.logit * tokens * shape.vocabulary / t * own[-1].last
-        counted = [*states, kept, logits, 6 * whole, layer * (together or 0), 0.0]
+        counted = [*states, activations, logits, 6 * whole, layer * (together or 0), 0.0]
         results.append(Footprint(*map(int, (*counted, framework.overhead + GAPS * sum(counted), 0))))
     return tuple(results)

@@ -1,4 +1,4 @@
-"""What a search is asked: a job, the keys of it that hold, the machine and the goal; and the questions to ask next."""
+"""The question of a search: a job, the keys of it that hold, the machine and the goal. Also, the questions to ask next."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -131,10 +131,10 @@ class _Prediction:
         """Return the seconds of a collective, while all groups of the axis do the same. ``size``: bytes of the whole array."""
         if len(ranks) == 1 or not size:
             return 0.0
-        here, nodes, mapped = self.layout.ranks_per_node, self.layout.nodes, self.layout.rank_map
-        used = {mapped[rank] if isinstance(mapped, tuple) else NODE_OF[mapped](rank, here, nodes) for rank in ranks}
-        each = -(-len(ranks) // len(used))
-        return _expected(collective, int(size), len(used), each, self.machine.fabric, max(1, here // each)).seconds
+        per_node, nodes, mapped = self.layout.ranks_per_node, self.layout.nodes, self.layout.rank_map
+        used = {mapped[rank] if isinstance(mapped, tuple) else NODE_OF[mapped](rank, per_node, nodes) for rank in ranks}
+        on_one = -(-len(ranks) // len(used))
+        return _expected(collective, int(size), len(used), on_one, self.machine.fabric, max(1, per_node // on_one)).seconds
 
     def attention(self, layer: int, tokens: float, q: float) -> float:
         """Return the seconds of attention's forward: of the keys that are visible if fused, else of whole rows of scores."""
@@ -173,9 +173,9 @@ class _Prediction:
                     "all_to_all", 2 * size * (q + kv) / h, around),
                 "experts": 2 * self.seconds("all_to_all", routed, everyone[:degrees.expert])}
         weights, shards = held(layout, shape, StageSpan(range(layer, layer + 1), False, False)), everyone[:layout.shard_degree]
-        each = layout.zero > 1 and layout.reduce == "microbatch"
+        repeated = layout.zero > 1 and layout.reduce == "microbatch"
         gather = self.seconds("all_gather", weights * self.number * (layout.zero == 3), shards)
-        scatter = self.seconds("reduce_scatter", weights * factors.gradient * each, shards)
+        scatter = self.seconds("reduce_scatter", weights * factors.gradient * repeated, shards)
         forward, backward = forward | sent, _total(((1.0, backward), (1.0 + again, sent)))
         for parts, launches, moved in ((forward, 1.0, gather), (backward, 1.5 + again, gather + scatter)):
             busy = sum(parts.values())
