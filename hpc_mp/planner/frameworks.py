@@ -5,11 +5,12 @@ documentation. Bytes are those of arXiv:2205.05198 and arXiv:1910.02054, and wha
 """
 
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
+from math import prod
 
 from hpc_mp.layout.flat import StageSpan, blocks_together, stage_spans
 from hpc_mp.layout.layout import Layout
-from hpc_mp.layout.models import ModelShape
+from hpc_mp.layout.models import ModelShape, family_of
 from hpc_mp.planner.footprint import Footprint
 
 FUSED, GAPS = 2.0, 0.05  # passes of fused kernels; share of what is counted that is lost in the allocator's gaps
@@ -45,16 +46,22 @@ FRAMEWORKS = {  # by the beginning of its name; "": any other. InternEvo: its hy
     "InternEvo": _fused(0.91, broadcasts=7), "OneFlow": _fused(0.95, logit=4)}
 
 
-def weights_of(shape: ModelShape, layer: int, experts: float) -> float:
-    """Return the weights of a layer's products, with so many experts if it has any."""
-    heads = 2 * (shape.heads + shape.kv_heads) * shape.head_dim * (2 if 0 < shape.encoder <= layer else 1)
-    routed = shape.experts_of(layer) + (2 + shape.gated_mlp) * experts * shape.expert_intermediate
-    return shape.hidden * (heads + (routed if shape.experts_of(layer) else (2 + shape.gated_mlp) * shape.intermediate))
+@lru_cache(64)
+def layer_weights(shape: ModelShape) -> tuple[tuple[int, int], ...]:
+    """Return, for every layer, the weights of its matrices, and those of all its experts."""
+    table, kinds = family_of(shape).block_weights, shape.kinds
+    of_kind = []
+    for kind in range(1 + max(kinds, default=-1)):
+        sizes = {True: 0, False: 0}
+        for weight in table(shape, kinds.index(kind)):
+            sizes[weight.experts] += prod(weight.shape) * (len(weight.shape) > 1 + weight.experts)
+        of_kind.append((sizes[False], sizes[True]))
+    return tuple(of_kind[kind] for kind in kinds)
 
 
 def held(layout: Layout, shape: ModelShape, span: StageSpan) -> float:
     """Return the parameters of a stage on a rank."""
-    weights = sum(weights_of(shape, layer, shape.experts_of(layer) / layout.degrees.expert) for layer in span.layers)
+    weights = sum(own + experts / layout.degrees.expert for own, experts in map(layer_weights(shape).__getitem__, span.layers))
     ends = span.first + span.last - (span.first and span.last and shape.tied)
     return (weights + ends * shape.vocabulary * shape.hidden) / layout.degrees.tensor
 

@@ -20,7 +20,7 @@ from hpc_mp.layout.placement.grid import NODE_OF, normalize_order
 from hpc_mp.layout.schedule.simulate import Times, simulate
 from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.planner.collectives import expect
-from hpc_mp.planner.frameworks import OURS, Framework, held, stages_of, weights_of
+from hpc_mp.planner.frameworks import OURS, Framework, held, layer_weights, stages_of
 from hpc_mp.planner.machine import NodeType
 from hpc_mp.planner.memory import BYTES
 
@@ -223,7 +223,9 @@ class _Prediction:
         parts = parts | max((self.end(own, weights, backwards) for own in ranks), key=lambda own: sum(own.values()))
         parts["skew"] = SKEW * math.log2(layout.ranks) * sum(parts.values())
         seconds, sequence, q = sum(parts.values()), layout.sequence, 2 * shape.heads * shape.head_dim
-        flops = rows * h + sum(weights_of(shape, layer, shape.experts_per_token)
-                               + q * min(sequence, shape.window_of(layer) or sequence) for layer in range(shape.layers))
+        flops = float(rows * h)
+        for layer, (own, experts) in enumerate(layer_weights(shape)):
+            used = own + experts * shape.experts_per_token / max(1, shape.experts_of(layer))
+            flops += used + q * min(sequence, shape.window_of(layer) or sequence)
         rate = degrees.data * m * layout.samples * sequence / seconds
         return StepTime(seconds, parts, rate, 6 * rate * flops / layout.ranks / self.peak, passes)
