@@ -24,9 +24,9 @@ from slurm_lab.why_not import why_not
 from tables import table
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp_lab.command import SBIN, command
 from hpc_mp_lab import keeper
 from hpc_mp_lab.cluster import LabCluster, first_process
+from hpc_mp_lab.command import SBIN, command
 from hpc_mp_lab.lab import shared_out
 
 reason = why_not()

@@ -9,10 +9,10 @@ from click.testing import CliRunner
 from tables import table
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp_lab.command import _say, chosen, command, down, forget, up
 from hpc_mp.cluster.bad_nodes import BadNode, bad_nodes, ledger, record
 from hpc_mp_lab import keeper
 from hpc_mp_lab.cluster import LabCluster
+from hpc_mp_lab.command import _say, chosen, command, down, forget, up
 from hpc_mp_lab.lab import Lab
 
 
