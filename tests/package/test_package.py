@@ -222,9 +222,10 @@ def test_the_linter_of_templates_is_a_wheel_of_its_own(control_half: Path, tmp_p
 
 def test_the_lab_is_a_wheel_of_its_own(control_half: Path, tmp_path: Path) -> None:
     command = (control_half / "hpc-mp", "lab")
-    absent = run(*command, "up", cwd=tmp_path)
-    assert (absent.returncode, absent.stdout) == (2, "") and absent.stderr.endswith(
-        "lab: needs hpc-mp-lab, a package of its own that is not installed. Install it with: pip install hpc-mp-lab.\n")
+    for words in ((*command, "up"), (*command, "up", "--help"), (control_half / "hpc-mp", "cluster", "up")):
+        absent = run(*words, cwd=tmp_path)
+        assert (absent.returncode, absent.stdout) == (2, "") and absent.stderr.endswith(
+            "lab: needs hpc-mp-lab, a package of its own that is not installed. Install it with: pip install hpc-mp-lab.\n")
     assert re.search(r"^  lab +Run a Slurm cluster", run(control_half / "hpc-mp", "--help").stdout, re.MULTILINE)
     completed = run("env", "_HPC_MP_COMPLETE=bash_complete", "COMP_WORDS=hpc-mp l", "COMP_CWORD=1", control_half / "hpc-mp")
     assert "plain,lab\n" in completed.stdout and not completed.stderr
