@@ -14,11 +14,11 @@ from pathlib import Path
 
 import grimp
 import pytest
-from prose import docstrings, identifiers
+from prose import PACKAGES, docstrings, identifiers
 from tables import table
 
 ROOT = Path(__file__).resolve().parents[2]
-FILES = sorted((*(ROOT / "hpc_mp").rglob("*.py"), *(ROOT / "cyclecloud/lint/cyclecloud_lint").rglob("*.py")))
+FILES = sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 

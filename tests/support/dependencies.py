@@ -16,6 +16,7 @@ import grimp
 
 ROOT = Path(__file__).resolve().parents[2]
 OF_ALL = ROOT / "tests/conftest.py"
+LAB = ROOT / "slurm/lab"  # hpc-mp-lab, a distribution of its own: its package is a room like others, not data of slurm
 STARTING = ("launch", "run", "train")  # verbs whose processes start others
 OF_A_JOB = ("diagnosis", "launch", "program", "rundir", "supervisor", "train")
 # Folders of data beside the package -> the rooms that read them.
@@ -25,16 +26,21 @@ DATA = {"env": ("doctor", "environment", "program"), "slurm": ("launch", "lint",
 
 @cache
 def graph() -> grimp.ImportGraph:
-    return grimp.build_graph("hpc_mp", cache_dir=None)
+    return grimp.build_graph("hpc_mp", "hpc_mp_lab", cache_dir=None)
+
+
+def place(module: str) -> Path:
+    """Return the path of a module, without a suffix."""
+    return (LAB if module.startswith("hpc_mp_lab") else ROOT) / module.replace(".", "/")
 
 
 @cache
 def verbs() -> dict[str, str]:
-    """Return a dict from verb to its module in the package."""
+    """Return a dict from verb to its module: in the package, or in the lab."""
     sys.path.insert(0, str(ROOT))
     from hpc_mp.cli.main import VERBS
 
-    return {verb: f"hpc_mp.cli.{row[0]}" for verb, row in VERBS.items()}
+    return {verb: f"hpc_mp.cli.{row[0]}" if row[0] else "hpc_mp_lab.command" for verb, row in VERBS.items()}
 
 
 @cache
@@ -116,8 +122,9 @@ def digest_of(file: Path) -> str:
 @cache
 def data_of(room: str) -> tuple[Path, ...]:
     """Return the files of a room that are not modules, and the files beside the package that it reads."""
-    own = (file for file in (ROOT / "hpc_mp" / room).rglob("*") if file.suffix != ".py")
-    beside = (file for folder, rooms in DATA.items() if room in rooms for file in (ROOT / folder).rglob("*"))
+    own = (file for file in place("hpc_mp_lab" if room == "lab" else f"hpc_mp.{room}").rglob("*") if file.suffix != ".py")
+    beside = (file for folder, rooms in DATA.items() if room in rooms for file in (ROOT / folder).rglob("*")
+              if not file.is_relative_to(LAB))
     return tuple(sorted(file for file in (*own, *beside) if file.is_file() and file.suffix != ".pyc"))
 
 
@@ -131,9 +138,9 @@ def data_beside(helpers: Iterable[Path]) -> set[Path]:
 def files_of(test: Path) -> list[Path]:
     helpers = helpers_of(test)
     modules = modules_of(helpers)
-    rooms = {module.split(".")[1] for module in modules if "." in module}
-    paths = {ROOT / f"{module.replace('.', '/')}.py" for module in modules}
-    packages = {ROOT / module.replace(".", "/") / "__init__.py" for module in modules}
+    rooms = {"lab" if module == "hpc_mp_lab" else module.split(".")[1] for module in modules - {"hpc_mp"}}
+    paths = {place(module).with_suffix(".py") for module in modules}
+    packages = {place(module) / "__init__.py" for module in modules}
     golden = (ROOT / "tests/golden").rglob("*") if any("golden" in file.read_text(encoding="utf-8") for file in helpers) else ()
     data = {file for room in rooms for file in data_of(room)}
     return sorted(file for file in helpers | data_beside(helpers) | paths | packages | data | {*golden} if file.is_file())
