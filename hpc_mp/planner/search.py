@@ -6,7 +6,7 @@ A second pass simulates steps of the best that a launch accepts. The fastest who
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from heapq import nsmallest
@@ -28,7 +28,7 @@ from hpc_mp.layout.placement import Degrees
 from hpc_mp.layout.schedule import most_stages
 from hpc_mp.layout.schedule.names import stages_per_rank
 from hpc_mp.planner.footprint import Footprint, footprint
-from hpc_mp.planner.frameworks import held
+from hpc_mp.planner.frameworks import OURS, Framework, footprint_elsewhere, held
 from hpc_mp.planner.machine import Machine
 from hpc_mp.planner.memory import BYTES
 from hpc_mp.planner.step import StepTime, estimate, step_time
@@ -46,21 +46,31 @@ Candidate = tuple[float, float, tuple[Any, ...]]  # seconds (bytes, for the goal
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A job, its model's shape, the machine, the keys of ``[parallel]`` that hold, and the goal: speed, gpus or memory."""
+    """A job, its model's shape, the machine, the keys of ``[parallel]`` that hold, and the goal: speed, gpus or memory.
+    ``framework``: what trains; ``allowed``: the only options that it has for a key, in words."""
 
     spec: JobSpec
     shape: ModelShape
     machine: Machine
     stated: frozenset[str] = frozenset()
     goal: str = "speed"
+    framework: Framework = OURS
+    allowed: Mapping[str, Collection[str]] = field(default_factory=dict)
 
     def having(self, **values: Any) -> "Question":
         """Return the question for a job with other values, by dotted key."""
         return replace(self, spec=resolved(self.spec, map(ResolvedKey, values, values.values())))
 
     def options(self, key: str, options: Sequence[Any]) -> Sequence[Any]:
-        """Return the stated value of a key, else the options."""
-        return (getattr(self.spec.parallel, key),) if key in self.stated else options
+        """Return the stated value of a key, else those of the options that are allowed."""
+        if key in self.stated:
+            return (getattr(self.spec.parallel, key),)
+        return [option for option in options if str(option).lower() in self.allowed.get(key, (str(option).lower(),))]
+
+    def footprints(self, layout: Layout) -> tuple[Footprint, ...]:
+        """Return the footprint of every rank of a pipeline under the framework."""
+        ours = self.framework is OURS
+        return footprint(layout, self.shape) if ours else footprint_elsewhere(layout, self.shape, self.framework)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +103,7 @@ def search(question: Question) -> Plan | None:
             # more microbatches change nothing
             flight = plan.layout.microbatches if plan.layout.schedule == "gpipe" else 2 * plan.layout.stages
             few = replace(plan.layout, microbatches=min(plan.layout.microbatches, flight))
-            plans[place] = best = replace(plan, footprints=footprint(few, question.shape))
+            plans[place] = best = replace(plan, footprints=question.footprints(few))
             if least or best.fits(question.machine):
                 check_job(best.job, question.shape)
                 lost.update({"not allowed": len(refused), "does not fit": place, "slower": -len(refused) - place - 1})
@@ -127,9 +137,10 @@ def _timed(question: Question, candidates: Iterator[Candidate], refused: list[Hp
         cuts[job.stages] = cuts.get(job.stages) or stage_cut(job, shape).layers
         layouts = [replace(undivided(job), layers=cuts[job.stages], order=order)
                    for order in question.options("order", ("DPT", "PDT"))]
-        step, layout = min(((estimate(layout, shape, machine), layout) for layout in layouts), key=lambda pair: pair[0].seconds)
+        step, layout = min(((estimate(layout, shape, machine, question.framework), layout) for layout in layouts),
+                           key=lambda pair: pair[0].seconds)
         if step.seconds < SLOW * fastest:
-            step = step_time(layout, shape, machine)
+            step = step_time(layout, shape, machine, question.framework)
             fastest = min(fastest, step.seconds)
         plan = Plan(resolved(job, [ResolvedKey("parallel.order", layout.order)]), layout, step, needs)
         plain = -sum(value in PLAIN for value in values), job.parallel.zero, str(values)
@@ -166,20 +177,22 @@ def _candidates(question: Question, lost: Counter[str]) -> list[Candidate]:
     full, number = BYTES[alone.precision]
     master = 0 if shape.adapters else full
     moments = master * (alone.optimizer_slots * ("optimizer" not in spec.parallel.offload) + (full != number))
+    if question.framework is not OURS:
+        master, moments = question.framework.gradient, question.framework.states * ("optimizer" not in spec.parallel.offload)
 
     @cache
     def seconds(tensor: int, context: int, expert: int, samples: int, sequence: bool) -> tuple[float, float, float]:
         """Return the seconds of a layer for a microbatch, of its attention, and of the head."""
         degrees = Degrees(tensor, 1, expert // gcd(expert, context), context, expert)
         layout = replace(alone, degrees=degrees, samples=samples, sequence_parallel=sequence)
-        parts = estimate(layout, shape, machine).parts
+        parts = estimate(layout, shape, machine, question.framework).parts
         return (sum(parts.values()) - parts["head"]) / layers, parts["attention"] / layers, parts["head"]
 
     @cache
     def kept(tensor: int, sequence: bool, recompute: str) -> tuple[float, float, int]:
         """Return the bytes that a layer keeps of a sample, those that are there besides, and those of libraries."""
         proxy = replace(alone, degrees=Degrees(tensor), sequence_parallel=sequence, recompute=recompute)
-        rows = [row for count in (1, 2) for row in footprint(replace(proxy, layers=(count,)), shape)]
+        rows = [row for count in (1, 2) for row in question.footprints(replace(proxy, layers=(count,)))]
         one, two = (row.counted - row.parameters - row.gradients - row.optimizer for row in rows)
         return two - one, 2 * one - two, rows[0].libraries
 
