@@ -1,7 +1,4 @@
-"""Configurations of other frameworks as keys of a job file, with an answer for each of their own keys.
-
-``foreign.toml`` says what keys mean. What depends on the number of GPUs is settled by ``layout_settings``.
-"""
+"""Configurations of other frameworks as keys of a job file, with an answer for each of their own keys, by ``foreign.toml``."""
 
 import re
 import tomllib
@@ -70,8 +67,10 @@ def understood(pairs: Mapping[str, Any], form: Mapping[str, Any], given: Mapping
     for _, sets, _ in sorted(meanings, key=lambda one: one[0]):
         settings |= sets
     settings |= {key.rpartition(".")[2]: item for key, item in given.items()}
-    idle = {name for name, needs in NEEDS.items() if any(settings.get(axis, 1) < least for axis, least in needs.items())}
-    settings, answers = {name: item for name, item in settings.items() if name not in idle}, list[Answer]()
+    for name, (axis, least) in ((name, item) for name, needs in NEEDS.items() for item in needs.items()):
+        if settings.get(axis, 1) < least:
+            settings.pop(name, None)
+    answers = list[Answer]()
     for (key, value), (_, sets, fate) in zip(pairs.items(), meanings, strict=True):
         left = {name: settings[name] for name in sets if name in settings}
         ours = ", ".join(f"{OURS.get(name, name)} = {toml_value(item)}" for name, item in left.items())
@@ -138,10 +137,10 @@ def layout_settings(foreign: Foreign, ranks: int, ranks_per_node: int, layers: i
         if size != prod(factors.values()):
             product = " × ".join(f"{name}({factor})" for name, factor in factors.items())
             raise HpcMpError(f"{what} = {size}", f"is not {product} = {prod(factors.values())}", "choose numbers that divide")
-    made |= {"train.global_batch": batch, "parallel.microbatches": count}
+    offload = [name for name in ("optimizer", "parameters") if f"{name} on the host" in made] or "none"
+    made |= {"train.global_batch": batch, "parallel.microbatches": count, "parallel.offload": offload}
     if "shards within a node" in made:
         made["parallel.shard_degree"] = min(ranks_per_node, data * axes["context"])
     if "layers of a stage" in made:
         made["parallel.virtual_stages"] = -(-layers // (made["layers of a stage"] * axes["pipeline"]))
-    made["parallel.offload"] = [name for name in ("optimizer", "parameters") if f"{name} on the host" in made] or "none"
     return {key: item for key, item in made.items() if "." in key}

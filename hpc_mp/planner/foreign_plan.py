@@ -13,7 +13,7 @@ from hpc_mp.planner.foreign import Foreign, layout_settings, understood
 from hpc_mp.planner.frameworks import framework_named
 from hpc_mp.planner.search import KEYS, Plan, Question, remedies, search
 
-MOST, GAIN, LARGER, SAFE = 3, 0.01, 16, 0.95  # plans; share of a step that they gain; × the ranks; share of the memory
+MOST, GAIN, SAFE, LARGER = 3, 0.01, 0.95, 16  # plans; share of a step that they save, and of the memory; × the ranks
 
 
 class Better(NamedTuple):
@@ -23,16 +23,16 @@ class Better(NamedTuple):
 
 
 def question_of(foreign: Foreign, base: Question, job: JobSpec) -> Question:
-    """Return the question of a configuration's job: keys that the command line states, and those that the file cannot, hold."""
+    """Return the question of a configuration's job: what the command line states, and what the file cannot say, stays."""
     says, words = foreign.form["says"], _words(job, base.shape.layers)
-    fixed = {key for key in KEYS if key in base.stated or "*" not in says.get(key, ())}
-    allowed = {key: {*(says.get(key, ()) if key not in base.stated else ()), str(words[key]).lower()} for key in fixed}
+    ways = {key: {} if key in base.stated else says.get(key, {}) for key in KEYS}
+    allowed = {key: {*several, str(words[key]).lower()} for key, several in ways.items() if "*" not in several}
     return replace(base, spec=job, stated=frozenset(KEYS), allowed=allowed, framework=framework_named(foreign.form["factors"]))
 
 
 def better(foreign: Foreign, base: Question, question: Question, own: Plan) -> list[Better]:
     """Return plans that fit and are faster than a configuration's own, the fastest first, each by fewer changes than the one
-    before. If its own does not fit, they are those of the first remedy: a key, all keys, the optimizer on the host, more nodes."""
+    before. If its own does not fit: those of the first remedy, a key, all keys, the optimizer on the host, or more nodes."""
     fits, ranks, found = own.fits(question.machine), question.spec.ranks, list[Better]()
     here = replace(question, stated=frozenset()).having(**{"parallel.offload": "none"})
     asked = takewhile(lambda one: one.spec == question.spec or not (fits or found or one.spec.ranks > LARGER * ranks),
@@ -43,29 +43,26 @@ def better(foreign: Foreign, base: Question, question: Question, own: Plan) -> l
             for plan in best.tried if best else ():
                 plan = replace(plan, footprints=one.footprints(plan.layout))
                 safe = max(rank.total for rank in plan.footprints) < SAFE * one.machine.memory
-                if safe and not (fits and plan.step.seconds > (1 - GAIN) * own.step.seconds):
-                    found += [Better(plan, changes) for changes in _changes(foreign, base, own, plan)]
+                if safe and (not fits or plan.step.seconds < (1 - GAIN) * own.step.seconds):
+                    found += [Better(plan, changes) for changes in _changes(foreign, base, own.job, plan.job)]
     plans = list[Better]()
     for faster in sorted(found, key=lambda one: (one.plan.step.seconds, len(one.changes))):
         plans += [faster] * (not plans or len(faster.changes) < len(plans[-1].changes))
     return plans[:MOST]
 
 
-def _changes(foreign: Foreign, base: Question, own: Plan, plan: Plan) -> Iterator[dict[str, Any]]:
-    """Yield the changes of a configuration with which it is read as a plan that the framework runs, if there are any."""
+def _changes(foreign: Foreign, base: Question, own: JobSpec, job: JobSpec) -> Iterator[dict[str, Any]]:
+    """Yield the changes of a configuration with which it is read as a job that the framework runs, if there are any."""
     keys, form, layers = {answer.key: answer.value for answer in foreign.answers}, foreign.form, base.shape.layers
-    before, words = _said(form, _words(own.job, layers), keys), _words(plan.job, layers)
-    said = _said(form, words, keys)
-    changes = {key: item for key, item in said.items() if item != before.get(key) and (item != "" or key in keys)}
+    words, here = _words(job, layers), base.having(**{"job.nodes": job.job.nodes})
+    before, after = (_said(form, some, keys) for some in (_words(own, layers), words))
+    changes = {key: item for key, item in after.items() if item != before.get(key) and (item != "" or key in keys)}
     read = understood({key: item for key, item in (keys | changes).items() if item != ""}, form, foreign.given)
-    here = base.having(**{"job.nodes": plan.job.job.nodes}).spec
+    refused = (all(words[key] is least if isinstance(least, bool) else words[key] >= least for key, least in layout.items())
+               for layout in form["refused"])
     with suppress(HpcMpError):
-        settings = layout_settings(read, here.ranks, here.job.ranks_per_node, layers)
-        even = own.job.parallel.partition != "uniform" or len({*plan.layout.layers}) == 1
-        refused = (all(words[key] == least if least is False else words[key] >= least for key, least in row.items())
-                   for row in form["refused"])
-        job = replace(base, spec=here).having(**settings).spec
-        if even and not any(refused) and undivided(job) == undivided(plan.job):
+        same = here.having(**layout_settings(read, here.spec.ranks, here.spec.job.ranks_per_node, layers)).spec
+        if undivided(same) == undivided(job) and not any(refused):
             yield {key: None if item == "" else item for key, item in changes.items()}
 
 
@@ -81,7 +78,8 @@ def _said(form: Mapping[str, Any], words: Mapping[str, Any], keys: Mapping[str, 
 
 def _words(job: JobSpec, layers: int) -> dict[str, Any]:
     """Return the words of ``foreign.toml`` about a layout."""
-    p, samples = job.parallel, job.microbatch_size
-    piece, local = (samples, samples * job.microbatches) if p.pipeline > 1 else ("", samples)
+    p, samples, piped = job.parallel, job.microbatch_size, job.parallel.pipeline > 1
     return {**p.model_dump(), "offload": " ".join(p.offload) if p.offload != "none" else "none", "data": job.data_degree,
-            "microbatches": job.microbatches, "samples": samples, "layers": -(-layers // job.stages), "piece": piece, "local": local}
+            "microbatches": job.microbatches, "samples": samples, "layers": -(-layers // job.stages),
+            "uneven": layers % job.stages > 0, "piece": samples if piped else "",
+            "local": samples * job.microbatches if piped else samples}

@@ -1,7 +1,5 @@
-"""Options of the program that a shell script starts, ``… pretrain_gpt.py $ARGS``. The script is not run.
-
-Variables, arrays, defaults and products are expanded. What a condition or a loop sets becomes an option that no table knows.
-"""
+"""Options of the program that a shell script starts, ``… pretrain_gpt.py $ARGS``, without a run of it. Variables, arrays,
+defaults and products are expanded; what a condition or a loop sets becomes an option that no table knows."""
 
 import re
 from collections.abc import Mapping
