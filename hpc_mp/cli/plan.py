@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from dataclasses import asdict, replace
 from operator import attrgetter
 from pathlib import Path
-from textwrap import wrap
 
 import click
 
@@ -20,10 +19,11 @@ from hpc_mp.job.layout import check_job, layout_of, read_shape
 from hpc_mp.job.parallel import Parallel
 from hpc_mp.job.values import toml_value
 from hpc_mp.layout.models.shape import text_part
-from hpc_mp.planner.foreign import OURS, Foreign, layout_settings, read_foreign
+from hpc_mp.planner.foreign import OURS, layout_settings, read_foreign
 from hpc_mp.planner.foreign_plan import better, question_of
 from hpc_mp.planner.machine import machine_named
-from hpc_mp.planner.search import KEYS, Plan, Question, larger, remedies, search
+from hpc_mp.planner.question import KEYS, Question, larger, remedies
+from hpc_mp.planner.search import Plan, search
 from hpc_mp.planner.step import step_time
 from hpc_mp.report.plan_page import write_plan_page
 
@@ -36,8 +36,8 @@ PLACEHOLDERS = {  # with --model; a step has four million tokens, as in the trai
                     "holds, all else is chosen. In place of a job file: --model.")
 @click.argument("job", required=False, type=click.Path(path_type=Path))
 @click.option("--model", metavar="MODEL", help="A checkpoint's directory, a config.json or a type.")
-@click.option("--from", "source", type=click.Path(path_type=Path), metavar="FILE", help="A configuration of DeepSpeed, Megatron-LM, "
-              "NeMo, transformers or accelerate, for --model and --nodes: is it good, and what should be changed?")
+@click.option("--from", "source", type=click.Path(path_type=Path), metavar="FILE",
+              help="A configuration of DeepSpeed, Megatron-LM, NeMo, transformers or accelerate to plan, and to improve.")
 @click.option("--machine", metavar="NAME", help="A machine or a GPU of the catalogue: ndv5, H100. Default: slurm.gpu_type.")
 @click.option("--cluster", metavar="NAME:NODES", help="The machine, and the number of nodes.")
 @click.option("--nodes", type=int, help="Default: the job file's, else the fewest that fit.")
@@ -124,32 +124,27 @@ def _plan_from(source: Path, base: Question, overrides: Iterable[str], explain: 
     own = Plan(job, layout, step, max(rank.total for rank in ranks), ranks)
     faster, fits = better(foreign, base, question, own), own.fits(base.machine)
     if page is not None:
-        write_plan_page(question, replace(own, others=tuple(one.plan for one in faster)), page, time.time())
+        write_plan_page(question, replace(own, others=tuple(plan for plan, _ in faster)), page, time.time())
     if write is not None:
         write_new(write, dump_job(job), force)
-    words = view("cli/plan_from.txt.j2", question=question, foreign=foreign, file=source.name, toml=toml_value, own=own, fits=fits)
+    words = view("cli/plan_from.txt.j2", question=question, foreign=foreign, name=source.name, own=own, toml=toml_value)
     if as_json:
-        plans = [asdict(replace(one.plan, tried=(), others=())) | {"changes": one.changes} for one in faster]
+        plans = [asdict(replace(plan, tried=(), others=())) | {"changes": changes} for plan, changes in faster]
         document = asdict(own) | {"memory": base.machine.memory, "framework": foreign.framework, "fits": fits, "better": plans,
                                   "keys": [answer._asdict() for answer in foreign.answers]}
         click.echo(json.dumps(document, default=lambda job: job.model_dump(mode="json")))
     else:
-        terminal().print(*map(_indented, words.text(explain, faster).splitlines()), sep="\n", markup=False)
+        width = terminal().width if terminal().is_terminal else 10**6
+        terminal().print(words.wrapped(words.text(explain, faster), width), markup=False, end="")
     if not fits:
         raise HpcMpError(*words.refusal(faster).strip().split("\n"))
-
-
-def _indented(line: str) -> str:
-    """Return a line whose continuations on a terminal are indented like its text."""
-    console = terminal()
-    return "\n".join(wrap(line, console.width, subsequent_indent=" " * 10, break_on_hyphens=False)) if console.is_terminal else line
 
 
 def _hardware(question: Question, job: JobSpec) -> dict[str, Question]:
     """Return the question for a plan's nodes with twice as much of one thing."""
     nodes, machine = job.job.nodes, question.machine
-    here = question.having(**{"job.nodes": nodes, "job.ranks_per_node": job.job.ranks_per_node})
+    same_nodes = question.having(**{"job.nodes": nodes, "job.ranks_per_node": job.job.ranks_per_node})
     memory = replace(machine, gpu=replace(machine.gpu, memory_mib=2 * (machine.gpu.memory_mib or 0)))
     links = replace(machine, fabric=replace(machine.fabric, nic=2 * machine.fabric.nic))
-    return {"nodes": here.having(**{"job.nodes": 2 * nodes}), "memory of a GPU": replace(here, machine=memory),
-            "rate between nodes": replace(here, machine=links)}
+    return {"nodes": same_nodes.having(**{"job.nodes": 2 * nodes}), "memory of a GPU": replace(same_nodes, machine=memory),
+            "rate between nodes": replace(same_nodes, machine=links)}

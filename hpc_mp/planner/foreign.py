@@ -28,8 +28,8 @@ class Answer(NamedTuple):
 
 
 class Foreign(NamedTuple):
-    """A configuration. ``form``: its form in ``foreign.toml``; ``settings``: keys of a job file, and in words what depends on the
-    number of GPUs; ``given``: keys of a job file that hold in place of its own."""
+    """A configuration of a form in ``foreign.toml``. ``settings``: keys of a job file, and in words what depends on the ranks;
+    ``given``: keys that hold in place of its own."""
     framework: str
     form: Mapping[str, Any]
     answers: tuple[Answer, ...]
@@ -41,7 +41,7 @@ TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="u
 NEEDS, NAMES, FORMS = TABLES.pop("needs"), TABLES.pop("names"), TABLES.pop("forms")
 ROWS = [(re.compile(name.replace(".", r"\.").replace("*", ".*")), frozenset(filter(None, values.split("|"))), row)
         for section in TABLES.values() for row in section
-        for name, _, values in (key.partition("=") for key in row["keys"].split())]  # a name, its values (none: any), and the row
+        for name, _, values in (key.partition("=") for key in row["keys"].split())]  # a name, its values (any if none), its row
 GROUPS, PREFIXES, HARMLESS, HARMFUL = ("|".join(NAMES[name].split()) for name in ("tables", "prefixes", "harmless", "harmful"))
 BEFORE, WITHOUT_EFFECT = re.compile(rf"--|(?:(?:{GROUPS})\.)+(?:{PREFIXES})?|"), re.compile(rf"(?:{HARMLESS})\.(?!{HARMFUL})")
 OURS = {name: f"{table.__name__.lower()}.{name}" for table in (Train, Data, Parallel) for name in table.model_fields}
@@ -63,7 +63,8 @@ def read_foreign(path: Path, given: Mapping[str, Any] = MappingProxyType({})) ->
 
 def understood(pairs: Mapping[str, Any], form: Mapping[str, Any], given: Mapping[str, Any]) -> Foreign:
     """Return a configuration of these keys, with their answers. Raises HpcMpError for an invalid number."""
-    meanings, settings = [meaning(key, value) for key, value in pairs.items()], dict[str, Any](form["defaults"])
+    meanings = [meaning(key, value) for key, value in pairs.items()]
+    settings: dict[str, Any] = {**form["defaults"]}
     for _, sets, _ in sorted(meanings, key=lambda one: one[0]):
         settings |= sets
     settings |= {key.rpartition(".")[2]: item for key, item in given.items()}
@@ -76,14 +77,14 @@ def understood(pairs: Mapping[str, Any], form: Mapping[str, Any], given: Mapping
         ours = ", ".join(f"{OURS.get(name, name)} = {toml_value(item)}" for name, item in left.items())
         taken = NOTHING if not left else "taken" if left == sets else f"counted as {ours}"
         answers.append(Answer(key, value, fate or taken, ours))
-    return Foreign(form["framework"], form, tuple(answers), {OURS.get(name, name): settings[name] for name in settings}, given)
+    keys = {OURS.get(name, name): item for name, item in settings.items()}
+    return Foreign(form["framework"], form, tuple(answers), keys, given)
 
 
 def meaning(key: str, value: Any) -> tuple[int, Mapping[str, Any], str]:
-    """Return the place of a key's row, what the key sets, and its fate if it sets nothing. Raises HpcMpError for an invalid
-    number."""
-    name, words = BEFORE.sub("", key, count=1).replace("-", "_"), [
-        str(word).lower() for word in (value if isinstance(value, list) else str(value).split())] or ["none"]
+    """Return the place of a key's row, what the key sets, and its fate if it sets nothing. Raises HpcMpError as ``_setting``."""
+    name, several = BEFORE.sub("", key, count=1).replace("-", "_"), value if isinstance(value, list) else str(value).split()
+    words = [str(word).lower() for word in several] or ["none"]
     named = [(place, values, row) for place, (pattern, values, row) in enumerate(ROWS) if pattern.fullmatch(name)]
     if not named:
         last = name.rpartition(".")[2]
@@ -91,20 +92,15 @@ def meaning(key: str, value: Any) -> tuple[int, Mapping[str, Any], str]:
         return 0, {}, NOTHING if harmless else UNKNOWN
     if words == ["auto"] and "sets" in named[0][2]:
         return 0, {}, "counted as the training arguments' value" if key.startswith("deepspeed") else UNKNOWN
-    fitting = [(place, row) for place, values, row in named if _takes(values, words)][:len(words)]
+    off, known = OFF.issuperset(words), {*words, "*", *["true"] * words[0].startswith("$")}  # an unset variable counts as empty
+    fitting = [(place, row) for place, values, row in named if (values & known if values else not off)][:len(words)]
     if not fitting:
-        return 0, {}, NOTHING if OFF.issuperset(words) else UNKNOWN
+        return 0, {}, NOTHING if off else UNKNOWN
     sets = {name: _setting(key, name, item, words) for _, row in fitting for name, item in row.get("sets", {}).items()}
     if None in sets.values():
         return 0, {}, UNKNOWN
     place, row = fitting[0]
     return place, sets, "" if sets else f"counted as {row['counts']}" if "counts" in row else NOTHING
-
-
-def _takes(values: frozenset[str], words: Sequence[str]) -> bool:
-    """Return True if a row with these values is for one of the words. A variable that a script does not set counts as empty."""
-    unset = ["true"] if words[0].startswith("$") else []
-    return not values.isdisjoint((*words, "*", *unset)) if values else not OFF.issuperset(words)
 
 
 def _setting(key: str, name: str, item: Any, words: Sequence[str]) -> Any:
@@ -137,10 +133,10 @@ def layout_settings(foreign: Foreign, ranks: int, ranks_per_node: int, layers: i
         if size != prod(factors.values()):
             product = " × ".join(f"{name}({factor})" for name, factor in factors.items())
             raise HpcMpError(f"{what} = {size}", f"is not {product} = {prod(factors.values())}", "choose numbers that divide")
-    offload = [name for name in ("optimizer", "parameters") if f"{name} on the host" in made] or "none"
-    made |= {"train.global_batch": batch, "parallel.microbatches": count, "parallel.offload": offload}
+    made |= {"train.global_batch": batch, "parallel.microbatches": count, "parallel.offload": [
+        name for name in ("optimizer", "parameters") if f"{name} on the host" in made] or "none"}
     if "shards within a node" in made:
         made["parallel.shard_degree"] = min(ranks_per_node, data * axes["context"])
     if "layers of a stage" in made:
         made["parallel.virtual_stages"] = -(-layers // (made["layers of a stage"] * axes["pipeline"]))
-    return {key: item for key, item in made.items() if "." in key}
+    return {key: item for key, item in made.items() if "." in key} | {**foreign.given}

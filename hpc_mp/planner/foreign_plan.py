@@ -4,22 +4,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, takewhile
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec
 from hpc_mp.job.layout import undivided
 from hpc_mp.planner.foreign import Foreign, layout_settings, understood
 from hpc_mp.planner.frameworks import framework_named
-from hpc_mp.planner.search import KEYS, Plan, Question, remedies, search
+from hpc_mp.planner.question import KEYS, Question, remedies
+from hpc_mp.planner.search import Plan, search
 
 MOST, GAIN, SAFE, LARGER = 3, 0.01, 0.95, 16  # plans; share of a step that they save, and of the memory; × the ranks
-
-
-class Better(NamedTuple):
-    """A plan, and the keys of the configuration that lead to it; None: without the key."""
-    plan: Plan
-    changes: dict[str, Any]
+Better = tuple[Plan, dict[str, Any]]  # a plan, and the keys of the configuration that lead to it; None: without the key
 
 
 def question_of(foreign: Foreign, base: Question, job: JobSpec) -> Question:
@@ -44,10 +40,10 @@ def better(foreign: Foreign, base: Question, question: Question, own: Plan) -> l
                 plan = replace(plan, footprints=one.footprints(plan.layout))
                 safe = max(rank.total for rank in plan.footprints) < SAFE * one.machine.memory
                 if safe and (not fits or plan.step.seconds < (1 - GAIN) * own.step.seconds):
-                    found += [Better(plan, changes) for changes in _changes(foreign, base, own.job, plan.job)]
+                    found += [(plan, changes) for changes in _changes(foreign, base, own.job, plan.job)]
     plans = list[Better]()
-    for faster in sorted(found, key=lambda one: (one.plan.step.seconds, len(one.changes))):
-        plans += [faster] * (not plans or len(faster.changes) < len(plans[-1].changes))
+    for plan, changes in sorted(found, key=lambda pair: (pair[0].step.seconds, len(pair[1]))):
+        plans += [(plan, changes)] * (not plans or len(changes) < len(plans[-1][1]))
     return plans[:MOST]
 
 

@@ -13,7 +13,7 @@ from hpc_mp.layout.placement import Degrees
 from hpc_mp.layout.schedule.simulate import simulate
 from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.planner.frameworks import FRAMEWORKS, OURS, Framework, footprint_elsewhere
-from hpc_mp.planner.machine import Machine, machine_named
+from hpc_mp.planner.machine import NodeType, machine_named
 from hpc_mp.planner.step import closed, estimate, simulated, step_time
 
 A100, H100, V100 = machine_named("A100-SXM4-80GB"), machine_named("H100"), machine_named("V100-SXM2-32GB")
@@ -42,7 +42,7 @@ def laid_out(shape: ModelShape, degrees: Degrees, **own: object) -> Layout:
 
 
 @st.composite
-def plans(draw: st.DrawFn) -> tuple[Layout, ModelShape, Machine, Framework]:
+def plans(draw: st.DrawFn) -> tuple[Layout, ModelShape, NodeType, Framework]:
     shape = draw(st.sampled_from([gpt(24, 2048, 16), gpt(48, 8192, 64), llama(80, 8192, 64, 8, 28672), MIXTRAL]))
     data = draw(st.sampled_from([1, 2, 16]))
     degrees = Degrees(draw(st.sampled_from([1, 2, 8, 16])), draw(st.sampled_from([1, 2, 4])), data, draw(st.sampled_from([1, 2])),
@@ -57,7 +57,7 @@ def plans(draw: st.DrawFn) -> tuple[Layout, ModelShape, Machine, Framework]:
 
 @settings(max_examples=30, deadline=None)
 @given(plans())
-def test_parts_and_monotony(plan: tuple[Layout, ModelShape, Machine, Framework]) -> None:
+def test_parts_and_monotony(plan: tuple[Layout, ModelShape, NodeType, Framework]) -> None:
     """Parts sum up; nothing faster makes a step slower, and nothing more makes it faster; the control: a faster GPU counts."""
     layout, shape, machine, framework = plan
     usual = estimate(layout, shape, machine, framework)
@@ -129,13 +129,13 @@ PUBLISHED = [  # framework, machine, shape, layout, flash, tokens per second and
 
 
 @pytest.mark.parametrize(("name", "machine", "shape", "own", "degrees", "flash", "published"), PUBLISHED)
-def test_published_results(name: str, machine: Machine, shape: ModelShape, own: dict[str, object], degrees: Degrees, flash: bool,
+def test_published_results(name: str, machine: NodeType, shape: ModelShape, own: dict[str, object], degrees: Degrees, flash: bool,
                            published: float) -> None:
     """Within 15 %; twice the GPU's peak, the control, is farther away."""
     framework = replace(next(row for key, row in FRAMEWORKS.items() if key and name.startswith(key)), flash=flash)
     layout = laid_out(shape, degrees, **own)
 
-    def rate(on: Machine) -> float:
+    def rate(on: NodeType) -> float:
         return step_time(layout, shape, on, framework).tokens_per_s / layout.ranks
 
     assert rate(machine) == pytest.approx(published, rel=0.15)
