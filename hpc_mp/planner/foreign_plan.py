@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, takewhile
+from math import inf
 from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
@@ -13,6 +14,7 @@ from hpc_mp.planner.foreign import Foreign, layout_settings, understood
 from hpc_mp.planner.frameworks import framework_named
 from hpc_mp.planner.question import KEYS, Question, remedies
 from hpc_mp.planner.search import Plan, search
+from hpc_mp.planner.step import step_time
 
 MOST, GAIN, SAFE, LARGER = 3, 0.01, 0.95, 16  # plans; share of a step that they save, and of the memory; × the ranks
 Better = tuple[Plan, dict[str, Any]]  # a plan, and the keys of the configuration that lead to it; None: without the key
@@ -30,21 +32,23 @@ def better(foreign: Foreign, base: Question, question: Question, own: Plan) -> l
     """Return plans that fit and are faster than a configuration's own, the fastest first, each by fewer changes than the one
     before. If its own does not fit: those of the first remedy, a key, all keys, the optimizer on the host, or more nodes."""
     fits, ranks, found = own.fits(question.machine), question.spec.ranks, list[Better]()
+    limit = (1 - GAIN) * own.step.seconds if fits else inf
     here = replace(question, stated=frozenset()).having(**{"parallel.offload": "none"})
     asked = takewhile(lambda one: one.spec == question.spec or not (fits or found or one.spec.ranks > LARGER * ranks),
                       (one for one in remedies(question) if one.spec.ranks >= ranks))
     for one in chain([here] * (here.spec != question.spec), asked):
         with suppress(HpcMpError):  # nothing of it can be launched
             best = search(one)
-            for plan in best.tried if best else ():
+            for plan in best.tried if best and best.step.seconds < limit else ():
                 plan = replace(plan, footprints=one.footprints(plan.layout))
-                safe = max(rank.total for rank in plan.footprints) < SAFE * one.machine.memory
-                if safe and (not fits or plan.step.seconds < (1 - GAIN) * own.step.seconds):
+                if plan.step.seconds < limit and max(rank.total for rank in plan.footprints) < SAFE * one.machine.memory:
                     found += [(plan, changes) for changes in _changes(foreign, base, own.job, plan.job)]
     plans = list[Better]()
     for plan, changes in sorted(found, key=lambda pair: (pair[0].step.seconds, len(pair[1]))):
-        plans += [(plan, changes)] * (not plans or len(changes) < len(plans[-1][1]))
-    return plans[:MOST]
+        if not plans or len(changes) < len(plans[-1][1]):  # steps of slow ones were only estimated
+            step = step_time(plan.layout, base.shape, base.machine, question.framework)
+            plans.append((replace(plan, step=step), changes))
+    return [(plan, changes) for plan, changes in plans[:MOST] if plan.step.seconds < limit]
 
 
 def _changes(foreign: Foreign, base: Question, own: JobSpec, job: JobSpec) -> Iterator[dict[str, Any]]:

@@ -88,7 +88,8 @@ def footprint_elsewhere(layout: Layout, shape: ModelShape, framework: Framework)
     number = BYTES[layout.precision][1]
     layer, together = tokens * (10 * h / outer + (inside + scores) / t) * number / 2, blocks_together(layout.recompute)
     slots = framework.states + 4 * (layout.optimizer_slots - 2 - (number > 2)) - 2 * len(layout.narrow_slots)
-    parts_of_state = (("parameters", 2, number), ("gradients", 1, max(number, framework.gradient)), ("optimizer", 0, slots))
+    summed = 1 if layout.reduce == "microbatch" or layout.microbatches == 1 else 3  # microbatches add up in whole gradients
+    parts_of_state = (("parameters", 2, number), ("gradients", summed, max(number, framework.gradient)), ("optimizer", 0, slots))
     for rank in range(p):
         own = [stage_spans(layout.layers)[stage] for stage in stages_of(layout, rank)]
         parts, count, chunks = [held(layout, shape, span) for span in own], len(own), layout.microbatches * len(own)
