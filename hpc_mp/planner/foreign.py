@@ -5,7 +5,6 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import yaml
@@ -48,7 +47,7 @@ OURS = {name: f"{table.__name__.lower()}.{name}" for table in (Train, Data, Para
 OFF, NOTHING, UNKNOWN = {"none", "null", "false", "0", "-1"}, "no effect on memory or speed", "not known"
 
 
-def read_foreign(path: Path, given: Mapping[str, Any] = MappingProxyType({})) -> Foreign:
+def read_foreign(path: Path, given: Mapping[str, Any] | None = None) -> Foreign:
     """Read a configuration. Raises HpcMpError for a file that is unreadable or of no known form, and for an invalid number."""
     text = text_of(path, "configuration")
     try:
@@ -58,7 +57,7 @@ def read_foreign(path: Path, given: Mapping[str, Any] = MappingProxyType({})) ->
     except (ValueError, LookupError, AttributeError, TypeError, RecursionError, StopIteration, yaml.YAMLError) as error:
         raise HpcMpError(str(path), "is damaged, or has no keys of DeepSpeed, Megatron-LM, NeMo, transformers or accelerate "
                          f"({' '.join(str(error).split())[:200] or 'none is known'})", "correct it, or name another") from None
-    return understood(pairs, form, given)
+    return understood(pairs, form, given or {})
 
 
 def understood(pairs: Mapping[str, Any], form: Mapping[str, Any], given: Mapping[str, Any]) -> Foreign:
@@ -68,7 +67,7 @@ def understood(pairs: Mapping[str, Any], form: Mapping[str, Any], given: Mapping
     for _, sets, _ in sorted(meanings, key=lambda one: one[0]):
         settings |= sets
     settings |= {key.rpartition(".")[2]: item for key, item in given.items()}
-    for name, (axis, least) in ((name, item) for name, needs in NEEDS.items() for item in needs.items()):
+    for name, (axis, least) in NEEDS.items():
         if settings.get(axis, 1) < least:
             settings.pop(name, None)
     answers = list[Answer]()
@@ -87,8 +86,7 @@ def meaning(key: str, value: Any) -> tuple[int, Mapping[str, Any], str]:
     words = [str(word).lower() for word in several] or ["none"]
     named = [(place, values, row) for place, (pattern, values, row) in enumerate(ROWS) if pattern.fullmatch(name)]
     if not named:
-        last = name.rpartition(".")[2]
-        harmless = WITHOUT_EFFECT.match(elsewhere().names.get(last) or OURS.get(last, ""))
+        harmless = WITHOUT_EFFECT.match(elsewhere().names.get(last := name.rpartition(".")[2]) or OURS.get(last, ""))
         return 0, {}, NOTHING if harmless else UNKNOWN
     if words == ["auto"] and "sets" in named[0][2]:
         return 0, {}, "counted as the training arguments' value" if key.startswith("deepspeed") else UNKNOWN

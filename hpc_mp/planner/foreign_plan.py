@@ -23,8 +23,8 @@ Better = tuple[Plan, dict[str, Any]]  # a plan, and the keys of the configuratio
 def question_of(foreign: Foreign, base: Question, job: JobSpec) -> Question:
     """Return the question of a configuration's job: what the command line states, and what the file cannot say, stays."""
     says, words = foreign.form["says"], _words(job, base.shape.layers)
-    ways = {key: {} if key in base.stated else says.get(key, {}) for key in KEYS}
-    allowed = {key: {*several, str(words[key]).lower()} for key, several in ways.items() if "*" not in several}
+    allowed = {key: {*several, str(words[key]).lower()} for key in KEYS
+               if "*" not in (several := {} if key in base.stated else says.get(key, {}))}
     return replace(base, spec=job, stated=frozenset(KEYS), allowed=allowed, framework=framework_named(foreign.form["factors"]))
 
 

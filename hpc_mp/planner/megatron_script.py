@@ -22,15 +22,14 @@ def options(text: str) -> list[tuple[str, str | bool]]:
         new = f"{'--' if '--' in value else ''}{name}-in-a-condition" if inside else expanded(value, variables)
         variables[name] = f"{variables.get(name, '')} {new}" if appends or inside else new
     commands = (expanded(line, variables).partition(".py ")[2] for line in ASSIGNED.sub("", plain).splitlines())
-    arguments = BEHIND.split(max(commands, key=len, default=""))[0]
-    return [(name, value.strip() or True) for name, value in OPTION.findall(arguments)]
+    longest = max(commands, key=len, default="")
+    return [(name, value.strip() or True) for name, value in OPTION.findall(BEHIND.split(longest)[0])]
 
 
 def expanded(text: str, variables: Mapping[str, str]) -> str:
     """Return a text without quotes, with the values of its variables; one that is not set stays, unless it has a default."""
     def value(match: re.Match[str]) -> str:
         return variables.get(match[1] or match[2], match[0] if match[3] is None else match[3])
-
     for _ in range(3):  # a default may hold a variable
         text = VARIABLE.sub(value, text)
     return re.sub("[\"'()]", "", PRODUCT.sub(lambda match: str(prod(map(int, match[1].split("*")))), text))

@@ -92,7 +92,7 @@ def changed(path: Path, changes: Mapping[str, Any]) -> None:
     text = path.read_text()
     if path.suffix == ".sh":
         for key in changes:
-            text = re.sub(rf"(?<!\S)\"?{key}\b(?!-)[ =]?(?:(?!--)[^\s\"\\#]+)?", "", text)
+            text = re.sub(rf"(?<![\w-])\"?{key}\b(?!-)[ =]?(?:(?!--)[^\s\"\\#]+)?", "", text)
         said = " ".join(key if value is True else f"{key} {value}" for key, value in changes.items() if value is not None)
         path.write_text(text.replace("pretrain_gpt.py", f"pretrain_gpt.py {said} "))
         return
@@ -231,7 +231,8 @@ def test_frameworks_are_asked_only_for_what_they_can(tmp_path: Path, name: str) 
 
 @pytest.mark.parametrize(("name", "words", "part"), [
     ("automodel_3d.yaml", ("--cluster", "H100:3"), r"is not data\(1\) × tensor\(4\) × pipeline\(4\) × context\(1\) = 16"),
-    ("accelerate_fsdp.yaml", ("--cluster", "H100:2"), "states no batch size"), ("ds_zero1.json", ("--machine", "H100"), "given nodes"),
+    ("accelerate_fsdp.yaml", ("--cluster", "H100:2"), "states no batch size"),
+    ("ds_zero1.json", ("--machine", "H100"), "given nodes"),
     ("ds_zero1.json", ("--cluster", "H100:4", "--goal", "gpus"), "other goals"),
     ("ds_zero1.json", ("--nodes", "4"), "is not a machine"),
     ("ds_zero1.json", ("--cluster", "H100:4", "--set", "parallel.tensor=3"), r"data\(10\) × tensor\(3\)")])
