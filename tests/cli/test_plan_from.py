@@ -26,7 +26,8 @@ PLANNER = Path(__file__).parents[1] / "planner"
 TABLES = read(PLANNER / "foreign.toml")
 FILES: dict[str, dict[str, Any]] = TABLES["files"]
 MACHINE = "H100"
-FEW = ("ds_zero1.json", "mixtral_8x7b.sh", "nemo2.yaml", "accelerate_fsdp.yaml")
+FEW = ("ds_zero1.json", "mixtral_8x7b.sh", "nemo2.yaml", "trainer_fsdp.json")
+BATCH = re.compile("micro|gradient_acc|local_batch|per_device")  # keys about microbatches
 files = pytest.mark.parametrize("name", [name if name in FEW else pytest.param(name, marks=pytest.mark.prove) for name in FILES])
 
 
@@ -130,7 +131,8 @@ def test_better_layouts_are_reached_by_their_changes(tmp_path: Path, name: str) 
     of the changes it has another layout, or cannot be planned."""
     document = answer(copied(tmp_path, name), model_of(name), *words_of(name))
     seconds, shortest = document["step"]["seconds"], [len(plan["changes"]) for plan in document["better"]]
-    assert shortest == sorted({*shortest}, reverse=True)
+    assert shortest and shortest == sorted({*shortest}, reverse=True)
+    assert name == "megatron_fsdp.sh" or any(BATCH.search(key) for plan in document["better"] for key in plan["changes"])
     for better in document["better"]:
         path = copied(tmp_path, name)
         changed(path, better["changes"])
@@ -227,6 +229,15 @@ def test_frameworks_are_asked_only_for_what_they_can(tmp_path: Path, name: str) 
         assert degrees["pipeline"] == 1 or layout["zero"] < 2
         assert degrees["tensor"] == 1 or (layout["zero"] < 3 and (degrees["expert"] == 1 or layout["sequence_parallel"]))
         assert name == "mixtral_8x7b.sh" or degrees["pipeline"] == document["layout"]["degrees"]["pipeline"]
+
+
+def test_a_remedy_that_the_framework_refuses_is_not_named(tmp_path: Path) -> None:
+    """ZeRO-3 and AutoTP would fit, but a pipeline of DeepSpeed takes neither. Without the pipeline, the remedy is one of them."""
+    model = LARGE | {"num_hidden_layers": 80, "hidden_size": 8192, "num_attention_heads": 64, "intermediate_size": 28672}
+    path, words = copied(tmp_path, "ds_pipeline.json"), ("--cluster", "A100 40GB:8", "--sequence", "512")
+    assert refused(path, model, *words).remedy.startswith("recompute blocks in the program")
+    changed(path, {"pipeline.stages": 1})
+    assert re.match(r"set (zero_optimization.stage = 3|tensor_parallel)", refused(path, model, *words).remedy)
 
 
 @pytest.mark.parametrize(("name", "words", "part"), [
