@@ -131,8 +131,8 @@ def layout_settings(foreign: Foreign, ranks: int, ranks_per_node: int, layers: i
         if size != prod(factors.values()):
             product = " × ".join(f"{name}({factor})" for name, factor in factors.items())
             raise HpcMpError(f"{what} = {size}", f"is not {product} = {prod(factors.values())}", "choose numbers that divide")
-    made |= {"train.global_batch": batch, "parallel.microbatches": count, "parallel.offload": [
-        name for name in ("optimizer", "parameters") if f"{name} on the host" in made] or "none"}
+    offload = tuple(name for name in ("optimizer", "parameters") if f"{name} on the host" in made)
+    made |= {"train.global_batch": batch, "parallel.microbatches": count, "parallel.offload": offload or "none"}
     if "shards within a node" in made:
         made["parallel.shard_degree"] = min(ranks_per_node, data * axes["context"])
     if "layers of a stage" in made:

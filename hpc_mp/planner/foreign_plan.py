@@ -42,7 +42,7 @@ def better(foreign: Foreign, base: Question, question: Question, own: Plan) -> l
             for plan in best.tried if best and best.step.seconds < limit else ():
                 plan = replace(plan, footprints=one.footprints(plan.layout))
                 if plan.step.seconds < limit and max(rank.total for rank in plan.footprints) < SAFE * one.machine.memory:
-                    found += [(plan, changes) for changes in _changes(foreign, base, own.job, plan.job)]
+                    found += [(plan, changes) for changes in changes_to(foreign, base, own.job, plan.job)]
     plans = list[Better]()
     for plan, changes in sorted(found, key=lambda pair: (pair[0].step.seconds, len(pair[1]))):
         if not plans or len(changes) < len(plans[-1][1]):  # steps of slow ones were only estimated
@@ -51,7 +51,7 @@ def better(foreign: Foreign, base: Question, question: Question, own: Plan) -> l
     return [(plan, changes) for plan, changes in plans[:MOST] if plan.step.seconds < limit]
 
 
-def _changes(foreign: Foreign, base: Question, own: JobSpec, job: JobSpec) -> Iterator[dict[str, Any]]:
+def changes_to(foreign: Foreign, base: Question, own: JobSpec, job: JobSpec) -> Iterator[dict[str, Any]]:
     """Yield the changes of a configuration with which it is read as a job that the framework runs, if there are any."""
     keys, form, layers = {answer.key: answer.value for answer in foreign.answers}, foreign.form, base.shape.layers
     words, here = _words(job, layers), base.having(**{"job.nodes": job.job.nodes})
