@@ -82,8 +82,8 @@ def understood(pairs: Mapping[str, Any], form: Mapping[str, Any], given: Mapping
 
 def meaning(key: str, value: Any) -> tuple[int, Mapping[str, Any], str]:
     """Return the place of a key's row, what the key sets, and its fate if it sets nothing. Raises HpcMpError as ``_setting``."""
-    name, several = BEFORE.sub("", key, count=1).replace("-", "_"), value if isinstance(value, list) else str(value).split()
-    words = [str(word).lower() for word in several] or ["none"]
+    name, parts = BEFORE.sub("", key, count=1).replace("-", "_"), value if isinstance(value, list) else str(value).split()
+    words = [str(word).lower() for word in parts] or ["none"]
     named = [(place, values, row) for place, (pattern, values, row) in enumerate(ROWS) if pattern.fullmatch(name)]
     if not named:
         harmless = WITHOUT_EFFECT.match(elsewhere().names.get(last := name.rpartition(".")[2]) or OURS.get(last, ""))
