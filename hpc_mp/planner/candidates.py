@@ -21,8 +21,7 @@ from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.placement import Degrees
 from hpc_mp.layout.schedule import most_stages
 from hpc_mp.layout.schedule.names import stages_per_rank
-from hpc_mp.planner.footprint import footprint
-from hpc_mp.planner.frameworks import held
+from hpc_mp.planner.frameworks import OURS, held
 from hpc_mp.planner.memory import BYTES
 from hpc_mp.planner.question import Question, divisors
 from hpc_mp.planner.step import estimate
@@ -158,6 +157,8 @@ def _shardings(question: Question, alone: Layout, division: RankDivision) -> lis
     full, number = BYTES[alone.precision]
     master = 0 if shape.adapters else full
     moments = master * (alone.optimizer_slots * ("optimizer" not in spec.parallel.offload) + (full != number))
+    if question.framework is not OURS:
+        master, moments = question.framework.gradient, question.framework.states * ("optimizer" not in spec.parallel.offload)
     shards, per_node = division.data * division.context, spec.job.ranks_per_node
     inside = gcd(per_node // gcd(per_node, t), shards)
     of_experts = replace(alone, degrees=Degrees(t, 1, division.expert, 1, division.expert))
@@ -219,7 +220,7 @@ def _layer_times(alone: Layout, question: Question) -> Callable[[int, int, int, 
     def layer_time(tensor: int, context: int, expert: int, samples: int, sequence: bool) -> LayerTime:
         degrees = Degrees(tensor, 1, expert // gcd(expert, context), context, expert)
         layout = replace(alone, degrees=degrees, samples=samples, sequence_parallel=sequence)
-        parts, layers = estimate(layout, question.shape, question.machine).parts, question.shape.layers
+        parts, layers = estimate(layout, question.shape, question.machine, question.framework).parts, question.shape.layers
         return LayerTime((sum(parts.values()) - parts["head"]) / layers, parts["attention"] / layers, parts["head"])
     return layer_time
 
@@ -229,7 +230,7 @@ def _activations(alone: Layout, question: Question) -> Callable[[int, bool, str]
     @cache
     def activations(tensor: int, sequence: bool, recompute: str) -> KeptBytes:
         proxy = replace(alone, degrees=Degrees(tensor), sequence_parallel=sequence, recompute=recompute)
-        rows = [rank for count in (1, 2) for rank in footprint(replace(proxy, layers=(count,)), question.shape)]
+        rows = [rank for count in (1, 2) for rank in question.footprints(replace(proxy, layers=(count,)))]
         one, two = (row.counted - row.parameters - row.gradients - row.optimizer for row in rows)
         return KeptBytes(two - one, 2 * one - two, rows[0].libraries)
     return activations

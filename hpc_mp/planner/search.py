@@ -19,7 +19,7 @@ from hpc_mp.job.layout import check_division, check_job, stage_cut, undivided
 from hpc_mp.job.resolution import ResolvedKey, resolved
 from hpc_mp.layout.layout import Layout
 from hpc_mp.planner.candidates import Candidate, candidates
-from hpc_mp.planner.footprint import Footprint, footprint
+from hpc_mp.planner.footprint import Footprint
 from hpc_mp.planner.machine import NodeType
 from hpc_mp.planner.question import KEYS, Question
 from hpc_mp.planner.step import StepTime, estimate, step_time
@@ -89,14 +89,14 @@ def _accepted(question: Question, ranked: Iterator[Candidate], refused: list[Hpc
 def _timed(question: Question, jobs: list[tuple[JobSpec, Candidate]], cuts: dict[int, tuple[int, ...]]) -> list[Plan]:
     """Return the plans of jobs, the fastest first. Steps that are far slower than the fastest so far are not simulated.
     ``cuts``: layers of the stages by their number, found once."""
-    shape, machine, plans, fastest = question.shape, question.machine, list[tuple[Any, Plan]](), inf
+    plans, fastest, of_this = list[tuple[Any, Plan]](), inf, (question.shape, question.machine, question.framework)
     for job, (_, needs, values) in jobs:
-        cuts[job.stages] = cuts.get(job.stages) or stage_cut(job, shape).layers
+        cuts[job.stages] = cuts.get(job.stages) or stage_cut(job, question.shape).layers
         layouts = [replace(undivided(job), layers=cuts[job.stages], order=order)
                    for order in question.options("order", ("DPT", "PDT"))]
-        step, layout = min(((estimate(layout, shape, machine), layout) for layout in layouts), key=lambda pair: pair[0].seconds)
+        step, layout = min(((estimate(layout, *of_this), layout) for layout in layouts), key=lambda pair: pair[0].seconds)
         if step.seconds < SLOW * fastest:
-            step = step_time(layout, shape, machine)
+            step = step_time(layout, *of_this)
             fastest = min(fastest, step.seconds)
         plan = Plan(resolved(job, [ResolvedKey("parallel.order", layout.order)]), layout, step, needs)
         plain = -sum(value in PLAIN for value in values), job.parallel.zero, str(values)
@@ -107,7 +107,7 @@ def _timed(question: Question, jobs: list[tuple[JobSpec, Candidate]], cuts: dict
 def _footprints(layout: Layout, question: Question) -> tuple[Footprint, ...]:
     """Return the footprints of pipeline ranks. More microbatches than can be in flight change none."""
     flight = layout.microbatches if layout.schedule == "gpipe" else 2 * layout.stages
-    return footprint(replace(layout, microbatches=min(layout.microbatches, flight)), question.shape)
+    return question.footprints(replace(layout, microbatches=min(layout.microbatches, flight)))
 
 
 def _others(plans: list[Plan], best: int) -> tuple[Plan, ...]:

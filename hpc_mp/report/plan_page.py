@@ -129,7 +129,7 @@ def _traces(question: Question, layout: Layout, microbatches: int, placement: Pl
         timelines.append(simulate(schedule_of(replace(layout, microbatches=microbatches)), times, latency))
         return timelines[0].makespan
 
-    step_time(layout, question.shape, question.machine, pipeline=simulated)
+    step_time(layout, question.shape, question.machine, question.framework, simulated)
     lines = gantt.simulated(timelines[0])
     return {at.rank: RankTrace(1, at.rank, 1, lines[at.pp].spans, pp=at.pp)
             for at in placement.ranks if at.dp == at.cp == at.tp == 0}

@@ -17,6 +17,7 @@ from hpc_mp.job.layout import check_job, layout_of, read_shape
 from hpc_mp.layout.layout import Layout
 from hpc_mp.planner import search as searching
 from hpc_mp.planner.footprint import footprint
+from hpc_mp.planner.frameworks import FRAMEWORKS, footprint_elsewhere
 from hpc_mp.planner.machine import machine_named
 from hpc_mp.planner.question import Question, larger, remedies
 from hpc_mp.planner.search import Plan, search
@@ -75,6 +76,21 @@ def fastest(asked: Question) -> tuple[float, Layout] | None:
     fitting = (pair for pair in sorted(tried, key=lambda pair: pair[0])
                if max(rank.total for rank in footprint(pair[1], asked.shape)) <= asked.machine.memory)
     return next(fitting, None)
+
+
+def test_a_framework_is_asked_for_what_it_allows_with_its_own_factors() -> None:
+    """Options that are not allowed are not tried; seconds and bytes are those of the framework."""
+    asked = question(llama(8, 2048), "H100", 1, 8, 64, 2048)
+    allowed = {"zero": {"1"}, "schedule": {"1f1b"}, "sequence": {"false"}, "order": {"pdt"}, "recompute": {"none"}}
+    theirs = replace(asked, framework=FRAMEWORKS["NeMo"], allowed=allowed)
+    ours, best = search(asked), search(theirs)
+    assert ours is not None and best is not None
+    for key, words in allowed.items():
+        values = [{str(getattr(plan.job.parallel, key)).lower() for plan in each.tried} for each in (ours, best)]
+        assert values[1] == words != values[0], key
+    assert best.step == step_time(best.layout, asked.shape, asked.machine, FRAMEWORKS["NeMo"])
+    assert best.step != step_time(best.layout, asked.shape, asked.machine)
+    assert best.footprints == footprint_elsewhere(best.layout, asked.shape, FRAMEWORKS["NeMo"])
 
 
 CASES = {
