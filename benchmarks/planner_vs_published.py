@@ -27,7 +27,7 @@ from hpc_mp.layout.models import ModelShape
 from hpc_mp.layout.placement import Degrees
 from hpc_mp.planner.fabrics import fabric
 from hpc_mp.planner.frameworks import FRAMEWORKS, FUSED, Framework, footprint_elsewhere
-from hpc_mp.planner.machine import Machine
+from hpc_mp.planner.machine import NodeType
 from hpc_mp.planner.step import step_time
 
 Row = Mapping[str, str]
@@ -48,7 +48,7 @@ class Case:
     row: Row
     layouts: tuple[Layout, ...]
     shape: ModelShape
-    machine: Machine
+    machine: NodeType
     framework: str
     flash: bool
 
@@ -61,7 +61,7 @@ def number(row: Row, column: str, default: float = 0.0) -> float:
     return float(row[column]) if row.get(column) else default
 
 
-def machine_of(row: Row) -> Machine:
+def machine_of(row: Row) -> NodeType:
     """Return the machine: links of the GPU's generation, NICs and memory as stated."""
     name = row["gpu"]
     word = next((word for word in sorted(FABRICS, key=len, reverse=True) if name.startswith(word)), "A100")
@@ -80,7 +80,7 @@ def machine_of(row: Row) -> Machine:
     gbps = number(row, "inter_gbps_per_node") or USUAL_GBPS
     share = next((share for word, share in NETWORKS.items() if word in row["interconnect"]), 1.0)
     nics = 8 if gbps >= 1600 else 4 if gbps >= 400 else 1
-    return Machine(gpu, replace(fabric(FABRICS[word]), gpus=per_node, nics=nics, nic=gbps * share / 8 / nics))
+    return NodeType(gpu, replace(fabric(FABRICS[word]), gpus=per_node, nics=nics, nic=gbps * share / 8 / nics))
 
 
 def gain_of(row: Row) -> float:

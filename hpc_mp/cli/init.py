@@ -26,24 +26,24 @@ from hpc_mp.planner.expectation import machine_of
 @click.option("--machine", metavar="NAME", help="With --model: a machine or a GPU of the catalogue. Default: what is here.")
 @click.option("--force", is_flag=True, help="Replace PATH if it exists.")
 def command(path: Path, model: str | None, nodes: int | None, machine: str | None, force: bool) -> None:
-    here, site, cuda = find_machine(), find_site(), torch_has_cuda()
-    here, cluster = here if cuda else replace(here, gpus=()), site if isinstance(site, SlurmSite) else None
-    for line in (_machine(here, cuda), *_site(site)):
+    local, site, cuda = find_machine(), find_site(), torch_has_cuda()
+    local, cluster = local if cuda else replace(local, gpus=()), site if isinstance(site, SlurmSite) else None
+    for line in (_machine(local, cuda), *_site(site)):
         click.echo(line)
     if model is None:
-        write_new(path, job_text(here, cluster), force)
+        write_new(path, job_text(local, cluster), force)
     else:
-        found, keys = (machine, ()) if machine else _nodes(here, cluster)
-        click.get_current_context().invoke(plan, model=model, nodes=nodes, machine=found, write=path, force=force,
+        name, keys = (machine, ()) if machine else _nodes(local, cluster)
+        click.get_current_context().invoke(plan, model=model, nodes=nodes, machine=name, write=path, force=force,
                                            overrides=(*keys, *_settings(cluster)))
     change = "" if model is None else "set data.files and train.steps, "
     click.echo(f"\nwrote {path}; {change}start it with\n\n    hpc-mp launch {shlex.quote(str(path))}\n")
 
 
-def _nodes(here: ThisMachine, site: SlurmSite | None) -> tuple[str, tuple[str, ...]]:
+def _nodes(local: ThisMachine, site: SlurmSite | None) -> tuple[str, tuple[str, ...]]:
     """Return the catalogue's name of the cluster's nodes, else of this machine, and the setting of their GPUs' number. Raises
     HpcMpError if it has none."""
-    gpu, count = (here.gpus[0].name, len(here.gpus)) if here.gpus else (None, 0)
+    gpu, count = (local.gpus[0].name, len(local.gpus)) if local.gpus else (None, 0)
     gpu, count = (site.kind.gpu_type, site.kind.gpu_count) if site else (gpu, count)
     return machine_of(gpu, count).fabric.name, (f"job.ranks_per_node={count}",)
 

@@ -3,7 +3,9 @@
 import json
 import time
 import tomllib
+from collections.abc import Iterable
 from dataclasses import asdict, replace
+from operator import attrgetter
 from pathlib import Path
 
 import click
@@ -13,12 +15,16 @@ from hpc_mp.base.views import view
 from hpc_mp.cli.model import configuration
 from hpc_mp.cli.output import terminal, write_new
 from hpc_mp.job import AnySpec, JobSpec, dump_job, load_sweep
-from hpc_mp.job.layout import read_shape
+from hpc_mp.job.layout import check_job, layout_of, read_shape
 from hpc_mp.job.parallel import Parallel
 from hpc_mp.job.values import toml_value
 from hpc_mp.layout.models.shape import text_part
+from hpc_mp.planner.foreign import OURS, layout_settings, read_foreign
+from hpc_mp.planner.foreign_plan import better, question_of
 from hpc_mp.planner.machine import machine_named
-from hpc_mp.planner.search import KEYS, Question, larger, remedies, search
+from hpc_mp.planner.question import KEYS, Question, larger, remedies
+from hpc_mp.planner.search import Plan, search
+from hpc_mp.planner.step import step_time
 from hpc_mp.report.plan_page import write_plan_page
 
 PLACEHOLDERS = {  # with --model; a step has four million tokens, as in the training of Llama 2 (arXiv:2307.09288)
@@ -30,6 +36,8 @@ PLACEHOLDERS = {  # with --model; a step has four million tokens, as in the trai
                     "holds, all else is chosen. In place of a job file: --model.")
 @click.argument("job", required=False, type=click.Path(path_type=Path))
 @click.option("--model", metavar="MODEL", help="A checkpoint's directory, a config.json or a type.")
+@click.option("--from", "source", type=click.Path(path_type=Path), metavar="FILE",
+              help="A configuration of DeepSpeed, Megatron-LM, NeMo, transformers or accelerate to plan, and to improve.")
 @click.option("--machine", metavar="NAME", help="A machine or a GPU of the catalogue: ndv5, H100. Default: slurm.gpu_type.")
 @click.option("--cluster", metavar="NAME:NODES", help="The machine, and the number of nodes.")
 @click.option("--nodes", type=int, help="Default: the job file's, else the fewest that fit.")
@@ -44,15 +52,21 @@ PLACEHOLDERS = {  # with --model; a step has four million tokens, as in the trai
 @click.option("--force", is_flag=True, help="Replace the file of --write if it exists.")
 @click.option("--html", "page", type=click.Path(path_type=Path), metavar="FILE", help="Also write a page with figures.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def command(job: Path | None, model: str | None, machine: str | None, cluster: str | None, nodes: int | None, goal: str,
-            sequence: int | None, global_batch: int | None, precision: str | None, overrides: tuple[str, ...], explain: bool,
-            write: Path | None, force: bool, page: Path | None, as_json: bool) -> None:
+def command(job: Path | None, model: str | None, source: Path | None, machine: str | None, cluster: str | None,
+            nodes: int | None, goal: str, sequence: int | None, global_batch: int | None, precision: str | None,
+            overrides: tuple[str, ...], explain: bool, write: Path | None, force: bool, page: Path | None, as_json: bool) -> None:
     name, _, number = (cluster or machine or "").partition(":")
     keys = {"job.nodes": number or nodes, "data.sequence_length": sequence, "train.global_batch": global_batch,
             "train.precision": precision}
     overrides = (*(f"{key}={value}" for key, value in keys.items() if value is not None), *overrides)
     question, sized = _question(job, model, name, overrides, goal)
     words = view("cli/plan.txt.j2", question=question, plain=Parallel(), keys=KEYS, toml=toml_value)
+    if source is not None:
+        if job is not None or not sized or goal != "speed":
+            raise HpcMpError(f"--from {source}", "is planned for the fastest step of a model on given nodes",
+                             "add --model and --nodes, and leave out a job file and other goals")
+        _plan_from(source, question, overrides, explain, write, force, page, as_json)
+        return
     plan = next(filter(None, map(search, [question] if sized and goal != "gpus" else larger(question))), None)
     shown = plan or search(replace(question, goal="memory"))
     if page is not None and shown:
@@ -96,11 +110,41 @@ def _question(job: Path | None, model: str | None, name: str, overrides: tuple[s
     return Question(spec, read_shape(spec), machine, frozenset(keys), goal).having(**values), "job.nodes" in stated
 
 
+def _plan_from(source: Path, base: Question, overrides: Iterable[str], explain: bool, write: Path | None, force: bool,
+               page: Path | None, as_json: bool) -> None:
+    """Answer for a configuration of another framework. Raises HpcMpError if it does not fit, after the answer."""
+    keys = {*(text.partition("=")[0].strip() for text in overrides), *(f"parallel.{key}" for key in base.stated)}
+    foreign = read_foreign(source, {key: attrgetter(key)(base.spec) for key in keys.intersection(OURS.values())})
+    settings = layout_settings(foreign, base.spec.ranks, base.spec.job.ranks_per_node, base.shape.layers)
+    job = load_sweep(base.spec, [f"{key}={toml_value(item)}" for key, item in settings.items()])[0]
+    assert isinstance(job, JobSpec)
+    check_job(job, base.shape)
+    question, layout = question_of(foreign, base, job), layout_of(job, base.shape)
+    step, ranks = step_time(layout, base.shape, base.machine, question.framework), question.footprints(layout)
+    own = Plan(job, layout, step, max(rank.total for rank in ranks), ranks)
+    faster, fits = better(foreign, base, question, own), own.fits(base.machine)
+    if page is not None:
+        write_plan_page(question, replace(own, others=tuple(plan for plan, _ in faster)), page, time.time())
+    if write is not None:
+        write_new(write, dump_job(job), force)
+    words = view("cli/plan_from.txt.j2", question=question, foreign=foreign, name=source.name, own=own, toml=toml_value)
+    if as_json:
+        plans = [asdict(replace(plan, tried=(), others=())) | {"changes": changes} for plan, changes in faster]
+        document = asdict(own) | {"memory": base.machine.memory, "framework": foreign.framework, "fits": fits, "better": plans,
+                                  "keys": [answer._asdict() for answer in foreign.answers]}
+        click.echo(json.dumps(document, default=lambda job: job.model_dump(mode="json")))
+    else:
+        width = terminal().width if terminal().is_terminal else 10**6
+        terminal().print(words.wrapped(words.text(explain, faster), width), markup=False, end="")
+    if not fits:
+        raise HpcMpError(*words.refusal(faster).strip().split("\n"))
+
+
 def _hardware(question: Question, job: JobSpec) -> dict[str, Question]:
     """Return the question for a plan's nodes with twice as much of one thing."""
     nodes, machine = job.job.nodes, question.machine
-    here = question.having(**{"job.nodes": nodes, "job.ranks_per_node": job.job.ranks_per_node})
+    same_nodes = question.having(**{"job.nodes": nodes, "job.ranks_per_node": job.job.ranks_per_node})
     memory = replace(machine, gpu=replace(machine.gpu, memory_mib=2 * (machine.gpu.memory_mib or 0)))
     links = replace(machine, fabric=replace(machine.fabric, nic=2 * machine.fabric.nic))
-    return {"nodes": here.having(**{"job.nodes": 2 * nodes}), "memory of a GPU": replace(here, machine=memory),
-            "rate between nodes": replace(here, machine=links)}
+    return {"nodes": same_nodes.having(**{"job.nodes": 2 * nodes}), "memory of a GPU": replace(same_nodes, machine=memory),
+            "rate between nodes": replace(same_nodes, machine=links)}

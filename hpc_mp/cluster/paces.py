@@ -48,7 +48,7 @@ def pace(path: Path, gpu: str) -> float:
     with suppress(OSError):
         for line in read_lines(path):
             with suppress(TypeError, ZeroDivisionError):
-                known = PacedRun(**line)
-                ratios |= {known.run: known.measured / known.predicted} if known.gpu == gpu else {}
+                run = PacedRun(**line)
+                ratios |= {run.run: run.measured / run.predicted} if run.gpu == gpu else {}
     last = list(ratios.values())[-LAST:]
     return min(MOST, max(1 / MOST, median(last))) ** (len(last) / (len(last) + 1)) if last else 1.0

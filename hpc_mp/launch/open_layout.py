@@ -23,9 +23,10 @@ from hpc_mp.layout.models import ModelShape
 from hpc_mp.layout.schedule.names import is_table
 from hpc_mp.planner.device import Device
 from hpc_mp.planner.expectation import CPU, machine_of, shared
-from hpc_mp.planner.machine import Machine
-from hpc_mp.planner.search import KEYS, Question, search
-from hpc_mp.rundir.plan import Expectation, RunPlan
+from hpc_mp.planner.machine import NodeType
+from hpc_mp.planner.question import KEYS, Question
+from hpc_mp.planner.search import search
+from hpc_mp.rundir.plan import ExpectedStep, RunPlan
 
 CHOSEN = tuple(key for key in KEYS if key != "order")  # keys of [parallel]
 HOLD = {"partition": CHOSEN, "schedule": ("virtual_stages",), "shard_degree": ("zero",)}  # named keys that hold others
@@ -33,7 +34,7 @@ ROOM = 0.95  # share of a GPU's memory that a chosen layout may take: prediction
 RELAXED = (("microbatches",), ("recompute",), ("zero", "shard_degree"), CHOSEN)  # by a job that does not fit, in this order
 
 
-def known_machine(spec: JobSpec, device: Device, facts: ClusterFacts) -> tuple[Machine | None, str]:
+def known_machine(spec: JobSpec, device: Device, facts: ClusterFacts) -> tuple[NodeType | None, str]:
     """Return the machine of a job's nodes; None and the reason if ranks share GPUs, or it is unknown. Processors are known by the
     user's row whose vendor is ``cpu``; emulated nodes share those of this machine."""
     if device.kind == "cpu":
@@ -46,11 +47,11 @@ def known_machine(spec: JobSpec, device: Device, facts: ClusterFacts) -> tuple[M
         machine = machine_of(device.gpu, max(counts, default=spec.job.ranks_per_node))
     except HpcMpError as error:
         return None, f"{error.value}: {error.rule}"
-    known = machine.fabric.nics or spec.job.nodes == 1
-    return (machine, "") if known else (None, f"{machine.fabric.title}: its network is unknown")
+    linked = machine.fabric.nics or spec.job.nodes == 1
+    return (machine, "") if linked else (None, f"{machine.fabric.title}: its network is unknown")
 
 
-def open_layout(spec: JobSpec, shape: ModelShape, machine: Machine, earlier: RunPlan | None) -> tuple[ResolvedKey[Any], ...]:
+def open_layout(spec: JobSpec, shape: ModelShape, machine: NodeType, earlier: RunPlan | None) -> tuple[ResolvedKey[Any], ...]:
     """Return the open keys with the planner's values and their reason; none if the job states its layout. ``earlier``: plan of
     the resumed run, whose layout it keeps if the ranks allow that. Raises HpcMpError if no layout is possible."""
     named = {key for key in spec.parallel.model_fields_set if getattr(spec.parallel, key) not in ("auto", None)}
@@ -60,12 +61,12 @@ def open_layout(spec: JobSpec, shape: ModelShape, machine: Machine, earlier: Run
         return ()
     opened = [key for key in CHOSEN if key not in stated]
     if earlier is not None:
-        kept = tuple(replace(choice, why="as in the run that is resumed") for choice in earlier.choices
+        same = tuple(replace(choice, why="as in the run that is resumed") for choice in earlier.choices
                      if choice.key.removeprefix("parallel.") in opened)
         with suppress(HpcMpError):
-            check_arithmetic(resolved(spec, kept))
-            check_job(resolved(spec, kept), shape)
-            return kept
+            check_arithmetic(resolved(spec, same))
+            check_job(resolved(spec, same), shape)
+            return same
     plan = search(question := _question(spec, shape, machine, stated)) or search(replace(question, goal="memory"))
     assert plan is not None  # there is a smallest one
     limit = max(plan.step.parts, key=plan.step.parts.__getitem__)
@@ -73,7 +74,7 @@ def open_layout(spec: JobSpec, shape: ModelShape, machine: Machine, earlier: Run
     return tuple(ResolvedKey(f"parallel.{key}", getattr(plan.job.parallel, key), why) for key in opened)
 
 
-def _question(spec: JobSpec, shape: ModelShape, machine: Machine, stated: Iterable[str]) -> Question:
+def _question(spec: JobSpec, shape: ModelShape, machine: NodeType, stated: Iterable[str]) -> Question:
     """Return the question for a layout with these keys of the job, with room to spare."""
     plain = resolved(spec, (ResolvedKey("parallel.microbatches", spec.microbatches if "microbatches" in stated else None),
                             ResolvedKey("train.gradient_accumulation_steps", None)))
@@ -81,7 +82,7 @@ def _question(spec: JobSpec, shape: ModelShape, machine: Machine, stated: Iterab
     return Question(plain, shape, roomy, frozenset(stated))
 
 
-def check_room(spec: JobSpec, shape: ModelShape, machine: Machine, expected: Expectation) -> None:
+def check_room(spec: JobSpec, shape: ModelShape, machine: NodeType, expected: ExpectedStep) -> None:
     """Refuse a job whose tensors exceed the memory of a GPU. Raises HpcMpError with the cheapest change that fits. ``spec``: the
     job with every choice made."""
     if expected.allocated > expected.memory:
@@ -90,7 +91,7 @@ def check_room(spec: JobSpec, shape: ModelShape, machine: Machine, expected: Exp
                          f"is more than the {memory_size(expected.memory)} of {expected.gpu}", _remedy(spec, shape, machine))
 
 
-def _remedy(spec: JobSpec, shape: ModelShape, machine: Machine) -> str:
+def _remedy(spec: JobSpec, shape: ModelShape, machine: NodeType) -> str:
     """Return the first change of ``RELAXED`` with which a step fits, in words."""
     for freed in accumulate(RELAXED):
         with suppress(HpcMpError):  # all of these are refused

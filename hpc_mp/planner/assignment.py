@@ -76,12 +76,12 @@ def _least(orders: Orders, costs: Sequence[Cost]) -> Orders:
 
 def _exchanged(order: Orders, costs: Sequence[Cost], tries: int) -> Orders:
     """Exchange the hosts of two nodes as long as that lowers the cost: of each node in turn, with the best other one."""
-    nodes, node, kept = np.arange(len(order)), 0, 0
-    while kept < len(order) <= tries:
+    nodes, node, unchanged = np.arange(len(order)), 0, 0
+    while unchanged < len(order) <= tries:
         near = np.tile(order, (len(order), 1))
         near[nodes, node], near[nodes, nodes] = order, order[node]
         best = _least(np.vstack([order, near]), costs)
-        kept = kept + 1 if (best == order).all() else 0
+        unchanged = unchanged + 1 if (best == order).all() else 0
         order, node, tries = best, (node + 1) % len(order), tries - len(order)
     return order
 

@@ -90,7 +90,7 @@ def slow_words(rates: TieredRates, hosts: Sequence[str]) -> list[tuple[tuple[str
 
 
 def _slow_links(measured: LinkRates, hosts: Sequence[str]) -> str:
-    return ", ".join(_some([text for _, text in slow_words(found, hosts)])) if (found := rates(measured)) is not None else ""
+    return ", ".join(_some([text for _, text in slow_words(shares, hosts)])) if (shares := rates(measured)) is not None else ""
 
 
 def _some(texts: list[str]) -> list[str]:

@@ -10,7 +10,7 @@ from hpc_mp.planner.fabrics import Fabric, fabric_of
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class NodeType:
     """A type of node: its GPU model, and the links and NICs. ``fabric.gpus`` is the number of GPUs of a node."""
 
     gpu: GpuModel
@@ -24,7 +24,7 @@ class Machine:
 
 
 @cache
-def machine_named(name: str) -> Machine:
+def machine_named(name: str) -> NodeType:
     """Return the machine of this name, else the first whose fabric or GPU has it: "p5", "H100", "A100 80GB". Raises HpcMpError if
     the catalogue has none, or if its memory, peak or links are unknown."""
     types = catalogue()
@@ -41,7 +41,7 @@ def machine_named(name: str) -> Machine:
     for row in (*exact, *filter(called, rows), *filter(lambda row: has_gpu(row) and row.nics, rows), *filter(has_gpu, rows)):
         fabric = fabric_of(row)
         assert row.gpu is not None and fabric is not None
-        return Machine(row.gpu, fabric)
+        return NodeType(row.gpu, fabric)
     names = sorted({row.fabric for row in rows if row.fabric} | {row.gpu.name for row in rows if row.gpu})
     raise HpcMpError(f"machine {name!r}", "is not a machine or a GPU of the catalogue whose memory, peak and links are known",
                      did_you_mean(name, names, f"use one of {', '.join(names)}, or add a row: see env/README.md"))

@@ -20,8 +20,8 @@ from hpc_mp.layout.placement.grid import NODE_OF, normalize_order
 from hpc_mp.layout.schedule.simulate import Times, simulate
 from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.planner.collectives import expect
-from hpc_mp.planner.frameworks import OURS, Framework, held, stages_of, weights_of
-from hpc_mp.planner.machine import Machine
+from hpc_mp.planner.frameworks import OURS, Framework, held, layer_weights, stages_of
+from hpc_mp.planner.machine import NodeType
 from hpc_mp.planner.memory import BYTES
 
 # beginning of a GPU's name → share of its peak that products reach (near stas00/ml-engineering's "maximum achievable matmul
@@ -74,7 +74,7 @@ def closed(layout: Layout, forwards: list[float], backwards: list[float], latenc
     return layout.microbatches * max(*ranks, *trips, 0.0) + share * (sum(ranks) - max(ranks)) + 2 * latency * (p - 1)
 
 
-def step_time(layout: Layout, shape: ModelShape, machine: Machine, framework: Framework = OURS,
+def step_time(layout: Layout, shape: ModelShape, machine: NodeType, framework: Framework = OURS,
               pipeline: Makespan = simulated) -> StepTime:
     """Return the time of a step of stages that are cut. Raises HpcMpError if ranks span nodes without a network."""
     gpu, peaks = machine.gpu, machine.gpu.peak_tflops
@@ -83,7 +83,7 @@ def step_time(layout: Layout, shape: ModelShape, machine: Machine, framework: Fr
     reach, flash, processors = next(REACH[name] for name in sorted(REACH, reverse=True) if gpu.name.startswith(name))
     reach, flash = gpu.products_share or reach * framework.products, gpu.attention_share or flash * framework.attention
     wave, launch = gpu.wave or processors * TILE / 2, LAUNCH if gpu.launch_us is None else gpu.launch_us / 1e6
-    return _Step(layout, shape, machine, framework, peak, peak * reach, peak * flash, memory, wave, launch,
+    return _Prediction(layout, shape, machine, framework, peak, peak * reach, peak * flash, memory, wave, launch,
                  BYTES[layout.precision][1]).time(pipeline)
 
 
@@ -99,10 +99,10 @@ def _total(terms: Iterable[tuple[float, Parts]]) -> Parts:
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _Prediction:
     layout: Layout
     shape: ModelShape
-    machine: Machine
+    machine: NodeType
     framework: Framework
     peak: float  # operations per second: at most
     products: float  # of products
@@ -131,10 +131,10 @@ class _Step:
         """Return the seconds of a collective, while all groups of the axis do the same. ``size``: bytes of the whole array."""
         if len(ranks) == 1 or not size:
             return 0.0
-        here, nodes, mapped = self.layout.ranks_per_node, self.layout.nodes, self.layout.rank_map
-        used = {mapped[rank] if isinstance(mapped, tuple) else NODE_OF[mapped](rank, here, nodes) for rank in ranks}
-        each = -(-len(ranks) // len(used))
-        return _expected(collective, int(size), len(used), each, self.machine.fabric, max(1, here // each)).seconds
+        per_node, nodes, mapped = self.layout.ranks_per_node, self.layout.nodes, self.layout.rank_map
+        used = {mapped[rank] if isinstance(mapped, tuple) else NODE_OF[mapped](rank, per_node, nodes) for rank in ranks}
+        on_one = -(-len(ranks) // len(used))
+        return _expected(collective, int(size), len(used), on_one, self.machine.fabric, max(1, per_node // on_one)).seconds
 
     def attention(self, layer: int, tokens: float, q: float) -> float:
         """Return the seconds of attention's forward: of the keys that are visible if fused, else of whole rows of scores."""
@@ -173,9 +173,9 @@ class _Step:
                     "all_to_all", 2 * size * (q + kv) / h, around),
                 "experts": 2 * self.seconds("all_to_all", routed, everyone[:degrees.expert])}
         weights, shards = held(layout, shape, StageSpan(range(layer, layer + 1), False, False)), everyone[:layout.shard_degree]
-        each = layout.zero > 1 and layout.reduce == "microbatch"
+        repeated = layout.zero > 1 and layout.reduce == "microbatch"
         gather = self.seconds("all_gather", weights * self.number * (layout.zero == 3), shards)
-        scatter = self.seconds("reduce_scatter", weights * factors.gradient * each, shards)
+        scatter = self.seconds("reduce_scatter", weights * factors.gradient * repeated, shards)
         forward, backward = forward | sent, _total(((1.0, backward), (1.0 + again, sent)))
         for parts, launches, moved in ((forward, 1.0, gather), (backward, 1.5 + again, gather + scatter)):
             busy = sum(parts.values())
@@ -223,7 +223,9 @@ class _Step:
         parts = parts | max((self.end(own, weights, backwards) for own in ranks), key=lambda own: sum(own.values()))
         parts["skew"] = SKEW * math.log2(layout.ranks) * sum(parts.values())
         seconds, sequence, q = sum(parts.values()), layout.sequence, 2 * shape.heads * shape.head_dim
-        flops = rows * h + sum(weights_of(shape, layer, shape.experts_per_token)
-                               + q * min(sequence, shape.window_of(layer) or sequence) for layer in range(shape.layers))
+        flops = float(rows * h)
+        for layer, (own, experts) in enumerate(layer_weights(shape)):
+            used = own + experts * shape.experts_per_token / max(1, shape.experts_of(layer))
+            flops += used + q * min(sequence, shape.window_of(layer) or sequence)
         rate = degrees.data * m * layout.samples * sequence / seconds
         return StepTime(seconds, parts, rate, 6 * rate * flops / layout.ranks / self.peak, passes)

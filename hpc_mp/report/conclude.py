@@ -54,9 +54,9 @@ def conclude(outcome: Outcome, attempt: int, warn: Callable[[str], object] = lam
 def _teach(outcome: Outcome, run: RunDirectory, attempt: int) -> None:
     """Add the pace of a completed run to the ledger, unless it is too small to measure its GPUs, or had a slow rank or link."""
     with suppress(OSError):
-        seen = observe(run, attempt) if outcome.state == "completed" else None
-        if seen and seen.culprit in ("", MACHINE) and (expected := seen.expected).mfu * expected.pace >= MEASURES:
-            record(ledger(), PacedRun(expected.gpu, str(run.path), expected.seconds / expected.pace, seen.seconds))
+        observed = observe(run, attempt) if outcome.state == "completed" else None
+        if observed and observed.culprit in ("", MACHINE) and (expected := observed.expected).mfu * expected.pace >= MEASURES:
+            record(ledger(), PacedRun(expected.gpu, str(run.path), expected.seconds / expected.pace, observed.seconds))
 
 
 def _notify(outcome: Outcome, run: RunDirectory, warn: Callable[[str], object]) -> None:

@@ -18,7 +18,8 @@ from hpc_mp.layout.schedule.names import is_table
 from hpc_mp.layout.schedule.simulate import Times, simulate
 from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.planner.footprint import Footprint
-from hpc_mp.planner.search import Plan, Question
+from hpc_mp.planner.question import Question
+from hpc_mp.planner.search import Plan
 from hpc_mp.planner.step import StepTime, step_time
 from hpc_mp.report import gantt, summary
 from hpc_mp.report.axes import Scale, ticks
@@ -128,7 +129,7 @@ def _traces(question: Question, layout: Layout, microbatches: int, placement: Pl
         timelines.append(simulate(schedule_of(replace(layout, microbatches=microbatches)), times, latency))
         return timelines[0].makespan
 
-    step_time(layout, question.shape, question.machine, pipeline=simulated)
+    step_time(layout, question.shape, question.machine, question.framework, simulated)
     lines = gantt.simulated(timelines[0])
     return {at.rank: RankTrace(1, at.rank, 1, lines[at.pp].spans, pp=at.pp)
             for at in placement.ranks if at.dp == at.cp == at.tp == 0}

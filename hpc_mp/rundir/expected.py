@@ -15,7 +15,7 @@ from statistics import median, median_low
 
 from hpc_mp.base.text import duration, memory_size, several
 from hpc_mp.rundir.layout import RunDirectory
-from hpc_mp.rundir.plan import Expectation, read_plan
+from hpc_mp.rundir.plan import ExpectedStep, read_plan
 from hpc_mp.rundir.records import RankStart, RankTrace, StepMetrics, last_records, read_record, read_records
 
 LAST, WARM, ENOUGH = 20, 2, 8  # steps that are read, that are left out of them, and that are needed
@@ -27,11 +27,11 @@ MACHINE = "machine"  # the culprit that is a trait of the machine
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class ObservedSteps:
     """Seconds of a step, and bytes that the fullest rank holds, next to what was expected; warnings; and the place where a step
     loses its time, empty if it does not."""
 
-    expected: Expectation
+    expected: ExpectedStep
     seconds: float
     peak: int
     warnings: tuple[str, ...]
@@ -44,7 +44,7 @@ class Observed:
                 f"fullest rank holds {memory_size(self.peak)}, {self.peak / size:.2f} of the predicted {memory_size(size)}")
 
 
-def observe(run: RunDirectory, attempt: int) -> Observed | None:
+def observe(run: RunDirectory, attempt: int) -> ObservedSteps | None:
     """Compare the current attempt with its plan; None if the plan predicts nothing, or before enough steps. Raises OSError."""
     expected = None if (plan := read_plan(run)) is None else plan.expected
     steps = [step for step in last_records(run.metrics, StepMetrics, LAST) if step.attempt == attempt] if expected else []
@@ -65,7 +65,7 @@ def observe(run: RunDirectory, attempt: int) -> Observed | None:
     if large:
         warnings.append(f"a rank holds {memory_size(peak)}, {large} than predicted ({memory_size(size)}): the planner misjudges "
                         "this model")
-    return Observed(expected, seconds, peak, tuple(warnings), place)
+    return ObservedSteps(expected, seconds, peak, tuple(warnings), place)
 
 
 def _off(observed: float, predicted: float, small: float) -> str:
@@ -75,32 +75,32 @@ def _off(observed: float, predicted: float, small: float) -> str:
     return f"{100 * abs(observed / predicted - 1):.0f} % {'more' if observed > predicted else 'less'}"
 
 
-def _traces(run: RunDirectory, attempt: int, most: int) -> dict[int, RankTrace]:
-    """Return traces of the attempt by rank, evenly distributed if there are more than ``most``."""
+def _traces(run: RunDirectory, attempt: int, limit: int) -> dict[int, RankTrace]:
+    """Return traces of the attempt by rank, evenly distributed if there are more than ``limit``."""
     paths, traces = run.trace.found(), []
-    for path in paths[::-(-len(paths) // most) or 1]:
+    for path in paths[::-(-len(paths) // limit) or 1]:
         with suppress(OSError, ValueError):
             traces.append(read_record(path, RankTrace))
     return {trace.rank: trace for trace in traces if trace.attempt == attempt and trace.actions}
 
 
-def _blamed(run: RunDirectory, attempt: int, last: int, traces: Mapping[int, RankTrace], expected: Expectation,
+def _blamed(run: RunDirectory, attempt: int, last: int, traces: Mapping[int, RankTrace], expected: ExpectedStep,
             seconds: float) -> tuple[str, str]:
     """Return the place where steps up to the ``last`` lose most time, and the culprit in words; both unknown if the traced step
     was not slow."""
     starts = {start.rank: start for start in read_records(run.ranks, RankStart) if start.attempt == attempt}
-    known = {rank: trace for rank, trace in traces.items() if rank in starts}
-    if not known:
+    placed = {rank: trace for rank, trace in traces.items() if rank in starts}
+    if not placed:
         return "unknown", "no rank has left a trace"
-    traced = max(trace.step for trace in known.values())
+    traced = max(trace.step for trace in placed.values())
     then = next((step.step_time_s for step in last_records(run.metrics, StepMetrics, last - traced + LAST)
                  if (step.step, step.attempt) == (traced, attempt)), seconds)
     if then <= expected.seconds * OFF:
         return "unknown", f"step {traced}, the last that ranks have recorded, was not slow"
-    return _culprit(known, starts, expected, min(then, seconds))
+    return _culprit(placed, starts, expected, min(then, seconds))
 
 
-def _culprit(traces: Mapping[int, RankTrace], starts: Mapping[int, RankStart], expected: Expectation,
+def _culprit(traces: Mapping[int, RankTrace], starts: Mapping[int, RankStart], expected: ExpectedStep,
              seconds: float) -> tuple[str, str]:
     """Return the place where a step of so many seconds loses most time, and the culprit in words."""
     busy = {rank: sum(span.end - span.start for span in trace.actions if span.kind in COMPUTE) for rank, trace in traces.items()}
@@ -146,7 +146,7 @@ def _latest(traces: Mapping[int, RankTrace], starts: Mapping[int, RankStart],
         for span in trace.actions:
             origin = span.stage - 1 if span.kind == "RECV_F" else span.stage + 1
             axes = starts[rank].dp, starts[rank].cp, starts[rank].tp
-            if span.kind.startswith("RECV") and (known := sent.get((*axes, span.kind[-1], origin, span.microbatch))):
-                late[min(known[0], rank), max(known[0], rank)] += max(0.0, span.end - max(span.start, known[1]))
+            if span.kind.startswith("RECV") and (sender := sent.get((*axes, span.kind[-1], origin, span.microbatch))):
+                late[min(sender[0], rank), max(sender[0], rank)] += max(0.0, span.end - max(span.start, sender[1]))
     worst = max(late, key=late.__getitem__)
     return (worst, late[worst]), len(late) > 2 and median_low(sorted(late.values())[1:]) > late[worst] / 2

@@ -78,7 +78,7 @@ class ChunkCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class Expectation:
+class ExpectedStep:
     """The predicted memory and speed of a run.
 
     Attributes:
@@ -142,7 +142,7 @@ class RunPlan:
     choices: tuple[ResolvedKey[Any], ...] = ()
     chunks: tuple[ChunkCounts, ...] = ()
     place: str = ""
-    expected: Expectation | None = None
+    expected: ExpectedStep | None = None
 
 
 def write_plan(run: RunDirectory, plan: RunPlan) -> None:
@@ -157,7 +157,7 @@ def read_plan(run: RunDirectory) -> RunPlan | None:
         return RunPlan(tuple(tree["layers"]), Traffic(**tree["traffic"]), tuple(StateBytes(**fields) for fields in tree["state"]),
                        tree["link_time_s"], tuple(map(_choice, tree["choices"])),
                        tuple(ChunkCounts(**fields) for fields in tree.get("chunks", ())), tree.get("place", ""),
-                       Expectation(**fields | {"needs": tuple(fields["needs"]), "passes": tuple(fields["passes"])})
+                       ExpectedStep(**fields | {"needs": tuple(fields["needs"]), "passes": tuple(fields["passes"])})
                        if (fields := tree.get("expected")) else None)
     except (OSError, ValueError, TypeError, KeyError):
         return None

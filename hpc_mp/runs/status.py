@@ -21,7 +21,7 @@ from hpc_mp.job import AnySpec, JobSpec, ProgramSpec, load_resolved
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.attempt import AttemptReader, last_words, tail
 from hpc_mp.rundir.checkpoints import complete_steps
-from hpc_mp.rundir.expected import Observed, observe
+from hpc_mp.rundir.expected import ObservedSteps, observe
 from hpc_mp.rundir.history import known_history
 from hpc_mp.rundir.outcome import Outcome, verdict
 from hpc_mp.rundir.plan import RunPlan, read_plan
@@ -93,7 +93,7 @@ class RunStatus:
     excluded: tuple[BadNode, ...] = ()
     best: BestCheckpoint | None = None
     mfu: float | None = None
-    observed: Observed | None = None
+    observed: ObservedSteps | None = None
 
     @property
     def ended(self) -> bool:

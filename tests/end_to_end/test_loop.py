@@ -19,7 +19,7 @@ from hpc_mp.job import load_job
 from hpc_mp.launch.backends import BACKENDS
 from hpc_mp.launch.plan import compose
 from hpc_mp.rundir import RunDirectory, read_lines
-from hpc_mp.rundir.plan import Expectation, read_plan
+from hpc_mp.rundir.plan import ExpectedStep, read_plan
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -85,12 +85,12 @@ class Machine:
     def row(self, peak: float) -> None:
         (self.folder / "machines.toml").write_text(MACHINE.format(peak=peak))
 
-    def expected(self) -> Expectation:
+    def expected(self) -> ExpectedStep:
         expected = compose(load_job(self.job), Where("local", "so"), BACKENDS["local"].target).record.expected
         assert expected is not None
         return expected
 
-    def launched(self, expected: Expectation, **pace: Any) -> RunDirectory:
+    def launched(self, expected: ExpectedStep, **pace: Any) -> RunDirectory:
         """Train on ranks that take what is expected, times the factors of ``pace``, and return the run."""
         after = sum(expected.parts.get(name, 0.0) for name in AFTER)
         told = {"passes": expected.passes, "microbatches": MICROBATCHES, "message": 1e-3 * max(expected.passes), "after": after,

@@ -21,7 +21,7 @@ from hpc_mp.layout.models import FAMILIES, ModelShape
 from hpc_mp.layout.placement import Degrees
 from hpc_mp.layout.stages import Partition, cut_stages
 from hpc_mp.planner.footprint import LOGITS, Footprint, footprint
-from hpc_mp.planner.machine import Machine, machine_named
+from hpc_mp.planner.machine import NodeType, machine_named
 from hpc_mp.planner.memory import BYTES
 from hpc_mp.planner.step import StepTime, estimate, step_time
 
@@ -91,7 +91,7 @@ def layouts(draw: st.DrawFn) -> tuple[Layout, ModelShape]:
 
 
 @st.composite
-def machines(draw: st.DrawFn) -> Machine:
+def machines(draw: st.DrawFn) -> NodeType:
     """Return a machine of the catalogue, with its own rates or others."""
     machine, factor = machine_named(pick(draw, *MACHINES)), partial(draw, st.floats(0.05, 20))
     gpu, fabric = machine.gpu, machine.fabric
@@ -100,7 +100,7 @@ def machines(draw: st.DrawFn) -> Machine:
         fabric=replace(fabric, link=fabric.link * factor(), nic=fabric.nic * factor(), nics=max(1, fabric.nics)))
 
 
-def faster(machine: Machine, factor: float) -> dict[str, Machine]:
+def faster(machine: NodeType, factor: float) -> dict[str, NodeType]:
     """Return machines with one rate that is higher."""
     gpu, fabric = machine.gpu, machine.fabric
     peaks = {name: factor * peak for name, peak in gpu.peak_tflops.items()}
@@ -126,7 +126,7 @@ def more_of(measure: Callable[[Footprint], int], less: Layout, more: Layout, sha
     return [pair for ranks in both for pair in [(measure(ranks[0]), measure(ranks[1]))] if pair[0] > pair[1] + room]
 
 
-def figures(plan: tuple[Layout, ModelShape], machine: Machine) -> None:
+def figures(plan: tuple[Layout, ModelShape], machine: NodeType) -> None:
     """Check that no figure is negative or no number, and that lines are all of a total."""
     for rank in footprint(*plan):
         assert all(type(line) is int and line >= 0 for line in astuple(rank)), rank
@@ -165,7 +165,7 @@ def sharing(plan: tuple[Layout, ModelShape]) -> None:
         assert not more_of(state, high, low, shape, padding), (low.zero, high.zero)
 
 
-def speed(plan: tuple[Layout, ModelShape], machine: Machine, factor: float) -> None:
+def speed(plan: tuple[Layout, ModelShape], machine: NodeType, factor: float) -> None:
     layout, shape = plan
     for time in (step_time, estimate):
         usual = time(layout, shape, machine).seconds

@@ -20,7 +20,8 @@ from hpc_mp.planner import footprint as predicting
 from hpc_mp.planner.footprint import BUFFERS, CONTEXT, LOGITS, TILE, Footprint, footprint
 from hpc_mp.planner.machine import machine_named
 from hpc_mp.planner.memory import state_bytes
-from hpc_mp.planner.search import Question, search
+from hpc_mp.planner.question import Question
+from hpc_mp.planner.search import search
 from hpc_mp.train.dry_run import dry_run as dry
 from hpc_mp.train.dry_run import host
 from hpc_mp.train.model import vocabulary

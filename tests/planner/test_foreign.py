@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,14 @@ from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, load_job, resolve
-from hpc_mp.job.layout import check_job, layout_of, read_shape
+from hpc_mp.job.checks import check_arithmetic
+from hpc_mp.job.layout import check_division, check_job, layout_of, read_shape
 from hpc_mp.job.values import toml_value
 from hpc_mp.layout.layout import Layout
 from hpc_mp.planner.foreign import Foreign, layout_settings, read_foreign
+from hpc_mp.planner.foreign_plan import changes_to
+from hpc_mp.planner.machine import machine_named
+from hpc_mp.planner.question import Question
 
 FOLDER = Path(__file__).with_name("foreign")
 FILES: dict[str, dict[str, Any]] = table(__file__, "foreign.toml", "files")
@@ -79,6 +84,44 @@ def test_every_key_is_answered(name: str) -> None:
     for kind, stated in zip(KINDS, ("taken", "counted", "unknown"), strict=False):
         assert {key for key, answer in kinds.items() if answer.startswith(kind)} == {*row.get(stated, ())}, kind
     assert all(answer.ours for answer in answers if answer.kind == "taken")
+
+
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "tensor": (1, 2, 4), "pipeline": (1, 2, 4), "context": (1, 2), "expert": (1, 2), "zero": (0, 1, 2, 3),
+    "sequence": (False, True), "microbatches": (1, 2, 4, 8), "recompute": ("none", "selective", "full"), "virtual_stages": (2, 4),
+    "offload": ("none", ("optimizer",), ("optimizer", "parameters"))}
+# fsdp = hybrid_shard says the groups of shards too; a script without a global batch says it by its microbatches
+UNSAID = {("trainer_fsdp.json", "zero"), ("megatron_fsdp.sh", "microbatches")}
+
+
+@files
+def test_all_that_a_form_says_can_be_said(tmp_path: Path, name: str) -> None:
+    """Each value of each key leads to changes of the file with which it is read as that job; a wrong table would find none."""
+    row, local, model = FILES[name], min(8, FILES[name]["ranks"]), MODELS[FILES[name]["model"]]
+    given = row.get("given", {}) | {"data.sequence_length": row["own"]["data"]["sequence_length"], "train.precision": "bf16"}
+    foreign = read_foreign(FOLDER / name, given)
+    spec = resolve({"job": {"nodes": row["ranks"] // local, "ranks_per_node": local}, "model": {"config": model}, "data": {
+        "files": ["x"], "sequence_length": 1}, "train": {"steps": 1, "global_batch": row["ranks"]}}, tmp_path)
+    base = Question(spec, read_shape(spec), machine_named("H100"))
+    own = base.having(**layout_settings(foreign, row["ranks"], local, base.shape.layers))
+    assert list(changes_to(foreign, base, own.spec, own.spec)) == [{}]
+    said = set()
+    for key, ways in foreign.form["says"].items():
+        for value in CHOICES.get(key, ()):
+            word = " ".join(value) if isinstance(value, tuple) else str(value).lower()
+            also = {"virtual_stages": ("parallel.schedule", "interleaved_1f1b"), "zero": ("parallel.offload", "none")}
+            job = own.having(**{f"parallel.{key}": value, **dict([also[key]] if key in also else [])}).spec
+            words = job.parallel.model_dump() | {"uneven": base.shape.layers % job.stages > 0}
+            refused = any(all(words[axis] is least if isinstance(least, bool) else words[axis] >= least
+                              for axis, least in each.items()) for each in foreign.form["refused"])
+            if not {"*", word} & ways.keys() or refused or (key == "virtual_stages" and job.parallel.pipeline == 1):
+                continue
+            with suppress(HpcMpError):
+                check_arithmetic(job)
+                check_division(job, base.shape)
+                assert list(changes_to(foreign, base, own.spec, job)) or (name, key) in UNSAID, (key, value)
+                said.add(key)
+    assert said >= {"microbatches", "zero"} and len(said) > (len(foreign.form["says"]) - 1) // 2
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".json")])

@@ -12,8 +12,8 @@ from hpc_mp.layout.models import ModelShape
 from hpc_mp.layout.placement import Degrees
 from hpc_mp.layout.schedule.simulate import simulate
 from hpc_mp.layout.schedule_of import schedule_of
-from hpc_mp.planner.frameworks import FRAMEWORKS, OURS, Framework, footprint_elsewhere
-from hpc_mp.planner.machine import Machine, machine_named
+from hpc_mp.planner.frameworks import FRAMEWORKS, OURS, Framework, footprint_elsewhere, framework_named
+from hpc_mp.planner.machine import NodeType, machine_named
 from hpc_mp.planner.step import closed, estimate, simulated, step_time
 
 A100, H100, V100 = machine_named("A100-SXM4-80GB"), machine_named("H100"), machine_named("V100-SXM2-32GB")
@@ -42,7 +42,7 @@ def laid_out(shape: ModelShape, degrees: Degrees, **own: object) -> Layout:
 
 
 @st.composite
-def plans(draw: st.DrawFn) -> tuple[Layout, ModelShape, Machine, Framework]:
+def plans(draw: st.DrawFn) -> tuple[Layout, ModelShape, NodeType, Framework]:
     shape = draw(st.sampled_from([gpt(24, 2048, 16), gpt(48, 8192, 64), llama(80, 8192, 64, 8, 28672), MIXTRAL]))
     data = draw(st.sampled_from([1, 2, 16]))
     degrees = Degrees(draw(st.sampled_from([1, 2, 8, 16])), draw(st.sampled_from([1, 2, 4])), data, draw(st.sampled_from([1, 2])),
@@ -57,7 +57,7 @@ def plans(draw: st.DrawFn) -> tuple[Layout, ModelShape, Machine, Framework]:
 
 @settings(max_examples=30, deadline=None)
 @given(plans())
-def test_parts_and_monotony(plan: tuple[Layout, ModelShape, Machine, Framework]) -> None:
+def test_parts_and_monotony(plan: tuple[Layout, ModelShape, NodeType, Framework]) -> None:
     """Parts sum up; nothing faster makes a step slower, and nothing more makes it faster; the control: a faster GPU counts."""
     layout, shape, machine, framework = plan
     usual = estimate(layout, shape, machine, framework)
@@ -129,18 +129,43 @@ PUBLISHED = [  # framework, machine, shape, layout, flash, tokens per second and
 
 
 @pytest.mark.parametrize(("name", "machine", "shape", "own", "degrees", "flash", "published"), PUBLISHED)
-def test_published_results(name: str, machine: Machine, shape: ModelShape, own: dict[str, object], degrees: Degrees, flash: bool,
+def test_published_results(name: str, machine: NodeType, shape: ModelShape, own: dict[str, object], degrees: Degrees, flash: bool,
                            published: float) -> None:
     """Within 15 %; twice the GPU's peak, the control, is farther away."""
     framework = replace(next(row for key, row in FRAMEWORKS.items() if key and name.startswith(key)), flash=flash)
     layout = laid_out(shape, degrees, **own)
 
-    def rate(on: Machine) -> float:
+    def rate(on: NodeType) -> float:
         return step_time(layout, shape, on, framework).tokens_per_s / layout.ranks
 
     assert rate(machine) == pytest.approx(published, rel=0.15)
     peaks = {name: 2 * peak for name, peak in machine.gpu.peak_tflops.items()}
     assert rate(replace(machine, gpu=replace(machine.gpu, peak_tflops=peaks))) > 1.15 * published
+
+
+def test_bytes_of_offloaded_state_of_wide_numbers_and_of_whole_gradients() -> None:
+    """12 bytes of masters and Adam leave the GPU; in fp32 there are no masters, and all else is twice as wide; microbatches whose
+    gradients are summed at the end add up in whole ones."""
+    shape, framework = llama(8, 1024, 8, 8, 4096), framework_named("PyTorch FSDP")
+    layout = laid_out(shape, Degrees(data=4), zero=3, microbatches=2, reduce="microbatch")
+    (rank,), numbers = footprint_elsewhere(layout, shape, framework), 8 * (4 * 1024**2 + 3 * 4096 * 1024) + 2 * 32000 * 1024
+    assert (rank.parameters, rank.gradients, rank.optimizer) == (2 * numbers / 4, 2 * numbers / 4, 12 * numbers / 4)
+    assert rank.host == 0
+    (away,) = footprint_elsewhere(replace(layout, offload=("optimizer", "parameters")), shape, framework)
+    assert (away.parameters, away.optimizer, away.host) == (0, 0, rank.parameters + rank.optimizer) and away.total < rank.total
+    (wide,) = footprint_elsewhere(replace(layout, precision="fp32"), shape, framework)
+    assert (wide.parameters, wide.gradients, wide.optimizer) == (2 * rank.parameters, 2 * rank.gradients, 8 * numbers / 4)
+    assert wide.activations == 2 * rank.activations and wide.gathered == 2 * rank.gathered
+    (late,) = footprint_elsewhere(replace(layout, reduce="step"), shape, framework)
+    assert late.gradients == 4 * rank.gradients
+    (once,) = footprint_elsewhere(replace(layout, reduce="step", microbatches=1), shape, framework)
+    assert once.gradients == rank.gradients
+
+
+def test_names_of_frameworks() -> None:
+    """The longest row that begins a name counts."""
+    assert framework_named("Megatron-LM") is FRAMEWORKS["Megatron"] is not framework_named("Megatron-Core 0.12")
+    assert framework_named("DeepSpeed") is FRAMEWORKS[""] and framework_named("PyTorch FSDP") is FRAMEWORKS["PyTorch"]
 
 
 def test_unknown_gpus_experts_and_long_samples() -> None:

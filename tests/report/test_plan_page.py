@@ -22,7 +22,8 @@ from hpc_mp.job.layout import read_shape, stage_cut, undivided
 from hpc_mp.job.resolution import ResolvedKey, resolved
 from hpc_mp.planner.footprint import Footprint, footprint
 from hpc_mp.planner.machine import machine_named
-from hpc_mp.planner.search import Plan, Question
+from hpc_mp.planner.question import Question
+from hpc_mp.planner.search import Plan
 from hpc_mp.planner.step import step_time
 from hpc_mp.report.plan_page import CAUSES, HELD, MOST_NODES, render, write_plan_page
 

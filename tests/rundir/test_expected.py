@@ -24,14 +24,14 @@ from hpc_mp.report.conclude import conclude
 from hpc_mp.report.facts import read_facts
 from hpc_mp.report.summary import key_numbers
 from hpc_mp.rundir import RunDirectory, create_run
-from hpc_mp.rundir.expected import ENOUGH, LAST, Observed, observe
+from hpc_mp.rundir.expected import ENOUGH, LAST, ObservedSteps, observe
 from hpc_mp.rundir.outcome import Outcome, State
-from hpc_mp.rundir.plan import Expectation, RunPlan, Traffic, write_plan
+from hpc_mp.rundir.plan import ExpectedStep, RunPlan, Traffic, write_plan
 from hpc_mp.rundir.records import RankMemory, RankStart, RankTrace, StepMetrics, TracedAction, line_of
 from hpc_mp.runs.status import seen as seen_status
 
 GIB = 2**30
-EXPECTED = Expectation(
+EXPECTED = ExpectedStep(
     "H100 80GB HBM3", "8 H100", 80 * GIB, ({"activations": 30 * GIB, "parameters": 20 * GIB, "libraries": 3 * GIB},), 10.0,
     {"products": 7.0, "attention": 1.0, "bubble": 1.0, "reduce": 0.5, "publish": 0.25, "update": 0.25}, 1e5, 0.4, (8.0, 8.0))
 
@@ -77,7 +77,7 @@ def test_the_steps_count_without_the_first_two_once_there_are_eight(run: RunDire
     stepped(run, times)
     assert observe(run, 1) is None, "seven steps"
     stepped(run, [10.6], first=8)
-    assert (seen := observe(run, 1)) == Observed(EXPECTED, median([*times[2:], 10.6]), 50 * GIB, ())
+    assert (seen := observe(run, 1)) == ObservedSteps(EXPECTED, median([*times[2:], 10.6]), 50 * GIB, ())
     assert seen is not None and seen.words == (
         f"a step takes {duration(10.25)}, 1.02 of the predicted 10 s; the fullest rank holds 50 GiB, 1.00 of the "
         f"predicted {memory_size(50 * GIB)}"), "libraries are not PyTorch's"
@@ -236,7 +236,7 @@ def alike(run: RunDirectory) -> None:
     (alike, "completed", replace(EXPECTED, mfu=0.08), 1.0),  # it measures launches
     (alike, "completed", replace(EXPECTED, seconds=12.5, pace=1.25, mfu=0.09), 1.6 ** 0.5)])  # a pace is not taught twice
 def test_a_completed_run_teaches_the_pace_of_its_gpu(trained: RunDirectory, plant: Plant, state: State,
-                                                     expected: Expectation | None, factor: float) -> None:
+                                                     expected: ExpectedStep | None, factor: float) -> None:
     plant(trained)
     write_plan(trained, RunPlan((1, 1), Traffic(), (), expected=expected))
     for _ in range(2):  # a verdict is made once, whoever concludes again

@@ -52,16 +52,16 @@ def fitted(times: Sequence[tuple[int, int, int, float]]) -> tuple[float, float, 
     """Return rate, wave and launch from the (m, n, k, seconds) of products."""
     m, n, k, seconds = (np.array(column, float) for column in zip(*times, strict=True))
     columns = np.stack([2 * m * n * k, 2 * k, np.ones_like(k)], 1) / seconds[:, None]
-    kept, factors = [0, 1, 2], np.zeros(3)
-    while (factors := np.linalg.lstsq(columns[:, kept], np.ones_like(k), rcond=None)[0]).min() < 0:
-        kept.remove(kept[int(factors.argmin())])
-    work, wave, launch = (dict(zip(kept, map(float, factors), strict=True)).get(column, 0.0) for column in range(3))
+    terms, factors = [0, 1, 2], np.zeros(3)
+    while (factors := np.linalg.lstsq(columns[:, terms], np.ones_like(k), rcond=None)[0]).min() < 0:
+        terms.remove(terms[int(factors.argmin())])
+    work, wave, launch = (dict(zip(terms, map(float, factors), strict=True)).get(column, 0.0) for column in range(3))
     return 1 / work, wave / work, launch
 
 
 def timed(kernel: Callable[[], object], seconds: float) -> float:
     """Return the median of the seconds that a kernel takes."""
-    wait: Callable[[], object] = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None  # type: ignore[no-untyped-call]
+    wait: Callable[[], object] = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     kernel()
     wait()
     end, times = time.perf_counter() + seconds / 10, list[float]()

@@ -219,8 +219,8 @@ def _train(spec: JobSpec, shape: ModelShape, context: RankContext, nodes: Mappin
         track(kind, metrics)
         with suppress(OSError):  # of a file system: no reason to stop
             due = (metrics.step - counters.step) % TRACED_EACH == ENOUGH
-            seen = observe(context.run, context.attempt) if due else None
-            for line in () if seen is None else (seen.words, *(f"warning: {text}" for text in seen.warnings)):
+            steps = observe(context.run, context.attempt) if due else None
+            for line in () if steps is None else (steps.words, *(f"warning: {text}" for text in steps.warnings)):
                 context.log.say(line)
 
     trainer = Trainer(spec, context.run, context.attempt, saver, engine, groups, samples, device, context.log, stop,
