@@ -16,7 +16,10 @@ from hpc_mp.layout.layout import Layout
 from hpc_mp.layout.models import ModelShape
 from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.layout.placement.grid import normalize_order
+from hpc_mp.layout.schedule.names import STAGES_PER_RANK
+from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.planner import footprint as predicting
+from hpc_mp.planner.block_memory import QUERIES, SPLIT
 from hpc_mp.planner.footprint import BUFFERS, CONTEXT, LOGITS, TILE, Footprint, footprint
 from hpc_mp.planner.machine import machine_named
 from hpc_mp.planner.memory import state_bytes
@@ -25,6 +28,7 @@ from hpc_mp.planner.search import search
 from hpc_mp.train.dry_run import dry_run as dry
 from hpc_mp.train.dry_run import host
 from hpc_mp.train.model import vocabulary
+from hpc_mp.train.parallel import ring_attention
 from hpc_mp.train.rank.bootstrap import lay_out
 
 MODELS: dict[str, str] = table(__file__, "footprint.toml", "models")
@@ -128,7 +132,9 @@ def test_state_is_that_of_the_plan() -> None:
 
 def test_constants_are_those_of_the_engine() -> None:
     assert (CONTEXT, BUFFERS) == (dry.CONTEXT, host.CONNECTIONS * host.COLLECTIVE_CTAS * host.CONNECTION_BYTES)
-    assert (LOGITS, TILE) == (vocabulary.CHUNK, vocabulary.TILE)
+    assert (LOGITS, TILE, QUERIES) == (vocabulary.CHUNK, vocabulary.TILE, ring_attention.QUERIES)
+    schedules = {name: schedule_of(large(degrees=Degrees(pipeline=4), schedule=name, virtual_stages=2)) for name in STAGES_PER_RANK}
+    assert [name for name, schedule in schedules.items() if any(action.kind == "W" for action in schedule.ranks[0])] == [*SPLIT]
     found, = footprint(large(zero=1), LARGE)
     assert found.total - found.counted == found.libraries > CONTEXT + 2 * BUFFERS
 
