@@ -22,8 +22,8 @@ CONTEXT, GAPS = 1 << 30, 0.06  # bytes of a CUDA context; share of gaps
 BUFFERS = 32 * ((1 << 22) + 120 * 640 * 8 * 8 + 8 * 512 * 8 * 16)  # bytes of a communicator
 LOGITS, TILE = 1 << 26, 64  # logits that the loss has at once, in a multiple of TILE rows
 STEADY = ("1f1b", "interleaved_1f1b", *SPLIT)  # schedules whose peak is that of their first 2 microbatches for each rank
-# Moment -> action: the end of a forward, or of one that has begun the head's gradient; the backward of the loss, of a stage's last
-# block, and of its other blocks; in the last backward of a step that of the first block, and the end
+# Moment -> action: the end of a forward, or of one that has begun the head's gradient; the backward of the loss, of a stage's
+# last block, and of its other blocks; in the last backward of a step that of the first block, and the end
 MOMENTS = {"forward": "F", "head": "F", "loss": "B", "last block": "B", "blocks": "B", "first block": "B", "end": "B"}
 ENDS = (EMBEDDING, HEAD, TIED)
 Units = Counter[str]  # block, or one of ENDS -> numbers in its units that ZeRO shards

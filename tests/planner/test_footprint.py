@@ -133,7 +133,8 @@ def test_state_is_that_of_the_plan() -> None:
 def test_constants_are_those_of_the_engine() -> None:
     assert (CONTEXT, BUFFERS) == (dry.CONTEXT, host.CONNECTIONS * host.COLLECTIVE_CTAS * host.CONNECTION_BYTES)
     assert (LOGITS, TILE, QUERIES) == (vocabulary.CHUNK, vocabulary.TILE, ring_attention.QUERIES)
-    schedules = {name: schedule_of(large(degrees=Degrees(pipeline=4), schedule=name, virtual_stages=2)) for name in STAGES_PER_RANK}
+    schedules = {name: schedule_of(large(degrees=Degrees(pipeline=4), schedule=name, virtual_stages=stages or 2))
+                 for name, stages in STAGES_PER_RANK.items()}
     assert [name for name, schedule in schedules.items() if any(action.kind == "W" for action in schedule.ranks[0])] == [*SPLIT]
     found, = footprint(large(zero=1), LARGE)
     assert found.total - found.counted == found.libraries > CONTEXT + 2 * BUFFERS
