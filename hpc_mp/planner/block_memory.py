@@ -44,7 +44,7 @@ MLPS = {("t5", True): Inside(7, 2, 2, 1), ("t5", False): Inside(1, 2, 1, 1), ("g
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The tokens of a microbatch that a rank has in a layer, and bytes."""
+    """A rank's tokens of a microbatch in a layer, and bytes."""
     tokens: int  # of all samples; context ranks share those of each sample
     full: int  # hidden states of all these tokens
     own: int  # hidden states between cut layers; with sequence parallelism, tensor ranks share the tokens
@@ -85,9 +85,9 @@ def _norm(sizes: Sizes, kind: str, size: int) -> Memory:
     """Return the bytes of a norm in transformers' code. ``size``: bytes of its input in the compute format."""
     number, wide = sizes.number, sizes.wide
     saved, peak = {"rms": (wide + number, 6 * wide),  # the input in the wide format, and the normalized input
-                  "wide": (2 * wide, 6 * wide),  # an RMS norm with both in the wide format
-                  "t5": (wide + number + number * (number < wide), 5 * wide + number),  # an RMS norm that saves its input too
-                  "layer": (number, 3 * number)}[kind]  # a fused kernel, which saves its input
+                   "wide": (2 * wide, 6 * wide),  # an RMS norm with both in the wide format
+                   "t5": (wide + number + number * (number < wide), 5 * wide + number),  # an RMS norm that saves its input too
+                   "layer": (number, 3 * number)}[kind]  # a fused kernel, which saves its input
     return Memory(size // number * saved, size // number * peak)
 
 
