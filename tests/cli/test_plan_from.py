@@ -26,7 +26,7 @@ PLANNER = Path(__file__).parents[1] / "planner"
 TABLES = read(PLANNER / "foreign.toml")
 FILES: dict[str, dict[str, Any]] = TABLES["files"]
 MACHINE = "H100"
-FEW = ("ds_zero1.json", "mixtral_8x7b.sh", "nemo2.yaml", "trainer_fsdp.json")
+FEW = ("trainer_fsdp.json", "megatron_fsdp.sh")
 BATCH = re.compile("micro|gradient_acc|local_batch|per_device")  # keys about microbatches
 files = pytest.mark.parametrize("name", [name if name in FEW else pytest.param(name, marks=pytest.mark.prove) for name in FILES])
 
