@@ -10,13 +10,13 @@ import click
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.files import text_of
 from hpc_mp.base.findings import Finding
+from hpc_mp.base.plugins import plugin
 from hpc_mp.cli.output import finish
 from hpc_mp.cluster.slurm.releases import Version, parse_version
 from hpc_mp.environment.findings import lint_nccl_conf, lint_variables
 from hpc_mp.job.load import load_sweep
 from hpc_mp.lint import sbatch
 from hpc_mp.lint.kinds import KINDS, RENDER_FIRST, Kind, kind_of
-from hpc_mp.lint.plugins import cyclecloud_linter
 from hpc_mp.lint.slurm_conf.files import lint_slurm_conf, lint_topology
 
 Linter = Callable[[Path, str, Version | None], Sequence[Finding]]
@@ -92,7 +92,7 @@ _LINTERS: dict[Kind, Linter] = {
     "slurm-conf": lambda file, text, release: lint_slurm_conf(text, file, release),
     "slurm-part": _alone(_JUDGED_TOGETHER),
     "topology": lambda file, text, release: lint_topology(text, file),
-    "template": lambda file, text, release: cyclecloud_linter("template")(file),
-    "project": lambda file, text, release: cyclecloud_linter("project")(file),
+    "template": lambda file, text, release: plugin("linters", "template")(file),
+    "project": lambda file, text, release: plugin("linters", "project")(file),
     "jinja": _alone(RENDER_FIRST),
 }

@@ -98,6 +98,8 @@ BY_HAND: dict[str, list[tuple[dict[str, Any], list[tuple[str, int]]]]] = {
            "<|im_start|>assistant\n", 0), ("two<|im_end|>", 1), ("\n", 0)]),
         ({"messages": turns("Hi", "¤#")},
          [("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", 0), ("¤#<|im_end|>", 1), ("\n", 0)]),
+        ({"messages": turns("Hi", "a |>")},  # the mark behind it ends alike
+         [("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", 0), ("a |><|im_end|>", 1), ("\n", 0)]),
     ],
 }
 
@@ -111,14 +113,14 @@ def test_templates_without_marks(tmp_path: Path, template: str) -> None:
 
 def test_weights_of_turns_with_marks(tmp_path: Path) -> None:
     tokenizer = chat_tokenizer(tmp_path / "tokenizer", "chatml_marked")
-    (weighted, parts), _ = BY_HAND["chatml"]
+    (weighted, parts), *_ = BY_HAND["chatml"]
     assert_equal(tokens_of(tmp_path, tokenizer, weighted), by_hand(tokenizer, [weighted], [parts]))
 
 
 def test_prompts_and_completions_of_messages(tmp_path: Path) -> None:
     """As in TRL: answers in the prompt do not count."""
     tokenizer = chat_tokenizer(tmp_path / "tokenizer", "chatml")
-    (weighted, parts), _ = BY_HAND["chatml"]
+    (weighted, parts), *_ = BY_HAND["chatml"]
     messages = [{key: turn[key] for key in ("role", "content")} for turn in weighted["messages"]]
     row = {"prompt": messages[:3], "completion": messages[3:]}
     assert_equal(tokens_of(tmp_path, tokenizer, row), by_hand(tokenizer, [{"messages": messages}], [parts]))

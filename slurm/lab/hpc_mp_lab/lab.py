@@ -15,8 +15,8 @@ from contextlib import ExitStack, suppress
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
-from hpc_mp.lab import conf
-from hpc_mp.lab.cluster import HERE, NAMESPACES, LabCluster, LabError, wait_until
+from hpc_mp_lab import conf
+from hpc_mp_lab.cluster import HERE, NAMESPACES, LabCluster, LabError, wait_until
 
 PROLOG = "task-prolog.sh"
 END_S = 10.0  # in which the lab's first process ends

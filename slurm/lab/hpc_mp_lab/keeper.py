@@ -16,8 +16,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from hpc_mp.lab.cluster import LabCluster, LabError, first_process, wait_until
-from hpc_mp.lab.lab import Lab
+from hpc_mp_lab.cluster import LabCluster, LabError, first_process, wait_until
+from hpc_mp_lab.lab import Lab
 
 STATE = Path("/var/lib")
 PREFIX = "hpc-mp-"

@@ -17,20 +17,29 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+import hpc_mp
 from hpc_mp.base.errors import HpcMpError, RunFailed
-from hpc_mp.base.views import view
 from hpc_mp.cluster.bad_nodes import ledger
 from hpc_mp.cluster.bandwidth import where
-from hpc_mp.lab import keeper
-from hpc_mp.lab.cluster import LabCluster, LabError
-from hpc_mp.lab.lab import Lab, installed_release, spread
-from hpc_mp.lab.view import ACCOUNTING, PACKAGES, HostView, host_views, missing, refused, written
+from hpc_mp_lab import keeper
+from hpc_mp_lab.cluster import LabCluster, LabError
+from hpc_mp_lab.lab import Lab, installed_release, spread
+from hpc_mp_lab.view import ACCOUNTING, PACKAGES, HostView, host_views, missing, refused, written
 
 RATE = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?bit)")
 OFF = "off"
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
 RANK_MB = 400  # minimum of real memory for a rank of the smallest model on CPU
 SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
+STARTED = """\
+Slurm {release} with {nodes} idle nodes, after {seconds:.1f} s. As any user of this machine:
+
+    export SLURM_CONF={conf}
+    hpc-mp init
+    hpc-mp launch job.toml --on slurm --wait
+
+Nodes see the files of this machine, but each has its own /tmp{shared}.
+The cluster runs until `{down}`. Also: status, shape, link, kill, boot, at."""
 
 name_option = click.option("--name", help="Name of the cluster, if several are up.")
 
@@ -267,7 +276,8 @@ def _refuse(accounting: bool) -> None:
 
 def _shown(show: Sequence[Path]) -> tuple[Path, ...]:
     """Return the directories below /tmp that the nodes see: the user's, this directory, and hpc-mp's installation, top down."""
-    paths = (*show, Path.cwd(), Path(__file__).parents[2], Path(sys.prefix), Path(sys.base_prefix))
+    packages = [Path(file).parents[1] for file in (hpc_mp.__file__, __file__)]
+    paths = (*show, Path.cwd(), *packages, Path(sys.prefix), Path(sys.base_prefix))
     whole = [Path(*path.resolve().parts[:3]) for path in paths]
     return tuple(path for path in dict.fromkeys(whole) if path.parts[:2] == ("/", "tmp") and len(path.parts) == 3)
 
@@ -281,7 +291,9 @@ def _say(lab: Lab, name: str, seconds: float, as_json: bool) -> None:
         }))
     elif sys.stdout.isatty():
         release = ".".join(f"{part:02d}" for part in installed_release())
-        click.echo(view("cli/lab.txt.j2").started(lab, release, seconds, mine("lab", "down", *_named(name))))
+        shared = f"; shared below it: {' '.join(map(str, lab.keep))}" if lab.keep else ""
+        click.echo(STARTED.format(release=release, nodes=len(lab.nodes), seconds=seconds, conf=lab.conf, shared=shared,
+                                  down=mine("lab", "down", *_named(name))))
     else:
         click.echo(f"export SLURM_CONF={lab.conf}")
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from hpc_mp.lab import conf
+from hpc_mp_lab import conf
 
 HERE = Path(__file__).resolve().parent
 NAMESPACES = ("--mount", "--uts", "--ipc", "--net")

@@ -7,8 +7,8 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hpc_mp.lab import conf
-from hpc_mp.lab.cluster import LabCluster
+from hpc_mp_lab import conf
+from hpc_mp_lab.cluster import LabCluster
 
 
 @dataclass(frozen=True, slots=True)
