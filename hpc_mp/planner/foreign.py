@@ -62,7 +62,7 @@ def read_foreign(path: Path, given: Mapping[str, Any] | None = None) -> Foreign:
 
 def understood(pairs: Mapping[str, Any], form: Mapping[str, Any], given: Mapping[str, Any]) -> Foreign:
     """Return a configuration of these keys, with their answers. Raises HpcMpError for an invalid number."""
-    meanings = [meaning(key, value) for key, value in pairs.items()]
+    meanings, answers = [meaning(key, value) for key, value in pairs.items()], list[Answer]()
     settings: dict[str, Any] = {**form["defaults"]}
     for _, sets, _ in sorted(meanings, key=lambda one: one[0]):
         settings |= sets
@@ -70,7 +70,6 @@ def understood(pairs: Mapping[str, Any], form: Mapping[str, Any], given: Mapping
     for name, (axis, least) in NEEDS.items():
         if settings.get(axis, 1) < least:
             settings.pop(name, None)
-    answers = list[Answer]()
     for (key, value), (_, sets, fate) in zip(pairs.items(), meanings, strict=True):
         left = {name: settings[name] for name in sets if name in settings}
         ours = ", ".join(f"{OURS.get(name, name)} = {toml_value(item)}" for name, item in left.items())

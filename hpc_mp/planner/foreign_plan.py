@@ -22,7 +22,7 @@ Better = tuple[Plan, dict[str, Any]]  # a plan, and the keys of the configuratio
 
 def question_of(foreign: Foreign, base: Question, job: JobSpec) -> Question:
     """Return the question of a configuration's job: what the command line states, and what the file cannot say, stays."""
-    says, words = foreign.form["says"], _words(job, base.shape.layers)
+    says, words = foreign.form["says"], _words(job, base)
     allowed = {key: {*values, str(words[key]).lower()} for key in KEYS
                if "*" not in (values := {} if key in base.stated else says.get(key, {}))}
     return replace(base, spec=job, stated=frozenset(KEYS), allowed=allowed, framework=framework_named(foreign.form["factors"]))
@@ -33,10 +33,11 @@ def better(foreign: Foreign, base: Question, question: Question, own: Plan) -> l
     before. If its own does not fit: those of the first remedy, a key, all keys, the optimizer on the host, or more nodes."""
     fits, ranks, candidates = own.fits(question.machine), question.spec.ranks, list[Better]()
     limit = (1 - GAIN) * own.step.seconds if fits else inf
-    bare = replace(question, stated=frozenset()).having(**{"parallel.offload": "none"})
+    free = replace(question, stated=frozenset())
+    others = (free.having(**{key: value}) for key, value in foreign.form["also"].items())
     sizes = (variant for variant in remedies(question) if ranks <= variant.spec.ranks <= LARGER * ranks)
     variants = takewhile(lambda variant: variant.spec == question.spec or not (fits or candidates), sizes)
-    for variant in chain([bare] * (bare.spec != question.spec), variants):
+    for variant in chain((other for other in others if other.spec != question.spec), variants):
         with suppress(HpcMpError):  # nothing of it can be launched
             best = search(variant)
             for plan in best.tried if best else ():
@@ -53,15 +54,15 @@ def better(foreign: Foreign, base: Question, question: Question, own: Plan) -> l
 
 def changes_to(foreign: Foreign, base: Question, own: JobSpec, job: JobSpec) -> Iterator[dict[str, Any]]:
     """Yield the changes of a configuration with which it is read as a job that the framework runs, if there are any."""
-    file, form, layers = {answer.key: answer.value for answer in foreign.answers}, foreign.form, base.shape.layers
-    words, here = _words(job, layers), base.having(**{"job.nodes": job.job.nodes})
-    before, after = (_keys_about(some, form, file) for some in (_words(own, layers), words))
+    file, form, here = {row.key: row.value for row in foreign.answers}, foreign.form, base.having(**{"job.nodes": job.job.nodes})
+    words = _words(job, base)
+    before, after = (_keys_about(some, form, file) for some in (_words(own, base), words))
     changes = {key: item for key, item in after.items() if item != before.get(key) and (item != "" or key in file)}
     again = understood({key: item for key, item in (file | changes).items() if item != ""}, form, foreign.given)
     refused = (all(words[key] is least if isinstance(least, bool) else words[key] >= least for key, least in layout.items())
                for layout in form["refused"])
     with suppress(HpcMpError):
-        same = here.having(**layout_settings(again, here.spec.ranks, here.spec.job.ranks_per_node, layers)).spec
+        same = here.having(**layout_settings(again, here.spec.ranks, here.spec.job.ranks_per_node, base.shape.layers)).spec
         if undivided(same) == undivided(job) and not any(refused):
             yield {key: None if item == "" else item for key, item in changes.items()}
 
@@ -76,10 +77,10 @@ def _keys_about(words: Mapping[str, Any], form: Mapping[str, Any], file: Mapping
     return keys
 
 
-def _words(job: JobSpec, layers: int) -> dict[str, Any]:
+def _words(job: JobSpec, base: Question) -> dict[str, Any]:
     """Return the words of ``foreign.toml`` about a layout."""
-    p, samples, piped = job.parallel, job.microbatch_size, job.parallel.pipeline > 1
+    p, shape, samples, piped = job.parallel, base.shape, job.microbatch_size, job.parallel.pipeline > 1
     return {**p.model_dump(), "offload": " ".join(p.offload) if p.offload != "none" else "none", "data": job.data_degree,
-            "microbatches": job.microbatches, "samples": samples, "layers": -(-layers // job.stages),
-            "uneven": layers % job.stages > 0, "piece": samples if piped else "",
-            "local": samples * job.microbatches if piped else samples}
+            "microbatches": job.microbatches, "samples": samples, "layers": -(-shape.layers // job.stages),
+            "uneven": shape.layers % job.stages > 0, "uneven_heads": (shape.heads % p.tensor or shape.kv_heads % p.tensor) > 0,
+            "piece": samples if piped else "", "local": samples * job.microbatches if piped else samples}

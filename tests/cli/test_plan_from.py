@@ -26,7 +26,7 @@ PLANNER = Path(__file__).parents[1] / "planner"
 TABLES = read(PLANNER / "foreign.toml")
 FILES: dict[str, dict[str, Any]] = TABLES["files"]
 MACHINE = "H100"
-FEW = ("ds_zero1.json", "mixtral_8x7b.sh", "nemo2.yaml", "trainer_fsdp.json")
+FEW = ("trainer_fsdp.json", "megatron_fsdp.sh")
 BATCH = re.compile("micro|gradient_acc|local_batch|per_device")  # keys about microbatches
 files = pytest.mark.parametrize("name", [name if name in FEW else pytest.param(name, marks=pytest.mark.prove) for name in FILES])
 
@@ -185,6 +185,22 @@ def test_what_does_not_fit_is_refused_with_its_remedy(tmp_path: Path, name: str,
     changed(path, remedy)
     assert plan(path, LARGE, *words).exit_code == 0
     assert plan(copied(tmp_path, name), LARGE | {"num_hidden_layers": 2}, *words, "--sequence", "64").exit_code == 0
+
+
+@pytest.mark.prove
+def test_sums_after_each_microbatch_and_more_nodes_are_remedies(tmp_path: Path) -> None:
+    """AutoModel keeps whole gradients until a step's end unless told otherwise. Where only more nodes help, nothing else is
+    changed."""
+    model = LARGE | {"num_hidden_layers": 80, "hidden_size": 8192, "num_attention_heads": 64, "intermediate_size": 28672}
+    text = "step_scheduler: {global_batch_size: 256, local_batch_size: 1}\ndataset: {seq_len: 2048}\ndistributed: "
+    path = copied(tmp_path, "whole.yaml", text + "{strategy: fsdp2, activation_checkpointing: true}")
+    document = answer(path, model, "--cluster", "A100 80GB:2")
+    assert document["better"]
+    assert all(plan["changes"]["distributed.defer_fsdp_grad_sync"] is False for plan in document["better"])
+    path = copied(tmp_path, "automodel_fsdp2.yaml")
+    error, document = refused(path, model, "--cluster", "A100 80GB:1"), answer(path, model, "--cluster", "A100 80GB:1")
+    assert document["better"][-1]["changes"] == {} and re.match(r"start it on 4 nodes, which needs [\d.]+ GiB", error.remedy)
+    assert plan(path, model, "--cluster", "A100 80GB:4").exit_code == 0
 
 
 def test_a_model_that_is_too_large_for_any_layout(tmp_path: Path) -> None:

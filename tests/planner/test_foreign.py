@@ -94,16 +94,22 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 UNSAID = {("trainer_fsdp.json", "zero"), ("megatron_fsdp.sh", "microbatches")}
 
 
+def asked(tmp_path: Path, name: str, ranks: int, given: Mapping[str, Any]) -> tuple[Foreign, Question, Question]:
+    """Return a configuration, its question without it, and with its settings."""
+    row, local = FILES[name], min(8, ranks)
+    length = {"data.sequence_length": row["own"]["data"]["sequence_length"], "train.precision": "bf16"}
+    foreign = read_foreign(FOLDER / name, {**given, **length})
+    job, model = {"nodes": ranks // local, "ranks_per_node": local}, {"config": MODELS[row["model"]]}
+    spec = resolve({"job": job, "model": model, "data": {"files": ["x"], "sequence_length": 1},
+                    "train": {"steps": 1, "global_batch": ranks}}, tmp_path)
+    base = Question(spec, read_shape(spec), machine_named("H100"))
+    return foreign, base, base.having(**layout_settings(foreign, ranks, local, base.shape.layers))
+
+
 @files
 def test_all_that_a_form_says_can_be_said(tmp_path: Path, name: str) -> None:
     """Each value of each key leads to changes of the file with which it is read as that job; a wrong table would find none."""
-    row, local, model = FILES[name], min(8, FILES[name]["ranks"]), MODELS[FILES[name]["model"]]
-    given = row.get("given", {}) | {"data.sequence_length": row["own"]["data"]["sequence_length"], "train.precision": "bf16"}
-    foreign = read_foreign(FOLDER / name, given)
-    spec = resolve({"job": {"nodes": row["ranks"] // local, "ranks_per_node": local}, "model": {"config": model}, "data": {
-        "files": ["x"], "sequence_length": 1}, "train": {"steps": 1, "global_batch": row["ranks"]}}, tmp_path)
-    base = Question(spec, read_shape(spec), machine_named("H100"))
-    own = base.having(**layout_settings(foreign, row["ranks"], local, base.shape.layers))
+    foreign, base, own = asked(tmp_path, name, FILES[name]["ranks"], FILES[name].get("given", {}))
     assert list(changes_to(foreign, base, own.spec, own.spec)) == [{}]
     said = set()
     for key, ways in foreign.form["says"].items():
@@ -111,7 +117,7 @@ def test_all_that_a_form_says_can_be_said(tmp_path: Path, name: str) -> None:
             word = " ".join(value) if isinstance(value, tuple) else str(value).lower()
             also = {"virtual_stages": ("parallel.schedule", "interleaved_1f1b"), "zero": ("parallel.offload", "none")}
             job = own.having(**{f"parallel.{key}": value, **dict([also[key]] if key in also else [])}).spec
-            words = job.parallel.model_dump() | {"uneven": base.shape.layers % job.stages > 0}
+            words = job.parallel.model_dump() | {"uneven": base.shape.layers % job.stages > 0, "uneven_heads": False}
             refused = any(all(words[axis] is least if isinstance(least, bool) else words[axis] >= least
                               for axis, least in each.items()) for each in foreign.form["refused"])
             if not {"*", word} & ways.keys() or refused or (key == "virtual_stages" and job.parallel.pipeline == 1):
@@ -122,6 +128,15 @@ def test_all_that_a_form_says_can_be_said(tmp_path: Path, name: str) -> None:
                 assert list(changes_to(foreign, base, own.spec, job)) or (name, key) in UNSAID, (key, value)
                 said.add(key)
     assert said >= {"microbatches", "zero"} and len(said) > (len(foreign.form["says"]) - 1) // 2
+
+
+def test_uneven_heads_and_stages_are_not_proposed(tmp_path: Path) -> None:
+    """Two tensor ranks share out eight heads, three do not; 80 layers are four stages, but not three."""
+    foreign, base, own = asked(tmp_path, "automodel_3d.yaml", 48, {"train.global_batch": 96})
+    for tensor, pipeline, microbatches, count in ((2, 4, 16, 1), (3, 4, 12, 0), (4, 3, 12, 0)):
+        job = own.having(**{"parallel.tensor": tensor, "parallel.pipeline": pipeline, "parallel.virtual_stages": 5,
+                            "parallel.microbatches": microbatches}).spec
+        assert len(list(changes_to(foreign, base, own.spec, job))) == count
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".json")])
