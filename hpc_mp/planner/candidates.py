@@ -226,11 +226,13 @@ def _layer_times(alone: Layout, question: Question) -> Callable[[int, int, int, 
 
 
 def _activations(alone: Layout, question: Question) -> Callable[[int, bool, str], KeptBytes]:
-    """Return a function of the tensor degree, sequence parallelism and recomputation: the difference of one and two layers."""
+    """Return a function of the tensor degree, sequence parallelism and recomputation: the difference of one and two layers.
+    Of a model of one layer, all bytes are the layer's."""
     @cache
     def activations(tensor: int, sequence: bool, recompute: str) -> KeptBytes:
         proxy = replace(alone, degrees=Degrees(tensor), sequence_parallel=sequence, recompute=recompute)
-        rows = [rank for count in (1, 2) for rank in question.footprints(replace(proxy, layers=(count,)))]
-        one, two = (row.counted - row.parameters - row.gradients - row.optimizer for row in rows)
-        return KeptBytes(two - one, 2 * one - two, rows[0].libraries)
+        rows = [rank for count in (1, 2)[:question.shape.layers] for rank in question.footprints(replace(proxy, layers=(count,)))]
+        sizes = [row.counted - row.parameters - row.gradients - row.optimizer for row in rows]
+        besides = 2 * sizes[0] - sizes[1] if len(sizes) > 1 else 0
+        return KeptBytes(sizes[0] - besides, besides, rows[0].libraries)
     return activations

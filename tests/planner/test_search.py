@@ -126,6 +126,11 @@ def test_a_worse_first_pass_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> No
     assert plan is not None and best is not None and plan.step.seconds > 1.02 * best[0]
 
 
+def test_a_model_of_one_layer_has_a_plan() -> None:
+    plan = search(question(llama(1, 1024), "H100", 1, 2, 4, 2048))
+    assert plan is not None and sum(plan.layout.layers) == 1
+
+
 def test_what_a_job_states_holds() -> None:
     stated: dict[str, Any] = {"tensor": 2, "zero": 1, "recompute": "full", "microbatches": 2, "sequence": False, "order": "PDT"}
     plan = search(question(llama(8, 2048), "H100", 1, 8, 16, 2048, **stated))
