@@ -28,12 +28,12 @@ class Answer(NamedTuple):
 
 class Foreign(NamedTuple):
     """A configuration of a form in ``foreign.toml``. ``settings``: keys of a job file, and in words what depends on the ranks;
-    ``given``: keys that hold in place of its own."""
+    ``overrides``: keys that hold in place of its own."""
     framework: str
     form: Mapping[str, Any]
     answers: tuple[Answer, ...]
     settings: dict[str, Any]
-    given: Mapping[str, Any]
+    overrides: Mapping[str, Any]
 
 
 TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
@@ -47,7 +47,7 @@ OURS = {name: f"{table.__name__.lower()}.{name}" for table in (Train, Data, Para
 OFF, NOTHING, UNKNOWN = {"none", "null", "false", "0", "-1"}, "no effect on memory or speed", "not known"
 
 
-def read_foreign(path: Path, given: Mapping[str, Any] | None = None) -> Foreign:
+def read_foreign(path: Path, overrides: Mapping[str, Any] | None = None) -> Foreign:
     """Read a configuration. Raises HpcMpError for a file that is unreadable or of no known form, and for an invalid number."""
     text = text_of(path, "configuration")
     try:
@@ -57,16 +57,16 @@ def read_foreign(path: Path, given: Mapping[str, Any] | None = None) -> Foreign:
     except (ValueError, LookupError, AttributeError, TypeError, RecursionError, StopIteration, yaml.YAMLError) as error:
         raise HpcMpError(str(path), "is damaged, or has no keys of DeepSpeed, Megatron-LM, NeMo, transformers or accelerate "
                          f"({' '.join(str(error).split())[:200] or 'none is known'})", "correct it, or name another") from None
-    return understood(pairs, form, given or {})
+    return understood(pairs, form, overrides or {})
 
 
-def understood(pairs: Mapping[str, Any], form: Mapping[str, Any], given: Mapping[str, Any]) -> Foreign:
+def understood(pairs: Mapping[str, Any], form: Mapping[str, Any], overrides: Mapping[str, Any]) -> Foreign:
     """Return a configuration of these keys, with their answers. Raises HpcMpError for an invalid number."""
     meanings, answers = [meaning(key, value) for key, value in pairs.items()], list[Answer]()
     settings: dict[str, Any] = {**form["defaults"]}
     for _, sets, _ in sorted(meanings, key=lambda one: one[0]):
         settings |= sets
-    settings |= {key.rpartition(".")[2]: item for key, item in given.items()}
+    settings |= {key.rpartition(".")[2]: item for key, item in overrides.items()}
     for name, (axis, least) in NEEDS.items():
         if settings.get(axis, 1) < least:
             settings.pop(name, None)
@@ -76,7 +76,7 @@ def understood(pairs: Mapping[str, Any], form: Mapping[str, Any], given: Mapping
         taken = NOTHING if not left else "taken" if left == sets else f"counted as {ours}"
         answers.append(Answer(key, value, fate or taken, ours))
     keys = {OURS.get(name, name): item for name, item in settings.items()}
-    return Foreign(form["framework"], form, tuple(answers), keys, given)
+    return Foreign(form["framework"], form, tuple(answers), keys, overrides)
 
 
 def meaning(key: str, value: Any) -> tuple[int, Mapping[str, Any], str]:
@@ -89,8 +89,8 @@ def meaning(key: str, value: Any) -> tuple[int, Mapping[str, Any], str]:
         return 0, {}, NOTHING if harmless else UNKNOWN
     if words == ["auto"] and "sets" in named[0][2]:
         return 0, {}, "counted as the training arguments' value" if key.startswith("deepspeed") else UNKNOWN
-    off, known = OFF.issuperset(words), {*words, "*", *["true"] * words[0].startswith("$")}  # an unset variable counts as empty
-    fitting = [(place, row) for place, values, row in named if (values & known if values else not off)][:len(words)]
+    off, allowed = OFF.issuperset(words), {*words, "*", *["true"] * words[0].startswith("$")}  # an unset variable counts as empty
+    fitting = [(place, row) for place, values, row in named if (values & allowed if values else not off)][:len(words)]
     if not fitting:
         return 0, {}, NOTHING if off else UNKNOWN
     sets = {name: _setting(key, name, item, words) for _, row in fitting for name, item in row.get("sets", {}).items()}
@@ -116,24 +116,24 @@ def _setting(key: str, name: str, item: Any, words: Sequence[str]) -> Any:
 
 def layout_settings(foreign: Foreign, ranks: int, ranks_per_node: int, layers: int) -> dict[str, Any]:
     """Return the settings of a job on so many ranks. Raises HpcMpError if no batch is stated, or a number does not divide."""
-    made: dict[str, Any] = {"parallel.tensor": 1, "parallel.pipeline": 1, "parallel.context": 1} | foreign.settings
-    axes = {axis: made[f"parallel.{axis}"] for axis in ("tensor", "pipeline", "context")}
+    settings: dict[str, Any] = {"parallel.tensor": 1, "parallel.pipeline": 1, "parallel.context": 1} | foreign.settings
+    axes = {axis: settings[f"parallel.{axis}"] for axis in ("tensor", "pipeline", "context")}
     data = max(1, ranks // prod(axes.values()))
-    samples = made.get("samples of a pipeline's microbatch", made.get("samples of a microbatch", 0))
-    batch = made.get("train.global_batch", samples * made.get("parallel.microbatches", 1) * data)
+    samples = settings.get("samples of a pipeline's microbatch", settings.get("samples of a microbatch", 0))
+    batch = settings.get("train.global_batch", samples * settings.get("parallel.microbatches", 1) * data)
     if not batch:
         raise HpcMpError(f"the configuration of {foreign.framework}", "states no batch size",
                          "add the batch sizes to the file, or state the batch: --global-batch 64")
-    count = made.get("parallel.microbatches", max(1, batch // (data * samples)) if samples else 1)
+    count = settings.get("parallel.microbatches", max(1, batch // (data * samples)) if samples else 1)
     for what, size, factors in (("ranks", ranks, {"data": data} | axes), ("the global batch", batch, {
             "data": data, "microbatches": count, "microbatch size": samples or batch // (data * count)})):
         if size != prod(factors.values()):
             product = " × ".join(f"{name}({factor})" for name, factor in factors.items())
             raise HpcMpError(f"{what} = {size}", f"is not {product} = {prod(factors.values())}", "choose numbers that divide")
-    offload = tuple(name for name in ("optimizer", "parameters") if f"{name} on the host" in made)
-    made |= {"train.global_batch": batch, "parallel.microbatches": count, "parallel.offload": offload or "none"}
-    if "shards within a node" in made:
-        made["parallel.shard_degree"] = min(ranks_per_node, data * axes["context"])
-    if "layers of a stage" in made:
-        made["parallel.virtual_stages"] = -(-layers // (made["layers of a stage"] * axes["pipeline"]))
-    return {key: item for key, item in made.items() if "." in key} | {**foreign.given}
+    offload = tuple(name for name in ("optimizer", "parameters") if f"{name} on the host" in settings)
+    settings |= {"train.global_batch": batch, "parallel.microbatches": count, "parallel.offload": offload or "none"}
+    if "shards within a node" in settings:
+        settings["parallel.shard_degree"] = min(ranks_per_node, data * axes["context"])
+    if "layers of a stage" in settings:
+        settings["parallel.virtual_stages"] = -(-layers // (settings["layers of a stage"] * axes["pipeline"]))
+    return {key: item for key, item in settings.items() if "." in key} | {**foreign.overrides}

@@ -54,15 +54,16 @@ def better(foreign: Foreign, base: Question, question: Question, own: Plan) -> l
 
 def changes_to(foreign: Foreign, base: Question, own: JobSpec, job: JobSpec) -> Iterator[dict[str, Any]]:
     """Yield the changes of a configuration with which it is read as a job that the framework runs, if there are any."""
-    file, form, here = {row.key: row.value for row in foreign.answers}, foreign.form, base.having(**{"job.nodes": job.job.nodes})
-    words = _words(job, base)
+    file, form, words = {row.key: row.value for row in foreign.answers}, foreign.form, _words(job, base)
+    on_nodes = base.having(**{"job.nodes": job.job.nodes})
     before, after = (_keys_about(some, form, file) for some in (_words(own, base), words))
     changes = {key: item for key, item in after.items() if item != before.get(key) and (item != "" or key in file)}
-    again = understood({key: item for key, item in (file | changes).items() if item != ""}, form, foreign.given)
+    again = understood({key: item for key, item in (file | changes).items() if item != ""}, form, foreign.overrides)
     refused = (all(words[key] is least if isinstance(least, bool) else words[key] >= least for key, least in layout.items())
                for layout in form["refused"])
     with suppress(HpcMpError):
-        same = here.having(**layout_settings(again, here.spec.ranks, here.spec.job.ranks_per_node, base.shape.layers)).spec
+        settings = layout_settings(again, on_nodes.spec.ranks, on_nodes.spec.job.ranks_per_node, base.shape.layers)
+        same = on_nodes.having(**settings).spec
         if undivided(same) == undivided(job) and not any(refused):
             yield {key: None if item == "" else item for key, item in changes.items()}
 
