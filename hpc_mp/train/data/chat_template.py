@@ -118,7 +118,7 @@ def _is_last(render: Render, messages: Messages, text: str) -> bool:
     """Return True if only white space is behind the last message: what its text ends with is no mark that ends alike, such as
     ``>`` in ``<|im_end|>``. So it is taken to be if the template refuses another answer."""
     other = _rendered_if(render, [*messages[:-1], _another(messages[-1])], False)
-    return not other or not text[_difference(text, other)[1]:].strip()
+    return not text[_difference(text, other)[1]:].strip()
 
 
 def _changed_span(render: Render, messages: Messages, place: int, whole: str, prompt: str, text: str) -> Span:
