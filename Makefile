@@ -19,13 +19,13 @@ help:  ## show this list
 
 install: $(INSTALLED)  ## install into .venv (some minutes the first time)
 
-# Four workers for two cores: two have the tests that wait for the labs' Slurm (tests/conftest.py), others wait for time limits.
+# Five workers for two cores: two have the tests that wait for the labs' Slurm (tests/conftest.py), others wait for time limits.
 test: install  ## lint, types, import arrows and all tests but the long proofs; ROOM=launch: of one room and of those that import it
 	@$(MAKE) --no-print-directory --jobs=2 lint pytest
 
 pytest: install
 	folders=$$(test -z "$(ROOM)" || $(PY) tests/support/neighbours.py "$(ROOM)") && \
-	  $(PY) -m pytest -ra --reruns 1 --rerun-show-tracebacks -n 4 --dist loadfile --no-loadscope-reorder $$folders
+	  $(PY) -m pytest -ra --reruns 1 --rerun-show-tracebacks -n 5 --dist loadfile --no-loadscope-reorder $$folders
 
 lint: install  ## style, types, docstrings and import arrows
 	$(PY) -m ruff check .
