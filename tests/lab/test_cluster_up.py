@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from click.testing import CliRunner
 from rendering import executable
@@ -57,7 +56,7 @@ class Traces:
     paths: frozenset[Path]
     namespaces: frozenset[str]  # the kernel may give their numbers to another lab as soon as they are free
     directory: str
-    time: float
+    processes: frozenset[str]  # all of this machine: only one that ran while the cluster was up can be in its namespaces
 
     @classmethod
     def of(cls, directory: Path) -> "Traces":
@@ -66,17 +65,17 @@ class Traces:
         own = {os.readlink(space) for space in Path(f"/proc/{first}/ns").iterdir()}
         own -= {os.readlink(space) for space in Path("/proc/self/ns").iterdir()}
         assert len(own) >= 5  # mounts, names, IPC, network, processes
-        return cls(frozenset({directory, Path(f"/sys/class/net/slurmlab{number}")}), frozenset(own), str(directory), time.time())
+        processes = frozenset(process.name for process in Path("/proc").glob("[0-9]*"))
+        return cls(frozenset({directory, Path(f"/sys/class/net/slurmlab{number}")}), frozenset(own), str(directory), processes)
 
     def left(self) -> list[str]:
         found = [str(path) for path in self.paths if path.exists()]
         found += [line for line in Path("/proc/self/mounts").read_text().splitlines() if self.directory in line]
         for process in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError, psutil.NoSuchProcess):
+            with suppress(OSError):
                 said = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
                 spaces = {os.readlink(space) for space in (process / "ns").iterdir()}
-                old = psutil.Process(int(process.name)).create_time() < self.time
-                if self.directory.encode() in said or (old and spaces & self.namespaces):
+                if self.directory.encode() in said or (process.name in self.processes and spaces & self.namespaces):
                     found.append(f"process {process.name}: {said[:80]!r}")
         return found
 
