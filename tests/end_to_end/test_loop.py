@@ -55,7 +55,7 @@ MACHINE = """
 [gpu."Known CPU"]
 vendor = "cpu"
 memory_mib = 16384
-memory_gbs = 0.001
+memory_gbs = {memory}
 peak_tflops = {{ fp32 = {peak} }}
 nvlinks = 1
 nccl_link_gbs = 1.0
@@ -69,21 +69,21 @@ gpu = "Known CPU"
 nics = 1
 rdma_gbps = 10
 """
-PEAK = 1e-4  # TFLOP/s
+PEAK, MEMORY = 1e-4, 1e-3  # TFLOP/s, GB/s
 
 
 class Machine:
-    """A machine whose row of the catalogue has these TFLOP/s, and what the planner expects of the job on it."""
+    """A machine whose row of the catalogue is faster than it by a factor, and what the planner expects of the job on it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.job = folder, folder / "job.toml"
         (folder / "text.txt").write_text("some text\n" * 100)
         (folder / "notes").mkdir()
         self.job.write_text(JOB)
-        self.row(PEAK)
+        self.row(1.0)
 
-    def row(self, peak: float) -> None:
-        (self.folder / "machines.toml").write_text(MACHINE.format(peak=peak))
+    def row(self, factor: float) -> None:
+        (self.folder / "machines.toml").write_text(MACHINE.format(peak=factor * PEAK, memory=factor * MEMORY))
 
     def expected(self) -> ExpectedStep:
         expected = compose(load_job(self.job), Where("local", "so"), BACKENDS["local"].target).record.expected
@@ -134,7 +134,7 @@ def test_a_planted_fault_is_named(machine: Machine, fault: str, seed: int) -> No
         "slow rank": {"slow": {rank: 2.0 + seed / 10}}, "slow host": {"slow": {rank: 1.8, peer: 1.8}},
         "slow link": {"links": {f"{min(rank, peer)}-{max(rank, peer)}": max(true.passes) / 2}}, "wrong row": {}}
     if fault == "wrong row":
-        machine.row(PEAK * (2.0 + seed))
+        machine.row(2.0 + seed)
     run = machine.launched(true, seed=seed, **plants[fault])
     (warning,) = warnings(run)
     here, there = node_of(run, rank), node_of(run, peer)
