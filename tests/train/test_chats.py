@@ -1,6 +1,7 @@
 """Chats to tokens: equal to what transformers makes of them and, for templates without marks, to masks made by hand."""
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from token_files import prepared, write
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.job.chats import Chat, of_messages
+from hpc_mp.job.chats import Chat, UnusableRow, of_messages
 from hpc_mp.train.data import TokenSet
 from hpc_mp.train.data.chat_template import ChatTemplate, load_template, spans_by_difference
 
@@ -109,6 +110,16 @@ def test_templates_without_marks(tmp_path: Path, template: str) -> None:
     tokenizer = chat_tokenizer(tmp_path / "tokenizer", template)
     chats, parts = zip(*BY_HAND[template], strict=True)
     assert_equal(tokens_of(tmp_path, tokenizer, *chats), by_hand(tokenizer, chats, parts))
+
+
+def test_a_template_may_refuse_other_answers() -> None:
+    """Those with which an answer is compared: then it counts with the line break behind it, as in any template without marks."""
+    def render(messages: Sequence[Mapping[str, Any]], prompt: bool) -> str:
+        if any(message["content"] in "¤#@" for message in messages):
+            raise UnusableRow("unknown answer", "")
+        return "".join(f"{message['role']}: {message['content']}\n" for message in messages) + "assistant: " * prompt
+
+    assert spans_by_difference(render, of_messages({"messages": turns("Hi", "yes")})) == ((20, 24),)
 
 
 def test_weights_of_turns_with_marks(tmp_path: Path) -> None:

@@ -109,17 +109,16 @@ def _turn_span(render: Render, messages: Messages, place: int, whole: str, promp
     words = _text_of(messages[place].get("content") or "").split()
     if prompt and whole.startswith(prompt) and whole.startswith(text) and words and not messages[place].get("tool_calls"):
         answer = whole[len(prompt):len(text)].rstrip()
-        return len(prompt), len(text) if _is_last(render, messages[:place + 1], text, words[-1]) else len(prompt) + len(answer)
+        ends = answer.endswith(words[-1]) and _is_last(render, messages[:place + 1], text)
+        return len(prompt), len(text) if ends else len(prompt) + len(answer)
     return _changed_span(render, messages, place, whole, prompt, text)
 
 
-def _is_last(render: Render, messages: Messages, text: str, word: str) -> bool:
-    """Return True if a text ends with the last word of its last message, and not with a mark that ends alike: ``>``, as in
-    ``<|im_end|>``."""
-    if not text.rstrip().endswith(word):
-        return False
-    _, end = _difference(text, render([*messages[:-1], _another(messages[-1])], False))
-    return not text[end:].strip()
+def _is_last(render: Render, messages: Messages, text: str) -> bool:
+    """Return True if only white space is behind the last message: what its text ends with is no mark that ends alike, such as
+    ``>`` in ``<|im_end|>``. So it is taken to be if the template refuses another answer."""
+    other = _rendered_if(render, [*messages[:-1], _another(messages[-1])], False)
+    return not text[_difference(text, other)[1]:].strip()
 
 
 def _changed_span(render: Render, messages: Messages, place: int, whole: str, prompt: str, text: str) -> Span:
