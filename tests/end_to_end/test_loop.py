@@ -13,6 +13,7 @@ import pytest
 import warm
 from click.testing import CliRunner
 
+from hpc_mp import catalogue
 from hpc_mp.cli.main import cli
 from hpc_mp.cluster.slurm.allocation import Where
 from hpc_mp.job import load_job
@@ -84,6 +85,7 @@ class Machine:
 
     def row(self, factor: float) -> None:
         (self.folder / "machines.toml").write_text(MACHINE.format(peak=factor * PEAK, memory=factor * MEMORY))
+        catalogue._read.cache_clear()  # the launch is forked from this process
 
     def expected(self) -> ExpectedStep:
         expected = compose(load_job(self.job), Where("local", "so"), BACKENDS["local"].target).record.expected
