@@ -9,12 +9,12 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.extras import ZSTD, installed
 from hpc_mp.job.chats import Chat, UnusableRow
 from hpc_mp.job.inputs import TABLES, compression, kind
 from hpc_mp.job.row_files import bad_row, damage_named, open_unpacked, rows
@@ -118,7 +118,7 @@ def _first_row(path: Path, size: int, content: Content) -> FirstRow:
 
 def _head(path: Path, key: str) -> tuple[bytes | None, bool]:
     """Return the beginning of a file's unpacked content, and True if that is all. None: no library here unpacks it."""
-    if compression(path) == ".zst" and find_spec("zstandard") is None:
+    if compression(path) == ".zst" and not installed(ZSTD):
         return None, False
     file, raw = open_unpacked(path)
     with raw, damage_named(path, key):
@@ -130,7 +130,7 @@ def _head(path: Path, key: str) -> tuple[bytes | None, bool]:
 
 def _row(path: Path, key: str, form: RowForm) -> Content:
     """Return the first row with text of a table, or of a .json file, among its first ones. Nothing, if pyarrow is missing."""
-    if kind(path) in TABLES and find_spec("pyarrow") is None:
+    if kind(path) in TABLES and not installed("pyarrow"):
         return ()
     for number, row, _ in islice(rows(path, key, columns_of(form)), FIRST_ROWS):
         try:

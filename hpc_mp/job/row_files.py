@@ -1,26 +1,29 @@
 """Files to rows: JSON, parquet and Arrow, as streams. No file has to fit into memory.
 
-pyarrow and zstandard are imported only for files that need them.
+pyarrow and the reader of zstd are imported only for files that need them.
 """
 
 import csv
 import gzip
 import io
 import json
+import sys
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.extras import ZSTD
 from hpc_mp.job.chats import UnusableRow
 from hpc_mp.job.inputs import Kind, compression, kind
 from hpc_mp.job.rows import COLUMNS
 
 BLOCK = 1 << 16  # bytes that are read at once
 TABLE_ROWS = 64  # rows of a table that are Python objects at once
-LARGEST_WINDOW = 1 << 31  # of zstd --long=31, with which large corpora are compressed
+LARGEST_WINDOW = 31  # of zstd --long=31, with which large corpora are compressed; a power of two
 LARGEST_ROW = 1 << 30  # characters of one row in a .json file; more is taken for a missing bracket
 
 Row = tuple[int, bytes | Mapping[str, Any], int]  # its number in the file, the row, bytes of the file consumed with it
@@ -33,7 +36,9 @@ def open_unpacked(path: Path) -> tuple[BinaryIO, BinaryIO]:
         case ".gz":
             return io.BufferedReader(gzip.GzipFile(fileobj=raw), BLOCK), raw
         case ".zst":
-            return io.BufferedReader(_Zstandard(raw), BLOCK), raw
+            zstd = import_module(ZSTD)
+            window = {zstd.DecompressionParameter.window_log_max: LARGEST_WINDOW}
+            return io.BufferedReader(zstd.ZstdFile(raw, options=window), BLOCK), raw
     return raw, raw
 
 
@@ -49,11 +54,16 @@ def damage_named(path: Path, key: str) -> Iterator[None]:
     """Raise HpcMpError for what the readers of compressed files and tables raise if the content is not what its suffix says."""
     try:
         yield
-    except (EOFError, zlib.error, csv.Error, ValueError, OSError) as error:  # pyarrow's are ValueErrors, or without errno
+    except (EOFError, zlib.error, csv.Error, ValueError, OSError, _zstd_error()) as error:  # pyarrow's: ValueErrors, or no errno
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise HpcMpError(f"{key}: {path}", f"is damaged, or not what its name says ({' '.join(str(error).split())})",
                          "fetch or write it again, and compare its size with the original's") from None
+
+
+def _zstd_error() -> type[Exception]:
+    """Return the error of the reader of zstd; EOFError while nothing has imported it."""
+    return getattr(sys.modules.get(ZSTD), "ZstdError", EOFError)
 
 
 def place(path: Path, number: int) -> str:
@@ -64,44 +74,6 @@ def place(path: Path, number: int) -> str:
 def bad_row(path: Path, number: int, error: UnusableRow, key: str) -> HpcMpError:
     """Return the error for a row of a file."""
     return HpcMpError(f"{key}: {path}, {place(path, number)}", f"is not a row ({error})", error.remedy)
-
-
-class _Zstandard(io.RawIOBase):
-    """The unpacked content of a file of zstd, of one or several frames. A frame without its end is an error."""
-
-    def __init__(self, raw: BinaryIO) -> None:
-        from zstandard import ZstdDecompressor
-
-        self._raw, self._unpacker = raw, ZstdDecompressor(max_window_size=LARGEST_WINDOW)
-        self._frame = self._unpacker.decompressobj()
-        self._begun, self._left, self._packed = False, b"", b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        from zstandard import ZstdError
-
-        while not self._left:
-            self._packed = self._packed or self._raw.read(BLOCK // 4)
-            if not self._packed:
-                if self._begun:
-                    raise EOFError("the last frame of zstd ends early")
-                return 0
-            if self._frame.eof:
-                self._frame = self._unpacker.decompressobj()
-            try:
-                self._left = self._frame.decompress(self._packed)
-            except ZstdError as error:
-                raise EOFError(str(error)) from None
-            self._packed, self._begun = (self._frame.unused_data, False) if self._frame.eof else (b"", True)
-        size = min(len(buffer), len(self._left))
-        buffer[:size], self._left = self._left[:size], self._left[size:]
-        return size
-
-    def close(self) -> None:
-        self._raw.close()
-        super().close()
 
 
 def _lines(path: Path) -> Iterator[Row]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import hpc_mp
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.base.extras import TRAIN
+from hpc_mp.base.extras import TRAIN, installed
 from hpc_mp.base.files import write_text
 from hpc_mp.job import JobSpec, dump_job
 from hpc_mp.job.layout import read_config, read_shape, stage_cut
@@ -61,7 +61,7 @@ def _text(spec: JobSpec) -> str:
 def verify_first(specs: Sequence[JobSpec], listener: Listener) -> None:
     """Verify jobs before their first start, where the libraries are, and tell what has been found. Raises HpcMpError as
     ``verified``."""
-    if os.environ.get(OFF) == "0" or any(find_spec(name) is None for name in TRAIN):
+    if os.environ.get(OFF) == "0" or not all(map(installed, TRAIN)):
         return
     for spec in specs:
         if known(spec) is None:

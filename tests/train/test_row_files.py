@@ -1,14 +1,15 @@
 """Files of rows in every kind: the same rows give the same tokens, and what is damaged or malformed is refused as a whole."""
 
 import gzip
-import io
 import json
 import random
 import re
 import subprocess
 import sys
 import tomllib
+import tracemalloc
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +18,20 @@ import pyarrow
 import pyarrow.feather
 import pyarrow.parquet
 import pytest
-import zstandard
 from chats import by_transformers, chat_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 from token_files import prepared, write
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.extras import ZSTD
 from hpc_mp.job.first_rows import first_rows
 from hpc_mp.job.inputs import find_files
 from hpc_mp.job.row_files import rows
 from hpc_mp.train.data.documents import AS_THEY_ARE, DocumentReading
 from hpc_mp.train.data.tokens import TokenSet
 
+zstd = import_module(ZSTD)
 CHATS: list[dict[str, Any]] = [
     {"messages": [{"role": "user", "content": f"What is {number}?"}, {"role": "assistant", "content": f"It is {number} degrees."}]
      + ([{"role": "user", "content": "naïve 漢字"}, {"role": "assistant", "content": "🙂\n"}] if number % 3 == 0 else [])}
@@ -52,8 +54,8 @@ def arrow_stream(path: Path) -> None:
 WRITERS: dict[str, Callable[[Path], object]] = {
     "rows.jsonl": lambda path: path.write_bytes(LINES),
     "rows.jsonl.gz": lambda path: path.write_bytes(gzip.compress(LINES[:3000]) + gzip.compress(LINES[3000:])),  # as pigz
-    "rows.jsonl.zst": lambda path: path.write_bytes(zstandard.compress(LINES[:3000]) + zstandard.compress(LINES[3000:])),
-    "rows.ndjson.zst": lambda path: path.write_bytes(zstandard.compress(LINES)),
+    "rows.jsonl.zst": lambda path: path.write_bytes(zstd.compress(LINES[:3000]) + zstd.compress(LINES[3000:])),
+    "rows.ndjson.zst": lambda path: path.write_bytes(zstd.compress(LINES)),
     "rows.json": lambda path: path.write_text(json.dumps(CHATS, indent=2)),
     "rows.json.gz": lambda path: path.write_bytes(gzip.compress(b" [" + LINES.replace(b"\n", b" ,")[:-2] + b"]\n")),
     "lines.json": lambda path: path.write_bytes(LINES),
@@ -90,7 +92,7 @@ def test_compressed_texts(tmp_path: Path) -> None:
     text = "one naïve 漢字\n" * 8_000
     plain = write(tmp_path / "text.txt", text)
     packed = [write(tmp_path / "text.txt.gz", gzip.compress(text.encode())),
-              write(tmp_path / "t.zst", zstandard.compress(text.encode()))]
+              write(tmp_path / "t.zst", zstd.compress(text.encode()))]
     expected = tokens_of(tmp_path, [plain]).tokens().tolist()
     for path in packed:
         assert tokens_of(tmp_path, find_files([str(path)])).tokens().tolist() == expected
@@ -99,11 +101,11 @@ def test_compressed_texts(tmp_path: Path) -> None:
 
 def test_large_windows_of_zstd(tmp_path: Path) -> None:
     """As `zstd --long=31` writes large corpora; its libraries refuse that by default."""
-    parameters = zstandard.ZstdCompressionParameters(window_log=28, enable_ldm=True, write_content_size=False)
-    packer = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    key = zstd.CompressionParameter
+    packer = zstd.ZstdCompressor(options={key.window_log: 28, key.enable_long_distance_matching: 1, key.content_size_flag: 0})
     path = write(tmp_path / "rows.jsonl.zst", packer.compress(LINES) + packer.flush())
-    with pytest.raises(zstandard.ZstdError, match="too much memory"):
-        zstandard.ZstdDecompressor().stream_reader(io.BytesIO(path.read_bytes())).read()
+    with pytest.raises(zstd.ZstdError, match="too much memory"):
+        zstd.ZstdFile(path).read()
     assert tokens_of(tmp_path, [path]).documents().shape == (200,)
 
 
@@ -212,7 +214,7 @@ def test_malformed_rows_of_other_files(tmp_path: Path, name: str) -> None:
     found = [CHATS[1], {"messages": [{"role": "bot", "content": "x"}, *CHATS[1]["messages"]]}, CHATS[2]]
     lines = "".join(json.dumps(row) + "\n" for row in found).encode()
     {"rows.json": lambda: path.write_text(json.dumps(found)),
-     "rows.jsonl.zst": lambda: path.write_bytes(zstandard.compress(lines)),
+     "rows.jsonl.zst": lambda: path.write_bytes(zstd.compress(lines)),
      "rows.parquet": lambda: pyarrow.parquet.write_table(pyarrow.Table.from_pylist(found), path)}[name]()
     place = "line" if "jsonl" in name else "row"
     words = f"{path}, {place} 2: is not a row (its messages[0].role is 'bot'). Use one of system"
@@ -263,7 +265,20 @@ token_set = prepare([Path(name) for name in sys.argv[3:]], tokenizer_directory=P
 half = max(size for share, size in resident if share <= 0.5)
 print(token_set.count, half, max(size for _, size in resident), len(resident))
 """
-PACKERS: dict[str, Callable[[bytes], bytes]] = {"jsonl.zst": zstandard.compress, "json.gz": lambda lines: gzip.compress(lines, 1)}
+PACKERS: dict[str, Callable[[bytes], bytes]] = {"jsonl.zst": zstd.compress, "json.gz": lambda lines: gzip.compress(lines, 1)}
+
+
+@pytest.mark.parametrize("suffix", PACKERS)
+def test_what_shrinks_to_little_is_unpacked_in_parts(tmp_path: Path, suffix: str) -> None:
+    """A block of 16 kB can hold gigabytes."""
+    path = write(tmp_path / f"rows.{suffix}", PACKERS[suffix](b'{"text": "%s"}\n' % bytes(b"x" * 100_000) * 640))
+    assert path.stat().st_size < 500_000
+    next(rows(path))  # imports what reads it
+    tracemalloc.start()
+    count = sum(1 for _ in rows(path))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert count == 640 and most < 8e6, f"of 64 MB, {most / 1e6:.1f} MB were in memory"
 
 
 @pytest.mark.prove

@@ -80,7 +80,7 @@ def _tensor(stage: TransformersStage, model: TransformersModules, whole: nn.Modu
             projection = Projection(f"{path}.weight", bias, family.transposed, weight.row, _tensor_of(stage, path))
             stage.set_submodule(path, projection)
             behind_attention = family.block_module(inner) == family.block_module(family.attention)
-            if weight.row and behind_attention and projection.tensor.size == 1:
+            if weight.row and behind_attention and projection.tensor.size == 1 < stage.tensor.size:
                 change_input(projection, partial(stage.tensor.share, dim=1))  # attention has all tokens
         for inner in family.entered(model.shape, layer):
             path = f"{block}.{inner}"
@@ -95,7 +95,7 @@ def _tensor(stage: TransformersStage, model: TransformersModules, whole: nn.Modu
                     change_flat(stage.get_submodule(f"{block}.{name}"), change, stage.around.capacity.samples)
             elif _tensor_of(stage, path).size > 1:
                 change_input(stage.get_submodule(path), stage.tensor.enter)
-            elif inner == family.attention:
+            elif inner == family.attention and stage.tensor.size > 1:
                 change_input(stage.get_submodule(path), stage.tensor.all_tokens)
                 if inner in family.whole:
                     change_output(stage.get_submodule(path), partial(stage.tensor.share, dim=1))

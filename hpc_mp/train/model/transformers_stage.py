@@ -165,15 +165,18 @@ class TransformersStage(UnitStage):
         paths = self.groups[group]
         if path != paths[-1]:
             return hidden
-        leaves, tree = tree_flatten(self._noted)
-        self._noted = []
+        noted, self._noted = self._noted, []
 
-        def compute(hidden: Tensor, *leaves: Any) -> tuple[Tensor]:
-            for path, settings in zip(paths, tree_unflatten(leaves, tree), strict=True):
+        def compute(hidden: Tensor, noted: Sequence[Settings]) -> tuple[Tensor]:
+            for path, settings in zip(paths, noted, strict=True):
                 hidden = self.block(path, hidden, settings)
             return (hidden,)
 
-        hidden, = self.compute(group, compute, [hidden], leaves)
+        if self.recomputes:  # it has to be given each tensor as an argument
+            leaves, tree = tree_flatten(noted)
+            hidden, = self.compute(group, lambda hidden, *leaves: compute(hidden, tree_unflatten(leaves, tree)), [hidden], leaves)
+        else:
+            hidden, = self.compute(group, compute, [hidden], [noted])
         return self._leave(hidden) if path == self.blocks[-1] else hidden
 
     def block(self, path: str, hidden: Tensor, settings: Settings) -> Tensor:

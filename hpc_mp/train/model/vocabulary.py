@@ -115,7 +115,7 @@ class NextToken(nn.Module):
         return self.outer.total(loss) if self.tensor.size == 1 else loss, count
 
     def over_axis(self, own: Tensor, matched: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``_scores`` of the words of all ranks, given those of this rank's words."""
+        """Return ``own`` and ``matched`` of the words of all ranks, given those of this rank's words."""
         axis = self.tensor.axis
         if axis.size == 1:
             return own, matched
@@ -188,12 +188,13 @@ class _CrossEntropy(torch.autograd.Function):
         chunks = list(zip(*(column.split(objective.rows) for column in columns), strict=True))
         for number, (rows, places, counted) in enumerate(chunks, 1):
             logits = head.product(rows)
-            total, matched = objective.over_axis(*objective.scores(logits, places, target))
+            scores = objective.scores(logits, places, target)
+            total, matched = objective.over_axis(scores.own, scores.matched)
             loss = total - matched + target.z * total.square() if target.z else total - matched
             losses.append(loss.masked_fill(~counted, 0.0).sum())
             if gradient is None:
                 continue
-            slopes = objective.slopes(logits, places, total, counted * gradient.to(total.dtype), target)
+            slopes = objective.slopes(logits, scores, places, total, counted * gradient.to(total.dtype), target)
             gradients.append(head.input_gradient(slopes))
             if head.trained and number < len(chunks):
                 head.add_weight_gradient(rows, slopes, more=True)
@@ -222,9 +223,16 @@ class TokenTarget(NamedTuple):
     cap: float | None  # of logits
 
 
-def _scores(logits: Tensor, places: Tensor, target: TokenTarget) -> tuple[Tensor, Tensor]:
-    """Return the logarithm of the sum of the exponentials of each token's logits, and this rank's part of the mean of its logits
-    over the target; both (tokens,).
+class _Scores(NamedTuple):
+    """Scores of a chunk's tokens among this rank's words."""
+
+    own: Tensor  # logarithm of the sum of the exponentials of each token's logits, (tokens,)
+    matched: Tensor  # this rank's part of the mean of a token's logits over the target, (tokens,)
+    shares: Tensor | None  # logits less ``own``, (tokens, words), for ``_slopes``, which overwrites them; None: only logits are
+
+
+def _scores(logits: Tensor, places: Tensor, target: TokenTarget) -> _Scores:
+    """Return the scores of tokens.
 
     Args:
         logits: (tokens, words of this rank).
@@ -232,18 +240,19 @@ def _scores(logits: Tensor, places: Tensor, target: TokenTarget) -> tuple[Tensor
     """
     wide = torch.promote_types(logits.dtype, torch.float32)
     if logits.shape[1] == 0:  # a rank that has no word
-        return logits.new_full((len(logits),), float("-inf"), dtype=wide), logits.new_zeros(len(logits), dtype=wide)
+        none = logits.new_zeros(len(logits), dtype=wide)
+        return _Scores(torch.full_like(none, float("-inf")), none, None)
     logits = capped(logits, target.cap)
     mine, index = _own(places, logits.shape[1])
-    word, log_share = (values.gather(1, index.unsqueeze(1)).squeeze(1).to(wide)
-                       for values in (logits, logits.log_softmax(1, dtype=wide)))
+    shares = logits.log_softmax(1, dtype=wide)
+    word, log_share = (values.gather(1, index.unsqueeze(1)).squeeze(1).to(wide) for values in (logits, shares))
     matched = word.masked_fill(~mine, 0.0)
     if target.every:
         matched = target.own * matched + target.every * logits.sum(1, dtype=wide)
-    return word - log_share, matched
+    return _Scores(word - log_share, matched, None if torch.compiler.is_compiling() else shares)  # compiled: not written
 
 
-def _slopes(logits: Tensor, places: Tensor, total: Tensor, weights: Tensor, target: TokenTarget) -> Tensor:
+def _slopes(logits: Tensor, scores: _Scores, places: Tensor, total: Tensor, weights: Tensor, target: TokenTarget) -> Tensor:
     """The gradient of the logits, in their format.
 
     Args:
@@ -254,7 +263,10 @@ def _slopes(logits: Tensor, places: Tensor, total: Tensor, weights: Tensor, targ
         return logits
     logits = capped(logits, target.cap)
     mine, index = _own(places.unsqueeze(1), logits.shape[1])
-    slopes = (logits - (total - weights.log()).unsqueeze(1)).exp_()
+    if scores.shares is None:
+        slopes = (logits - (total - weights.log()).unsqueeze(1)).exp_()
+    else:
+        slopes = scores.shares.add_((scores.own - total + weights.log()).unsqueeze(1)).exp_()
     if target.z:
         slopes *= (1.0 + 2.0 * target.z * total).unsqueeze(1)
     if target.every:

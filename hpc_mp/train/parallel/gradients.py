@@ -117,11 +117,12 @@ class UnitGradient:
         if self.whole is None:
             self.whole = self.slabs.take(self.layout.padded)
             self._forget()
-        view = self._views.get(slot.weight.name)
+        name = slot.weight.name
+        view = self._views.get(name)
         if view is None:
-            view = self._views[slot.weight.name] = self.whole[slot.begin:slot.begin + slot.size].view(slot.shape)
-        empty = slot.weight.name in self._empty
-        self._empty.discard(slot.weight.name)
+            view = self._views[name] = self.whole[slot.begin:slot.begin + slot.size].view(slot.shape)
+        empty = name in self._empty
+        self._empty.discard(name)
         return view, empty
 
     def zeroed(self, slot: ParameterSlot) -> Tensor:

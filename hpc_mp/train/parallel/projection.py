@@ -37,11 +37,13 @@ class WeightGradients:
         if not self.split:
             self.work_off()
 
-    @torch.no_grad()  # outside of a backward autograd is on, and would keep these inputs in a growing graph
     def work_off(self) -> None:
-        while self._waiting:
-            add, tensors = self._waiting.popleft()
-            add(*tensors)
+        """Add all gradients that wait. Outside of a backward autograd is on, and would keep their inputs in a growing graph."""
+        if self._waiting:
+            with torch.no_grad():
+                while self._waiting:
+                    add, tensors = self._waiting.popleft()
+                    add(*tensors)
 
     def tensors(self) -> Iterator[Tensor]:
         """Return the tensors that the queue holds."""
@@ -150,6 +152,9 @@ class Projection(nn.Module):
 
     Attributes:
         adapter: is added to the product of W, before the sum over the axis; None: there is none.
+        values: W without autograd; ``column_bias``: the bias that the product adds.
+        trained: True if weight or bias gets a gradient.
+        sums: True if the product alone is summed over the axis.
     """
 
     def __init__(self, weight: str, bias: str | None, transposed: bool, row: bool, tensor: TensorAxis) -> None:
@@ -161,6 +166,10 @@ class Projection(nn.Module):
         self.bias: nn.Parameter | None = None
         self.sinks: tuple[Sink | None, Sink | None]
         self.adapter: nn.Module | None = None
+        self.values: Tensor
+        self.column_bias: Tensor | None
+        self.trained: bool
+        self.sums: bool
 
     @property
     def owned(self) -> set[str]:
@@ -169,39 +178,36 @@ class Projection(nn.Module):
         return {weight} if bias is None or self.row else {weight, bias}
 
     def adopt(self, parameters: Mapping[str, nn.Parameter], sinks: Mapping[str, Sink]) -> None:
-        """Take the parameters, and the sinks of their gradients."""
+        """Take the parameters, and the sinks of their gradients. What a pass needs of them is prepared here: between two products
+        of matrices, Python's own work finds cold caches, and costs several times what it costs elsewhere."""
         weight, bias = self.names
         self.weight = parameters[weight]
         self.bias = parameters[bias] if bias is not None else None
         self.sinks = sinks.get(weight), sinks.get(bias) if bias is not None else None
+        self.values = self.weight.detach()
+        self.column_bias = None if self.row or self.bias is None else self.bias.detach()
+        self.trained = self.sinks != (None, None)
+        self.sums = self.row and self.adapter is None and self.tensor.size > 1
 
     @property
-    def trained(self) -> bool:
-        """True if weight or bias gets a gradient."""
-        return self.sinks != (None, None)
-
-    @property
-    def sums(self) -> bool:
-        """True if the product alone is summed over the axis."""
-        return self.row and self.adapter is None
+    def matrix(self) -> Tensor:
+        """The values of W as (this rank's outputs, this rank's inputs)."""
+        return self.values.flatten(1).t() if self.transposed else self.values.flatten(0, -2)
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = Projected.apply(x, self, self.weight)
+        if not self.row and self.adapter is None:
+            return y
         if self.adapter is not None:
             y = y + self.adapter(x)
             y = self.tensor.leave(y) if self.row else y
         return y + self.bias if self.bias is not None and self.row else y
 
     def product(self, x: Tensor) -> Tensor:
-        bias = None if self.row or self.bias is None else self.bias.flatten()
-        if not self.transposed:
-            return nn.functional.linear(x, self.weight.flatten(0, -2), bias)
-        rows, weight = x.flatten(0, -2), self.weight.flatten(1)
-        product = rows @ weight if bias is None else torch.addmm(bias, rows, weight)
-        return product.unflatten(0, x.shape[:-1])
+        return nn.functional.linear(x, self.matrix, None if self.column_bias is None else self.column_bias.flatten())
 
     def input_gradient(self, gradient: Tensor) -> Tensor:
-        return gradient @ (self.weight.flatten(1).t() if self.transposed else self.weight.flatten(0, -2))
+        return gradient @ self.matrix
 
     def add_weight_gradient(self, x: Tensor, gradient: Tensor, more: bool = False) -> None:
         """Add the gradients of weight and bias. x: (…, in); gradient: (…, out); ``more``: other rows of this backward follow."""
@@ -228,15 +234,17 @@ class Projected(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        projection, more = ctx.projection, ctx.more
+        projection, more, tensor = ctx.projection, ctx.more, ctx.projection.tensor
         if projection.sums:
-            gradient = projection.tensor.spread(gradient)
+            gradient = tensor.spread(gradient)
         input_gradient = projection.input_gradient(gradient, *more) if ctx.needs_input_grad[0] else None
-        if projection.trained:
-            x, = ctx.saved_tensors
-            projection.tensor.weights.put_off(projection.add_weight_gradient, x, gradient, *more)
-        if projection.tensor.size == 1 or projection.last:
-            projection.tensor.weights.meanwhile()
+        if tensor.weights.split or (tensor.size > 1 and not projection.last):
+            if projection.trained:
+                tensor.weights.put_off(projection.add_weight_gradient, *ctx.saved_tensors, gradient, *more)
+        else:
+            tensor.weights.work_off()
+            if projection.trained:
+                projection.add_weight_gradient(*ctx.saved_tensors, gradient, *more)
         return input_gradient, None, None, *(None for _ in more)
 
 
