@@ -7,6 +7,8 @@ TORCH ?= torch==2.13.0
 
 PY := .venv/bin/python
 INSTALLED := .venv/.installed
+# Distributions beside hpc-mp, whose [dev] has what builds them: cyclecloud-lint and hpc-mp-lab.
+PLUGINS := cyclecloud/lint slurm/lab
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The tests start Python hundreds of times, and each time it would compile the same files again where this is set.
 unexport PYTHONDONTWRITEBYTECODE
@@ -55,22 +57,24 @@ reference: install  ## write docs/reference anew, from the code
 docs: reference  ## the documentation as a site, in site/
 	$(PY) -m mkdocs build --strict
 
-wheel: install  ## build dist/*.whl and dist/*.tar.gz
-	$(PY) -m build --no-isolation
+wheel: install  ## build dist/*.whl and dist/*.tar.gz, of hpc-mp, cyclecloud-lint and hpc-mp-lab
+	for folder in . $(PLUGINS); do $(PY) -m build --no-isolation --outdir dist $$folder || exit 1; done
 
 clean:  ## remove .venv and everything that was built
 	rm -rf .venv build dist site .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Debian's Python may come without ensurepip: then pip is put into the environment from outside.
-$(INSTALLED): pyproject.toml
+$(INSTALLED): pyproject.toml $(PLUGINS:=/pyproject.toml)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
 	  "hpc-mp needs Python 3.11 or newer and $(PYTHON) is older: name another with make PYTHON=python3.x")'
 	@rm -f $@
 	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv >/dev/null 2>&1 || { \
 	  $(PYTHON) -m venv --clear --without-pip .venv && $(PYTHON) -m pip --python $(PY) install --quiet pip; }
 	@echo "Installing hpc-mp and $(TORCH) into .venv"
-	@{ $(PY) -m pip install "$(TORCH)" -e '.[dev]' && touch $@; } 2>&1 | $(PY) -c "$$PROGRESS"
+	@{ $(PY) -m pip install "$(TORCH)" -e '.[dev]' && \
+	  $(PY) -m pip install --no-deps --no-index --no-build-isolation $(PLUGINS:%=-e %) && \
+	  touch $@; } 2>&1 | $(PY) -c "$$PROGRESS"
 	@test -e $@ || { tail -n 20 .venv/install.log; exit 1; }
 
 # pip's output goes to a log; shown are one moving line on a terminal, in a pipe the large downloads and that it installs.

@@ -1,12 +1,15 @@
 """What the site shows otherwise than GitHub: links from a page to a file of the repository outside docs/, in whose place its path
-stands, bars in code within tables, which GitHub alone wants to be escaped, and commands apart from what they print."""
+stands, bars in code within tables, which GitHub alone wants to be escaped, and commands apart from what they print. It also packs
+the planner that runs in a browser."""
 
 import re
 from html import escape
 from itertools import groupby
+from pathlib import Path
 from typing import Any
+from zipfile import ZIP_DEFLATED, ZipFile
 
-PAGES = "admin/|user/|how-it-works/|reference/|tutorial|troubleshooting|index"
+PAGES = "admin/|user/|how-it-works/|planner/|reference/|tutorial|troubleshooting|index"
 OUTSIDE = re.compile(rf"\[([^\]]*)\]\((?:\.\./)+(?!{PAGES})([^)#]*)(#[^)]*)?\)")
 
 
@@ -40,3 +43,24 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     """Called by mkdocs for every page."""
     shown = CODE.sub(lambda found: found[0].replace(r"\|", "|"), OUTSIDE.sub(r"\1 (`\2`)", markdown))
     return CONSOLE.sub(_apart, shown)
+
+
+ROOMS = ("base", "catalogue", "cli", "cluster", "diagnosis", "job", "layout", "planner", "report", "rundir")  # for planning
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def pack(archive: Path) -> None:
+    """Write what docs/planner runs in a browser: the rooms that planning imports, placed as in a wheel, and ``answer.py``."""
+    files = [ROOT / "hpc_mp/__init__.py", *(file for room in ROOMS for file in sorted((ROOT / "hpc_mp" / room).rglob("*.*")))]
+    with ZipFile(archive, "w", ZIP_DEFLATED) as packed:
+        packed.write(ROOT / "docs/planner/answer.py", "answer.py")
+        for file in files:
+            if file.suffix != ".pyc":
+                packed.write(file, file.relative_to(ROOT))
+        for file in sorted((ROOT / "env").rglob("*.toml")):
+            packed.write(file, Path("hpc_mp/_assets", file.relative_to(ROOT)))
+
+
+def on_post_build(config: Any, **_: Any) -> None:
+    """Called by mkdocs when the site is written."""
+    pack(Path(config["site_dir"], "planner", "hpc_mp.zip"))

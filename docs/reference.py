@@ -18,9 +18,10 @@ import click
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT / "cyclecloud" / "lint"))
 
+from cyclecloud_lint.rules import RULES as AZURE  # noqa: E402
 from hpc_mp.cli import main as command_line  # noqa: E402
-from hpc_mp.clouds.azure.rules import RULES as AZURE  # noqa: E402
 from hpc_mp.cluster.slurm.jobs import AGAIN  # noqa: E402
 from hpc_mp.doctor.checks.registry import PASSIVE  # noqa: E402
 from hpc_mp.doctor.drift import TRAITS  # noqa: E402

@@ -21,7 +21,7 @@ class GpuModel:
 
     name: str  # part of the driver's name of the GPU; the longest match counts
     title: str = ""  # the common name, with the memory size
-    vendor: str = "nvidia"  # ``nvidia`` or ``amd``
+    vendor: str = "nvidia"  # ``nvidia``, ``amd``, or ``cpu`` for the processors of one rank
     pci: tuple[str, ...] = ()  # PCI device numbers, as ``0x2330``
     memory_mib: int | None = None  # MiB of device memory that the driver reports
     memory_gbs: float | None = None  # GB/s of that memory
@@ -39,6 +39,12 @@ class GpuModel:
     rack: bool = False  # True if the NVLinks leave the node; memory of other nodes needs IMEX
     pcie: int | None = None  # generation of the slot; 16 lanes
     host_copy_gbs: float | None = None  # minimum GB/s of a copy from pinned host memory
+    # products_share, attention_share: measured shares of the peak; wave: numbers of a product that take as long as none more;
+    # launch_us: µs of a kernel that computes nothing. All by ``hpc-mp bench kernels``; None: as its family
+    products_share: float | None = None
+    attention_share: float | None = None
+    wave: float | None = None
+    launch_us: float | None = None
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)  # figure → entry of the sources
 
     @property
@@ -99,7 +105,7 @@ class MachineType:
     # nics, rdma_gbps: number of adapters of the fast network, and Gb/s of one
     nics: int = 0
     rdma: str = ""  # the kind of fast network: HDR, NDR, EFA, RoCE …; empty for none
-    rdma_gbps: int = 0
+    rdma_gbps: float = 0
     rdma_optional: bool = False  # True if it is also available without the fast network and is otherwise identical
     hop_us: float = 0.0  # µs that a step between nodes takes beyond NCCL's figure
     nvlink_block: int = 0  # number of machines whose GPUs share one NVLink domain; 0 if each has its own

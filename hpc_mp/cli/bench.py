@@ -8,10 +8,12 @@ from datetime import datetime
 from typing import Any
 
 import click
+import tomli_w
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from hpc_mp.cluster.slurm.allocation import decide
+from hpc_mp.doctor.bench.kernels import measured_rows
 from hpc_mp.doctor.bench.plan import BenchLayout, BenchRequest, plan
 from hpc_mp.doctor.bench.result import BenchRow, guess, judge, yardstick
 from hpc_mp.doctor.bench.spec import ELEMENT, BenchSpec, parse_size
@@ -19,14 +21,17 @@ from hpc_mp.doctor.bench.start import follow
 from hpc_mp.doctor.bench.table import document, foot, head, line
 from hpc_mp.planner.collectives import COLLECTIVES
 
+KERNELS = "kernels"
+
 
 def _size(_context: click.Context, _option: click.Parameter, text: str | None) -> int | None:
     return None if text is None else parse_size(text)
 
 
 @click.command(help="Measure the bandwidth of a collective, with the table, options and definitions of nccl-tests, and compare "
-                    "it with the expected bandwidth of the fabric. Exit 1 for wrong data or low bandwidth.")
-@click.argument("collective", type=click.Choice(list(COLLECTIVES)))
+                    "it with the expected bandwidth of the fabric. Exit 1 for wrong data or low bandwidth. `kernels` in place "
+                    "of a collective: what this machine reaches in a training's kernels, as rows of machines.toml.")
+@click.argument("collective", type=click.Choice([*COLLECTIVES, KERNELS]))
 @click.option("-b", "--minbytes", callback=_size, metavar="SIZE", help="First size [default: 1M for NCCL, else 1K].")
 @click.option("-e", "--maxbytes", callback=_size, metavar="SIZE", help="Last size [default: 1G for NCCL, else 16M].")
 @click.option("-f", "--stepfactor", type=int, help="Factor from one size to the next [default: 4].")
@@ -64,6 +69,11 @@ def command(
     axis: str | None, tensor: int, pipeline: int, order: str, on: str, partition: str | None, account: str | None,
     srun: tuple[str, ...], fabric: str | None, node_rate: float | None, timeout: float, as_json: bool,
 ) -> int:
+    if collective == KERNELS:
+        click.echo("measuring the kernels of a training, all devices at the same time: about half a minute", err=True)
+        rows = measured_rows(ranks_per_node, node_rate)
+        click.echo(json.dumps(rows) if as_json else tomli_w.dumps(rows), nl=as_json)
+        return 0
     against = yardstick(fabric, node_rate)
     options = [f"{name}={value}" for name, value in (("partition", partition), ("account", account)) if value is not None]
     layout = BenchLayout(axis, tensor, pipeline, order) if axis else None

@@ -10,15 +10,13 @@ import click
 from click.core import ParameterSource
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.base.files import text_of
+from hpc_mp.base.plugins import plugin
 from hpc_mp.cli.output import finish
 from hpc_mp.clouds.azure.offer import Offer, load_offer
 from hpc_mp.clouds.azure.render.options import Choices, Storage, find_size, settle, sizes_on_offer
 from hpc_mp.clouds.azure.render.summary import azure_summary
 from hpc_mp.clouds.azure.render.workspace import SERVER, choices_within
 from hpc_mp.clouds.azure.render.write import refuse_full, write
-from hpc_mp.clouds.azure.rules import lint
-from hpc_mp.clouds.azure.template import read_parameters, read_project
 
 Answer = TypeVar("Answer")
 
@@ -161,6 +159,4 @@ command.add_command(render_azure, "render")
               help="Project whose specs the template uses (the directory with project.ini); its scripts are checked too.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def lint_template(template: Path, params: Path | None, project: Path | None, as_json: bool) -> None:
-    findings = lint(text_of(template, "cluster template"), file=str(template),
-                    parameters=read_parameters(params) if params else None, project=read_project(project) if project else None)
-    finish(findings, as_json)
+    finish(plugin("linters", "template")(template, params, project), as_json)

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.plugins import plugin
 from hpc_mp.base.text import did_you_mean
 from hpc_mp.cli.cluster_topology import topology
 from hpc_mp.cli.output import exit_by, print_findings
@@ -144,7 +145,7 @@ class ClusterVerbs(click.Group):
         if cmd_name in self.commands or cmd_name not in MOVED:
             return super().get_command(ctx, cmd_name)
         click.echo(f"hpc-mp cluster {cmd_name} is now hpc-mp {verb} {cmd_name}", err=True)
-        group = importlib.import_module(f"hpc_mp.cli.{verb}").command
+        group = plugin("commands", verb) if verb == "lab" else importlib.import_module(f"hpc_mp.cli.{verb}").command
         assert isinstance(group, click.Group)
         return group.get_command(ctx, cmd_name)
 

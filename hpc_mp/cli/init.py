@@ -8,23 +8,51 @@ import click
 
 from hpc_mp.base.text import counted, memory_size
 from hpc_mp.cli.output import write_new
+from hpc_mp.cli.plan import command as plan
 from hpc_mp.cluster.slurm.limits import Qos
 from hpc_mp.cluster.slurm.query import NodeKind, SlurmPartition
 from hpc_mp.cluster.slurm.site import SlurmSite, ThisMachine, find_machine, find_site
+from hpc_mp.job.values import toml_value
 from hpc_mp.launch.first_job import job_text
 from hpc_mp.planner.device import torch_has_cuda
+from hpc_mp.planner.expectation import machine_of
 
 
-@click.command(help="Detect Slurm partitions, account and GPUs, and write a job file that runs here.")
+@click.command(help="Detect Slurm partitions, account and GPUs, and write a job file that runs here. With --model: for the best "
+                    "plan of its training, as `hpc-mp plan` shows it.")
 @click.argument("path", default="job.toml", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--model", metavar="MODEL", help="A checkpoint's directory, a config.json or a type.")
+@click.option("--nodes", type=int, help="With --model. Default: the fewest that fit.")
+@click.option("--machine", metavar="NAME", help="With --model: a machine or a GPU of the catalogue. Default: what is here.")
 @click.option("--force", is_flag=True, help="Replace PATH if it exists.")
-def command(path: Path, force: bool) -> None:
-    machine, site, cuda = find_machine(), find_site(), torch_has_cuda()
-    text = job_text(machine if cuda else replace(machine, gpus=()), site if isinstance(site, SlurmSite) else None)
-    write_new(path, text, force)
-    for line in (_machine(machine, cuda), *_site(site)):
+def command(path: Path, model: str | None, nodes: int | None, machine: str | None, force: bool) -> None:
+    local, site, cuda = find_machine(), find_site(), torch_has_cuda()
+    local, cluster = local if cuda else replace(local, gpus=()), site if isinstance(site, SlurmSite) else None
+    for line in (_machine(local, cuda), *_site(site)):
         click.echo(line)
-    click.echo(f"\nwrote {path}; start it with\n\n    hpc-mp launch {shlex.quote(str(path))}\n")
+    if model is None:
+        write_new(path, job_text(local, cluster), force)
+    else:
+        name, keys = (machine, ()) if machine else _nodes(local, cluster)
+        click.get_current_context().invoke(plan, model=model, nodes=nodes, machine=name, write=path, force=force,
+                                           overrides=(*keys, *_settings(cluster)))
+    change = "" if model is None else "set data.files and train.steps, "
+    click.echo(f"\nwrote {path}; {change}start it with\n\n    hpc-mp launch {shlex.quote(str(path))}\n")
+
+
+def _nodes(local: ThisMachine, site: SlurmSite | None) -> tuple[str, tuple[str, ...]]:
+    """Return the catalogue's name of the cluster's nodes, else of this machine, and the setting of their GPUs' number. Raises
+    HpcMpError if it has none."""
+    gpu, count = (local.gpus[0].name, len(local.gpus)) if local.gpus else (None, 0)
+    gpu, count = (site.kind.gpu_type, site.kind.gpu_count) if site else (gpu, count)
+    return machine_of(gpu, count).fabric.name, (f"job.ranks_per_node={count}",)
+
+
+def _settings(site: SlurmSite | None) -> tuple[str, ...]:
+    """Return the settings of a job in the site's partition."""
+    keys = {"partition": site.chosen.name, "account": site.terms.account, "qos": site.terms.qos,
+            "gpu_type": site.kind.gpu_type} if site else {}
+    return tuple(f"slurm.{key}={toml_value(value)}" for key, value in keys.items() if value)
 
 
 def _machine(machine: ThisMachine, cuda: bool) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from hpc_mp.base.errors import RunFailed
-from hpc_mp.base.text import counted, loss_number
+from hpc_mp.base.text import counted, duration, loss_number, memory_size
 from hpc_mp.cli.progress import TerminalListener
 from hpc_mp.cli.status import lost_words
 from hpc_mp.cluster.slurm.releases import Version, parse_version
@@ -86,6 +86,10 @@ def print_preview(shown: Preview, explain: bool, as_json: bool) -> None:
         for choice in shown.plans[0].resolution.keys:
             if choice.why:
                 click.echo(f"{choice.key} = {json.dumps(choice.value)}\n    {choice.why}")
+        if (expected := shown.plans[0].record.expected) is not None:
+            lines = {name: duration(seconds) for name, seconds in expected.parts.items()}
+            lines |= {f"memory of {name}": memory_size(size) for name, size in expected.fullest.items()}
+            click.echo("\n    ".join(("# expected of a step, and held by the fullest GPU", *map(" ".join, lines.items()))))
         click.echo("# defaults of the keys that the job file leaves out")
         for section, values in defaults(shown.plans[0].user_spec).items():
             click.echo(f"[{section}] {values}")

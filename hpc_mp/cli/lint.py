@@ -10,9 +10,8 @@ import click
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.files import text_of
 from hpc_mp.base.findings import Finding
+from hpc_mp.base.plugins import plugin
 from hpc_mp.cli.output import finish
-from hpc_mp.clouds.azure.rules import lint as lint_template
-from hpc_mp.clouds.azure.template import read_project
 from hpc_mp.cluster.slurm.releases import Version, parse_version
 from hpc_mp.environment.findings import lint_nccl_conf, lint_variables
 from hpc_mp.job.load import load_sweep
@@ -78,16 +77,6 @@ def _line_of(value: str, text: str) -> int | None:
     return None
 
 
-def _project(file: Path, text: str, release: Version | None) -> Sequence[Finding]:
-    """Return the findings of every template of the project, checked together with the project."""
-    project, templates = read_project(file.parent), sorted(file.parent.glob("templates/*.txt"))
-    if not templates:
-        return [Finding("CC700", "info", "", "The project has no template in templates/: its specs are not checked.",
-                        "Name the template: hpc-mp cloud lint TEMPLATE --project DIR.", str(file))]
-    return list(dict.fromkeys(finding for template in templates for finding in lint_template(
-        text_of(template, "cluster template"), file=str(template), project=project)))
-
-
 def _alone(finding: Finding) -> Linter:
     return lambda file, text, release: [replace(finding, file=str(file))]
 
@@ -103,7 +92,7 @@ _LINTERS: dict[Kind, Linter] = {
     "slurm-conf": lambda file, text, release: lint_slurm_conf(text, file, release),
     "slurm-part": _alone(_JUDGED_TOGETHER),
     "topology": lambda file, text, release: lint_topology(text, file),
-    "template": lambda file, text, release: lint_template(text, file=str(file)),
-    "project": _project,
+    "template": lambda file, text, release: plugin("linters", "template")(file),
+    "project": lambda file, text, release: plugin("linters", "project")(file),
     "jinja": _alone(RENDER_FIRST),
 }

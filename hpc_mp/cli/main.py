@@ -8,14 +8,17 @@ from itertools import takewhile
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from hpc_mp import __version__
 from hpc_mp.base.errors import HpcMpError, RunFailed
 from hpc_mp.base.extras import missing_extra
+from hpc_mp.base.plugins import plugin
 from hpc_mp.base.text import escaped, nearest
 from hpc_mp.cli.output import lasting_output
 
-# Group, then verb: (module in hpc_mp.cli, one line of help). The help is here because `hpc-mp --help` imports no verb.
+# Group, then verb: (module in hpc_mp.cli, one line of help). The help is here because `hpc-mp --help` imports no verb. No module:
+# the verb is an entry point of another distribution.
 GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "Run": {
         "init": ("init", "Detect the hardware and write a job file that runs here."),
@@ -40,10 +43,11 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Get a cluster": {
         "cloud": ("cloud", "Write the files of a Slurm cluster for Azure CycleCloud; check a template."),
-        "lab": ("lab", "Run a Slurm cluster of several hosts on this machine, for tests."),
+        "lab": ("", "Run a Slurm cluster of several hosts on this machine, for tests."),
     },
     "Understand": {
         "verify": ("verify", "Compare a job's model and layout, shrunk, with Hugging Face's own model."),
+        "plan": ("plan", "Show whether a training fits, how fast it is, and its best layout."),
         "model": ("model", "Show what a model is: sizes, how it is cut, which degrees are possible."),
         "placement": ("placement", "Show the place and the coordinates of each rank, and the cost."),
         "schedule": ("schedule", "Show the action table of a pipeline schedule."),
@@ -58,7 +62,7 @@ RENAMED = {"cyclecloud": "cloud"}
 ELSEWHERE = {
     **dict.fromkeys(("resume", "continue", "restart", "requeue"), "launch JOB.toml --resume"),
     **dict.fromkeys(("submit", "start", "sbatch", "execute"), "launch JOB.toml"),
-    **dict.fromkeys(("dry-run", "dryrun", "plan", "validate", "check", "explain"), "launch JOB.toml --dry-run"),
+    **dict.fromkeys(("dry-run", "dryrun", "validate", "check", "explain"), "launch JOB.toml --dry-run"),
     **dict.fromkeys(("stop", "kill", "scancel", "abort"), "cancel RUN"),
     **dict.fromkeys(("ps", "list", "queue", "squeue"), "status"),
     **dict.fromkeys(("tail", "log"), "logs RUN --follow"), **dict.fromkeys(("convert", "save"), "export RUN --output DIRECTORY"),
@@ -77,13 +81,19 @@ class Verbs(click.Group):
             return None
         if verb != cmd_name:
             click.echo(f"hpc-mp {cmd_name} is now hpc-mp {verb}", err=True)
-        command = importlib.import_module(f"hpc_mp.cli.{VERBS[verb][0]}").command
+        module = VERBS[verb][0]
+        command = importlib.import_module(f"hpc_mp.cli.{module}").command if module else plugin("commands", verb)
         assert isinstance(command, click.Command)
         return command
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return the verbs without importing them, and the options of ``hpc-mp`` itself."""
+        verbs = [CompletionItem(verb, help=text) for verb, (_, text) in VERBS.items() if verb.startswith(incomplete)]
+        return verbs + click.Command.shell_complete(self, ctx, incomplete)
+
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         """Resolve a command like click, but suggest the nearest verb for an unknown one."""
-        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+        if args and not args[0].startswith("-") and args[0] not in {*VERBS, *RENAMED}:
             near = [f"hpc-mp {ELSEWHERE[args[0].lower()]}"] if args[0].lower() in ELSEWHERE else nearest(args[0], VERBS)
             guess = f"Did you mean '{near[0]}'?" if near else "'hpc-mp --help' lists them."
             ctx.fail(f"No such command '{args[0]}'. {guess}")

@@ -18,19 +18,8 @@ from hpc_mp.base.programs import NUMBERINGS
 from hpc_mp.base.text import counted
 from hpc_mp.cluster.slurm.nodelist import expand
 from hpc_mp.cluster.topology import SwitchTree, load_topology, order_hosts
-from hpc_mp.layout.placement import (
-    ORDERS,
-    Degrees,
-    Placement,
-    RankMap,
-    RankPlace,
-    normalize_order,
-    numbered,
-    place,
-    reach_of,
-    to_dict,
-)
-from hpc_mp.layout.placement.grid import AXES, NODE_OF, Groups
+from hpc_mp.layout.placement import ORDERS, Degrees, Placement, RankMap, RankPlace, normalize_order, numbered, place
+from hpc_mp.layout.placement.grid import AXES, NODE_OF, Groups, reach_of, to_dict
 from hpc_mp.planner.hosts import leaves, uplinks
 from hpc_mp.planner.links import node_loads
 from hpc_mp.rundir.plan import Traffic

@@ -6,12 +6,16 @@ from pathlib import Path
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.schedule import Schedule, build, peak_in_flight, simulate
-from hpc_mp.layout.schedule.draw import draw
+from hpc_mp.layout.schedule.actions import Action, Kind
 from hpc_mp.layout.schedule.names import NAMES, is_table
-from hpc_mp.layout.schedule.table import cell, check_table, read_table, to_csv, to_dict
+from hpc_mp.layout.schedule.table import cell, check_table, read_table, slots, to_csv, to_dict
+
+STYLES: dict[Kind, str] = {"F": "cyan", "B": "green", "I": "yellow", "W": "magenta"}
+IDLE = "·"
 
 
 @click.command(help="Show the action table of a pipeline schedule.")
@@ -55,6 +59,26 @@ def _schedule(name: str, pipeline: int | None, microbatches: int | None, virtual
         raise HpcMpError(" and ".join(key for key in ("--pp", "--microbatches") if options[key] is None),
                          "must be set to build a schedule", "pass a number, or a table with --schedule FILE.csv")
     return build(name, pipeline, microbatches, 1 if virtual_stages is None else virtual_stages)
+
+
+def draw(schedule: Schedule, width: int = 80) -> Text:
+    """Draw one line per rank, ``F3`` = forward of microbatch 3 (``4F3`` on stage 4 if ranks hold several stages). Time runs to
+    the right and continues in another block of lines if it exceeds ``width`` columns."""
+    rows = slots(schedule)
+    several = schedule.stages > len(schedule.ranks)
+
+    def label(action: Action | None) -> tuple[str, str]:
+        if action is None:
+            return IDLE, "dim"
+        return cell(action) if several else f"{action.kind}{action.microbatch}", STYLES[action.kind]
+
+    labels = [list(map(label, row)) for row in rows]
+    names = [f"rank {rank} " for rank in range(len(rows))]
+    margin, column = len(names[-1]), 1 + max(len(text) for row in labels for text, _ in row)
+    per_block = max(1, (width - margin) // column)
+    blocks = ([Text.assemble(name.ljust(margin), *((text.rjust(column), style) for text, style in row[begin:begin + per_block]))
+               for name, row in zip(names, labels, strict=True)] for begin in range(0, len(rows[0]), per_block))
+    return Text("\n\n").join(map(Text("\n").join, blocks))
 
 
 def _table(schedule: Schedule) -> Table:

@@ -6,6 +6,7 @@ bytes of a file.
 
 import codecs
 import json
+import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,30 +27,10 @@ SHOWN = 200  # characters of a text that are kept: a job may have a hundred thou
 READERS = 16  # files that are opened at once: a parallel file system takes milliseconds for each
 FIRST_ROWS = 64  # rows of a table or an array that are examined
 
-# First bytes of files that are not text: their kind, and the remedy.
-UNPACK = "unpack it and name the text files inside"
-EXPORT = f"write its rows as JSON lines, {SHAPES} each, into a .jsonl file"
 TEXT_ONLY = "name text, .jsonl or .parquet files only"
-RENAME = "give it the suffix of its kind"
-MAGIC: tuple[tuple[bytes, str, str], ...] = (
-    (b"\x1f\x8b", "is compressed by gzip", "add .gz to its name, or unpack it"),
-    (b"BZh", "is compressed by bzip2", UNPACK),
-    (b"\xfd7zXZ\0", "is compressed by xz", UNPACK),
-    (b"\x28\xb5\x2f\xfd", "is compressed by zstd", "add .zst to its name, or unpack it"),
-    (b"\x04\x22\x4d\x18", "is compressed by lz4", UNPACK),
-    (b"PK\x03\x04", "is a zip archive", UNPACK),
-    (b"7z\xbc\xaf\x27\x1c", "is a 7z archive", UNPACK),
-    (b"PAR1", "is parquet", f"{RENAME}, .parquet"),
-    (b"ARROW1", "is an Arrow file", f"{RENAME}, .arrow"),
-    (b"SQLite format 3\0", "is a SQLite database", EXPORT),
-    (b"\x89HDF", "is HDF5", EXPORT),
-    (b"\x93NUMPY", "is a NumPy array", EXPORT),
-    (b"%PDF-", "is PDF", "extract its text, for example with pdftotext"),
-    (b"\x7fELF", "is a program", TEXT_ONLY),
-    (b"version https://git-lfs.github.com/", "is a Git LFS pointer, not the file itself", "fetch it with git lfs pull"),
-    *((mark, f"is UTF-{bits}", f"convert it: iconv -f UTF-{bits} -t UTF-8 OLD > NEW") for mark, bits in (
-        (codecs.BOM_UTF32_LE, 32), (codecs.BOM_UTF32_BE, 32), (codecs.BOM_UTF16_LE, 16), (codecs.BOM_UTF16_BE, 16))),
-)
+# The first bytes of files that are not text, the kind of these files, and the remedy.
+MAGIC = tuple((mark.encode("latin-1"), rule, remedy.format(shapes=SHAPES)) for mark, rule, remedy in tomllib.loads(
+    Path(__file__).with_name("first_bytes.toml").read_text(encoding="utf-8"))["kinds"])
 
 
 @dataclass(frozen=True, slots=True)

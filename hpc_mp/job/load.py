@@ -288,7 +288,7 @@ def _absolute(spec: Spec, base: Path) -> Spec:
         "data": data.model_copy(update={"files": tuple(map(absolute, data.files)), "tokenizer": maybe(data.tokenizer),
                                         "template": maybe(data.template)}),
         "parallel": parallel.model_copy(update={
-            "schedule": absolute(parallel.schedule) if is_table(parallel.schedule) else parallel.schedule,
+            **({"schedule": absolute(parallel.schedule)} if is_table(parallel.schedule) else {}),
             "offload_directory": maybe(parallel.offload_directory), "profile": maybe(parallel.profile)}),
         "evaluate": spec.evaluate.model_copy(update={"files": tuple(map(absolute, spec.evaluate.files))}),
         "lora": spec.lora.model_copy(update={"pretrained": maybe(spec.lora.pretrained)}),

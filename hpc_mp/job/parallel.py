@@ -10,7 +10,8 @@ MOST_MICROBATCHES = 2**16  # a rank's schedule has that many actions of each kin
 
 
 class Parallel(values.Section):
-    """The division of the work between ranks. The data degree is the remainder: ranks / (tensor x pipeline x context)."""
+    """The division of the work between ranks. The data degree is the remainder: ranks / (tensor x pipeline x context). If tensor,
+    pipeline or microbatches are left out, and the GPUs are in the catalogue, the planner chooses the keys that are left out."""
 
     tensor: values.Count = 1
     """The number of ranks over which every layer is cut. These ranks communicate most: keep them inside a node."""

@@ -58,11 +58,12 @@ class Resolution(MachineChoices):
     reduce: ResolvedKey[str]  # the interval at which data ranks reduce gradients
     order: ResolvedKey[str]  # the order of axes in which ranks are laid out, as letters
     schedule: ResolvedKey[str]  # the learning rate schedule, with a reason if the rate jumps when a run is resumed
+    opened: tuple[ResolvedKey[Any], ...] = ()  # the layout, as far as the job leaves it open and the planner knows the machine
 
     @property
     def keys(self) -> tuple[ResolvedKey[Any], ...]:
         machine = (self.device, self.gpu_request, self.gpu_type, self.exclude, self.profile)
-        return (*machine, *cut(self.layers), self.tensor_modules, self.reduce, self.order, self.schedule)
+        return (*machine, *self.opened, *cut(self.layers), self.tensor_modules, self.reduce, self.order, self.schedule)
 
 
 def cut(layers: ResolvedKey[tuple[int, ...]]) -> tuple[ResolvedKey[Any], ...]:

@@ -72,7 +72,7 @@ def slurm_gpus(spec: AnySpec, facts: ClusterFacts) -> GpuRequest:
     chosen = ResolvedKey(TYPE, spec.slurm.gpu_type)
     if counted and device == "cuda" and form.value != "none":
         chosen = ResolvedKey(TYPE, _gpu_type(spec, partition), f"what partition {partition.name} has")
-    return GpuRequest(Device(device, why), form, chosen)
+    return GpuRequest(Device(device, why, gpu=chosen.value), form, chosen)
 
 
 def _form(spec: AnySpec, facts: ClusterFacts, counted: bool) -> ResolvedKey[str]:

@@ -17,6 +17,7 @@ from hpc_mp.launch.choices import GpuRequest, avoid, avoided, choose_profile, sp
 from hpc_mp.launch.depends import NONE, Dependencies
 from hpc_mp.launch.facts import ClusterFacts
 from hpc_mp.launch.fit import with_node_memory
+from hpc_mp.launch.open_layout import check_room, known_machine, open_layout
 from hpc_mp.launch.render import ScriptTemplate
 from hpc_mp.launch.resume import rate_schedule
 from hpc_mp.layout.layout import Layout
@@ -26,10 +27,12 @@ from hpc_mp.layout.placement import Placement, place
 from hpc_mp.layout.stages import StageCut
 from hpc_mp.planner.activations import chunk_counts
 from hpc_mp.planner.device import Device, check_memory, check_offload
+from hpc_mp.planner.expectation import expect
 from hpc_mp.planner.hosts import expected_slow_links
 from hpc_mp.planner.measured_cut import measured_cut
 from hpc_mp.planner.memory import state_bytes
 from hpc_mp.planner.order import RankOrder, choose_rank_order
+from hpc_mp.planner.step import estimate
 from hpc_mp.planner.traffic import reduce_choice, traffic_of
 from hpc_mp.rundir import RunDirectory, find_run
 from hpc_mp.rundir.checkpoints import complete_steps
@@ -98,6 +101,7 @@ class TrainingPlan(JobPlan):
     resolution: Resolution
     spec: JobSpec
     shape: ModelShape
+    unpredicted: str = ""  # why nothing is expected of it
 
 
 def compose(user_spec: JobSpec, where: Where, target: Target, slurm_version: Version | None = None,
@@ -110,7 +114,7 @@ def compose(user_spec: JobSpec, where: Where, target: Target, slurm_version: Ver
         resumed: the resumed run.
 
     Raises:
-        HpcMpError: the model is missing or cannot be cut, the state exceeds the memory or is offloaded to the place where it
+        HpcMpError: the model is missing or cannot be cut, its ranks exceed the memory, state is offloaded to the place where it
             already is, a GPU is missing, the run in ``checkpoint.resume`` has no usable state, or an environment profile does
             not exist.
     """
@@ -125,13 +129,17 @@ def compose(user_spec: JobSpec, where: Where, target: Target, slurm_version: Ver
     bad = bad_nodes(ledger(facts.cluster), run=resumed.path if resumed else None) if facts.cluster is not None else {}
     measured = noted(facts.cluster)
     gpus = target.gpus(user_spec, facts)
-    layers = _layers(user_spec, shape, earlier)
-    draft = layout_of(resolved(user_spec, cut(layers)), shape)
+    machine, unpredicted = known_machine(user_spec, gpus.device, facts)
+    opened = open_layout(user_spec, shape, machine, earlier) if machine is not None else ()
+    job = resolved(user_spec, opened)
+    layers = _layers(job, shape, earlier)
+    draft = layout_of(resolved(job, cut(layers)), shape)
     traffic = traffic_of(draft, shape)
-    order = choose_rank_order(draft, traffic, measured)
-    resolution = _resolution(user_spec, shape, machine_choices(user_spec, target, facts, bad, gpus, measured), measured, layers,
+    step = None if machine is None else lambda order: estimate(replace(draft, order=order), shape, machine).seconds
+    order = choose_rank_order(draft, traffic, measured, step)
+    resolution = _resolution(job, shape, machine_choices(user_spec, target, facts, bad, gpus, measured), measured, layers,
                              draft, order, resumed)
-    resolution = replace(resolution, exclude=fitting(user_spec, resolution, target, facts, bad))
+    resolution = replace(resolution, opened=opened, exclude=fitting(user_spec, resolution, target, facts, bad))
     spec = resolved(user_spec, resolution.keys)
     layout = layout_of(spec, shape)
     placement = place(layout.degrees, resolution.order.value, layout.ranks_per_node, layout.rank_map)
@@ -141,11 +149,15 @@ def compose(user_spec: JobSpec, where: Where, target: Target, slurm_version: Ver
     on_cpu = gpus.device.kind == "cpu"  # its memory is the host's
     computes_on = with_node_memory(gpus.device, spec, facts, [rank.node for rank in placement.ranks])
     check_memory([share.total + on_cpu * share.host for share in state], computes_on)
+    expected = None
+    if machine is not None:  # emulated nodes are one machine
+        expected = expect(replace(layout, ranks_per_node=layout.ranks) if gpus.device.pools else layout, shape, machine)
+        check_room(spec, shape, machine, expected)
     record = RunPlan(layers.value, traffic, state, order.seconds, tuple(key for key in resolution.keys if key.why),
-                     chunk_counts(layout), where.place)
+                     chunk_counts(layout), where.place, expected)
     return TrainingPlan(
         user_spec=user_spec, resolution=resolution, spec=spec, where=where, shape=shape, placement=placement,
-        device=computes_on, record=record, facts=facts, measured=measured,
+        device=computes_on, record=record, facts=facts, measured=measured, unpredicted=unpredicted,
         avoided=avoided(user_spec, resolution.exclude, bad), resumes=resumed)
 
 

@@ -11,7 +11,7 @@ from hpc_mp.base.text import counted
 from hpc_mp.base.views import view
 from hpc_mp.cluster.slurm.options import options_of
 from hpc_mp.job import AnySpec, JobSpec, ProgramSpec
-from hpc_mp.job.layout import layout_of, read_config, whole_config
+from hpc_mp.job.layout import read_config, whole_config
 from hpc_mp.job.program import of_engine
 from hpc_mp.job.resolution import ResolvedKey
 from hpc_mp.job.values import toml_value
@@ -22,7 +22,6 @@ from hpc_mp.layout.models import ModelShape, family_of
 from hpc_mp.layout.models.adapter_weights import adapted_weights
 from hpc_mp.layout.models.shape import TEXT_PART
 from hpc_mp.layout.placement import normalize_order, reach_of
-from hpc_mp.planner.activations import kept_inputs
 from hpc_mp.planner.device import Pool
 from hpc_mp.rundir import find_run
 from hpc_mp.rundir.history import saved_step
@@ -49,21 +48,20 @@ PLACES: dict[str, tuple[str, ...]] = {
 def describe(plan: TrainingPlan, title: str, text: TrainingText | None = None) -> str:
     """Return where it runs and why, how the ranks are placed and why, and the memory of the model's state. ``title``: description
     of where the back end's ranks run. ``text``: the training text, if it was examined."""
-    rows = _rows(plan, title, "where", "device", "model", "layout", "schedule", "order", "state", "in flight")
+    rows = _rows(plan, title, "where", "device", "model", "layout", "schedule", "order", "state", "in flight", "expects")
     rows |= text_rows(text, plan.spec) if text else {}
     rows["defaults"] = "hold for all keys that the job file leaves out (launch --explain lists them)"
     choices = plan.resolution
     rows |= _rows(plan, title, "stages") | reasons(
-        whole=choices.tensor_modules, gradients=choices.reduce, nodes=choices.exclude, rate=choices.schedule,
-        profile=choices.profile)
+        **dict(zip(("left open",), choices.opened, strict=False)), whole=choices.tensor_modules, gradients=choices.reduce,
+        nodes=choices.exclude, rate=choices.schedule, profile=choices.profile)
     return table(rows | _rows(plan, title, "begins") | remarks(plan))
 
 
 def _rows(plan: JobPlan, title: str, *names: str) -> dict[str, str]:
     """Return the rows that are not empty, by the macros of ``summary.txt.j2``."""
     words = view("launch/summary.txt.j2", title=title, part_of=_part, adapter_numbers=_adapter_numbers, tightest_pool=_tightest,
-                 inputs_kept=lambda plan: kept_inputs(layout_of(plan.spec, plan.shape), plan.shape), started=STARTED,
-                 step_saved=lambda resume: saved_step(find_run(Path(resume))))
+                 started=STARTED, step_saved=lambda resume: saved_step(find_run(Path(resume))))
     rows = {name: getattr(words, name.replace(" ", "_"))(plan) for name in names}
     return {name: row for name, row in rows.items() if row}
 

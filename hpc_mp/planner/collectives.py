@@ -21,7 +21,7 @@ busbw (``nic_share``).
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from hpc_mp.base.errors import HpcMpError
@@ -125,6 +125,8 @@ def expect(collective: str, size: int, nodes: int, ranks_per_node: int, fabric: 
     if nodes > 1 and fabric.nics == 0:
         raise HpcMpError(f"--fabric {fabric.name}", f"has no network between nodes, but the group spans {nodes}",
                          "measure inside the nodes (--split node), or name another fabric")
+    if fabric.gloo:
+        return expect_gloo(collective, size, nodes, ranks_per_node, fabric.nics * fabric.nic, beside, fabric)
     shape = _Shape(n, ranks_per_node, nodes, _inside(fabric, ranks_per_node), _outside(fabric, ranks_per_node, beside))
     factor = COLLECTIVES[collective].factor(n)
     algorithms = [algorithm for protocol in nccl_model().protocols
@@ -135,12 +137,16 @@ def expect(collective: str, size: int, nodes: int, ranks_per_node: int, fabric: 
     return Expectation(busbw, seconds, best.name, busbw / max(algorithm.busbw for algorithm in algorithms))
 
 
-def expect_gloo(collective: str, size: int, nodes: int, ranks_per_node: int, node_rate: float, beside: int = 1) -> Expectation:
-    """Return the expectation over gloo between nodes whose network carries ``node_rate`` GB/s each way."""
-    data = tcp_model()
+def expect_gloo(collective: str, size: int, nodes: int, ranks_per_node: int, node_rate: float, beside: int = 1,
+                measured: Fabric | None = None) -> Expectation:
+    """Return the expectation over gloo between nodes whose network carries ``node_rate`` GB/s each way. ``measured``: the rate
+    inside a node and the seconds of a step; then a reduce-scatter is the engine's, which sends what a ring does."""
+    data, inside = tcp_model(), math.inf
+    if measured is not None:
+        data, inside = replace(data, step=measured.hop or data.step, gloo_reduce_scatter=1.0), measured.link
     n = nodes * ranks_per_node
     factor = COLLECTIVES[collective].factor(n)
-    shape = _Shape(n, ranks_per_node, nodes, math.inf, node_rate * data.payload / beside)
+    shape = _Shape(n, ranks_per_node, nodes, inside, node_rate * data.payload / beside)
     rate = _ring_rate(collective, shape)
     if collective == "sendrecv":
         rate *= ranks_per_node  # a single rank sends to the next node and has all of the network

@@ -34,6 +34,7 @@ class Device:
     kind: Asked
     why: str
     pools: tuple[Pool, ...] = ()
+    gpu: str | None = None  # the driver's or Slurm's name of the GPU that each rank has for itself; None if unknown
 
 
 def local_device(requested: Asked, ranks: int) -> Device:
@@ -59,7 +60,8 @@ def choose(requested: Asked, ranks: int, gpus: Sequence[Gpu], cuda_built: bool, 
     used = gpus[:ranks]
     shares = (tuple(range(n, ranks, len(used))) for n in range(len(used)))
     return Device("cuda", why, tuple(Pool(f"GPU {gpu.index} ({gpu.name})", gpu.memory, share)
-                                     for gpu, share in zip(used, shares, strict=True)))
+                                     for gpu, share in zip(used, shares, strict=True)),
+                  used[0].name if len({gpu.name for gpu in used}) == 1 and len(used) == ranks else None)
 
 
 def check_memory(state: Sequence[int], device: Device) -> None:

@@ -22,8 +22,8 @@ class Fabric:
         gpus, nics: number per node. ``domain``: GPUs that NVLink reaches, if that is more than a node's.
         links, link: NVLinks (or the like) of a GPU, and the rate of one. ``mesh``: True if each reaches one other GPU.
         nvls: share of the links' rate when the switch adds up; 0: it cannot.
-        nic: rate of one NIC. hop: µs of a step between nodes beyond NCCL's figure.
-        ll: limit of protocol LL inside a node in GB/s.
+        nic: rate of one NIC. hop: µs of a step between nodes beyond NCCL's figure; of gloo: µs of any step.
+        ll: limit of protocol LL inside a node in GB/s. ``gloo``: True if ranks are on CPUs, which NCCL does not join.
     """
 
     name: str
@@ -39,6 +39,7 @@ class Fabric:
     mesh: bool = False
     domain: int = 0
     hop: float = 0.0
+    gloo: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ def fabric_of(machine: MachineType) -> Fabric | None:
         return None
     return Fabric(machine.fabric or machine.name, machine.title, gpu.name, machine.gpus, machine.links or gpu.nvlinks, link,
                   machine.nics, machine.rdma_gbps / _BITS, ll, gpu.nvls_share, gpu.mesh, machine.gpus * machine.nvlink_block,
-                  machine.hop_us)
+                  machine.hop_us, gpu.vendor == "cpu")
 
 
 def fabrics() -> tuple[Fabric, ...]:

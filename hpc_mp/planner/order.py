@@ -1,5 +1,6 @@
 """The letter order of a job's ranks, with the reason: the order in which a step waits least for links between nodes."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from hpc_mp.base.text import data_rate, data_size, duration
@@ -34,9 +35,11 @@ class RankOrder:
     seconds: float | None = None
 
 
-def choose_rank_order(layout: Layout, traffic: Traffic, measured: LinkRates | None = None) -> RankOrder:
+def choose_rank_order(layout: Layout, traffic: Traffic, measured: LinkRates | None = None,
+                      step: Callable[[str], float] | None = None) -> RankOrder:
     """Return the order of a layout; for "auto" the order in which a step waits least. ``traffic``: traffic of the job.
-    ``measured``: the doctor's measurement of this cluster; the median rate counts, because the nodes are not known yet."""
+    ``measured``: the doctor's measurement of this cluster; the median rate counts, because the nodes are not known yet. ``step``:
+    predicted seconds of a step in an order; "auto" is then the order with the least."""
     if layout.order != "auto":
         return RankOrder(normalize_order(layout.order, layout.degrees.context), f"parallel.order = {layout.order}")
     usual = measured.usual if measured is not None and measured.recent() else None
@@ -44,6 +47,12 @@ def choose_rank_order(layout: Layout, traffic: Traffic, measured: LinkRates | No
                                   DEFAULT_BANDWIDTH if usual is None else usual * 1e9, rank_map=layout.rank_map)
     if layout.nodes == 1:
         return RankOrder(order, "one node: no traffic leaves it")
+    if step is not None:
+        steps = {cost.order: float(f"{step(cost.order):.3e}") for cost in costs}
+        order = min(steps, key=steps.__getitem__)
+        waits = {cost.order: cost.seconds for cost in costs} if usual is not None else {}
+        why = f"a step takes {duration(steps[order])}, in the worst order {duration(max(steps.values()))}"
+        return RankOrder(order, why, waits.get(order))
     waited = [cost.waited for cost in costs]
     reason = f"a step waits for {data_size(min(waited))} on links between nodes, in the worst order {data_size(max(waited))}"
     if measured is None or usual is None:

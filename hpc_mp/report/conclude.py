@@ -10,11 +10,14 @@ from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.line_file import append_lines
+from hpc_mp.cluster.paces import PacedRun, ledger, record
 from hpc_mp.job import load_resolved
 from hpc_mp.rundir import SECRET, TOKEN, RunDirectory
+from hpc_mp.rundir.expected import MACHINE, observe
 from hpc_mp.rundir.outcome import Cause, Outcome, verdict, write_outcome
 
 LIMIT_S = 60.0  # the job's nodes wait for it
+MEASURES = 0.1  # predicted MFU below which a step measures launches and latencies rather than the GPU
 WORDS = 500  # maximum number of characters of its output
 
 VARIABLES = ("run", "state", "job_id", "steps", "loss", "evaluation_loss", "best_evaluation_loss", "checkpoint",
@@ -43,8 +46,17 @@ def conclude(outcome: Outcome, attempt: int, warn: Callable[[str], object] = lam
         with suppress(OSError):
             write_outcome(concluded, attempt)
     if not repeated:
+        _teach(concluded, run, attempt)
         _notify(concluded, run, warn)
     return concluded
+
+
+def _teach(outcome: Outcome, run: RunDirectory, attempt: int) -> None:
+    """Add the pace of a completed run to the ledger, unless it is too small to measure its GPUs, or had a slow rank or link."""
+    with suppress(OSError):
+        observed = observe(run, attempt) if outcome.state == "completed" else None
+        if observed and observed.culprit in ("", MACHINE) and (expected := observed.expected).mfu * expected.pace >= MEASURES:
+            record(ledger(), PacedRun(expected.gpu, str(run.path), expected.seconds / expected.pace, observed.seconds))
 
 
 def _notify(outcome: Outcome, run: RunDirectory, warn: Callable[[str], object]) -> None:

@@ -109,6 +109,7 @@ def key_numbers(facts: RunFacts) -> tuple[Number, ...]:
     peak = max(metric.peak_memory_bytes for metric in facts.metrics if metric.attempt == last.attempt)
     limits = [trace.memory.limit for trace in facts.traces.values() if trace.memory is not None and trace.memory.limit]
     held_out = facts.evaluations[-1] if facts.evaluations else None
+    expected = facts.plan.expected if facts.plan else None
     dropped, samples = (median(getattr(metric, name) for metric in steady) for name in ("dropped_share", "samples_per_s"))
     return (
         Number("Steps", steps, f"{last.tokens:,} tokens"),
@@ -122,10 +123,11 @@ def key_numbers(facts: RunFacts) -> tuple[Number, ...]:
                f"{number(samples)} samples per second, {span}" if samples > 0 else span),
         *([Number("MFU", percent(used), f"of the GPUs' dense peak, {span}")]
           if (used := median(metric.mfu for metric in steady)) > 0 else []),
-        Number("Step time", duration(median(metric.step_time_s for metric in steady)), span),
+        Number("Step time", duration(median(metric.step_time_s for metric in steady)),
+               f"{span}, predicted {duration(expected.seconds)}" if expected else span),
         *_used(facts.usage),
-        *([Number("Peak memory", memory_size(peak), f"fullest rank, of {memory_size(min(limits))}" if limits else "fullest rank")]
-          if peak else []),  # a program does not report it
+        *([Number("Peak memory", memory_size(peak), "fullest rank" + (f", of {memory_size(min(limits))}" if limits else "")
+                  + (f", predicted {memory_size(expected.allocated)}" if expected else ""))] if peak else []),  # a program: none
     )
 
 

@@ -1,5 +1,6 @@
 """``plan.json``: decisions and predictions made before a run's ranks start. The launch writes it; all other parts read it."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -77,6 +78,49 @@ class ChunkCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpectedStep:
+    """The predicted memory and speed of a run.
+
+    Attributes:
+        gpu, machine, memory: name of the GPU model; description of the machine whose links count; bytes of one GPU.
+        needs: bytes of the fullest tensor rank of every pipeline rank on its GPU, by what holds them, the largest first.
+            ``libraries`` are outside of what PyTorch allocates; on CPUs there is the ``process`` instead.
+        seconds, parts: of a step, and of what takes them on the slowest rank. tokens_per_s, mfu: throughput; share of the peak.
+        passes: seconds of the computations of every pipeline rank.
+        pace: measured by predicted seconds of earlier runs on such GPUs; all seconds contain this factor.
+    """
+
+    gpu: str
+    machine: str
+    memory: int
+    needs: tuple[Mapping[str, int], ...]
+    seconds: float
+    parts: Mapping[str, float]
+    tokens_per_s: float
+    mfu: float
+    passes: tuple[float, ...]
+    pace: float = 1.0
+
+    @property
+    def fullest(self) -> Mapping[str, int]:
+        """The needs of the fullest rank."""
+        return max(self.needs, key=lambda rank: sum(rank.values()))
+
+    @property
+    def total(self) -> int:
+        return sum(self.fullest.values())
+
+    @property
+    def on_gpus(self) -> bool:
+        return "libraries" in self.fullest
+
+    @property
+    def allocated(self) -> int:
+        """The bytes of ``total`` that PyTorch allocates."""
+        return self.total - self.fullest.get("libraries", 0)
+
+
+@dataclass(frozen=True, slots=True)
 class RunPlan:
     """The plan of one attempt.
 
@@ -88,6 +132,7 @@ class RunPlan:
         choices: keys of the job that the launch decided, with the reason of each.
         chunks: chunk counts of every pipeline rank.
         place: the back end that starts the ranks: "slurm", "step", "local" or "mpi"; empty in plans of earlier releases.
+        expected: memory and speed; None on an unknown machine.
     """
 
     layers: tuple[int, ...]
@@ -97,6 +142,7 @@ class RunPlan:
     choices: tuple[ResolvedKey[Any], ...] = ()
     chunks: tuple[ChunkCounts, ...] = ()
     place: str = ""
+    expected: ExpectedStep | None = None
 
 
 def write_plan(run: RunDirectory, plan: RunPlan) -> None:
@@ -110,7 +156,9 @@ def read_plan(run: RunDirectory) -> RunPlan | None:
         tree = read_json(run.plan)
         return RunPlan(tuple(tree["layers"]), Traffic(**tree["traffic"]), tuple(StateBytes(**fields) for fields in tree["state"]),
                        tree["link_time_s"], tuple(map(_choice, tree["choices"])),
-                       tuple(ChunkCounts(**fields) for fields in tree.get("chunks", ())), tree.get("place", ""))
+                       tuple(ChunkCounts(**fields) for fields in tree.get("chunks", ())), tree.get("place", ""),
+                       ExpectedStep(**fields | {"needs": tuple(fields["needs"]), "passes": tuple(fields["passes"])})
+                       if (fields := tree.get("expected")) else None)
     except (OSError, ValueError, TypeError, KeyError):
         return None
 

@@ -21,6 +21,7 @@ from hpc_mp.job import AnySpec, JobSpec, ProgramSpec, load_resolved
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.attempt import AttemptReader, last_words, tail
 from hpc_mp.rundir.checkpoints import complete_steps
+from hpc_mp.rundir.expected import ObservedSteps, observe
 from hpc_mp.rundir.history import known_history
 from hpc_mp.rundir.outcome import Outcome, verdict
 from hpc_mp.rundir.plan import RunPlan, read_plan
@@ -65,6 +66,7 @@ class RunStatus:
         sweep: its place in its sweep; None outside of a sweep.
         usage: its cost.
         plan: predictions and choices; None for ranks that were started by hand.
+        observed: its steps, compared with the plan; None if nothing was predicted, or too few steps are done.
         excluded: nodes that we exclude for its job, with the evidence, without the user's own exclusions.
     """
 
@@ -91,6 +93,7 @@ class RunStatus:
     excluded: tuple[BadNode, ...] = ()
     best: BestCheckpoint | None = None
     mfu: float | None = None
+    observed: ObservedSteps | None = None
 
     @property
     def ended(self) -> bool:
@@ -185,7 +188,8 @@ def seen(run: RunDirectory, jobs: Sequence[SlurmJob]) -> RunStatus:
         plan=read_plan(run),
         excluded=read_exclusions(run.excluded) if job is not None and not job.ended else (),
         best=best_checkpoint(run),
-        mfu=last.mfu if last and last.mfu > 0 else None)
+        mfu=last.mfu if last and last.mfu > 0 else None,
+        observed=observe(run, attempt))
 
 
 def go_on(run: RunDirectory) -> str:

@@ -7,9 +7,9 @@ from typing import Any
 
 from tables import table
 
+from cyclecloud_lint.rules import lint
+from cyclecloud_lint.template import read_parameters, read_project
 from hpc_mp.base.findings import Finding
-from hpc_mp.clouds.azure.rules import lint
-from hpc_mp.clouds.azure.template import read_parameters, read_project
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "cyclecloud"
 CLEAN = (GOLDEN / "clean.txt").read_text(encoding="utf-8")

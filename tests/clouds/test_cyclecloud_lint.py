@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner, Result
 from cyclecloud_cases import CASES, CLEAN, GOLDEN, PROJECT, expected, findings_of, planted, write_project
 
+from cyclecloud_lint.rules import RULES, lint
+from cyclecloud_lint.template import read_parameters, read_project
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.cloud import command
-from hpc_mp.clouds.azure.rules import RULES, lint
-from hpc_mp.clouds.azure.template import read_parameters, read_project
 
 JUDGED = tomllib.loads(Path(__file__).with_name("judged.toml").read_text(encoding="utf-8"))["row"]
 SCRIPT = "specs/execute/cluster-init/scripts/10-limits.sh"

@@ -9,9 +9,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tables import table
 
-from hpc_mp.clouds.azure.expression import UNKNOWN, Unreadable, read
-from hpc_mp.clouds.azure.rules import lint
-from hpc_mp.clouds.azure.template import Attribute, Parsed, TemplateSection, parse
+from cyclecloud_lint.expression import UNKNOWN, Unreadable, read
+from cyclecloud_lint.rules import lint
+from cyclecloud_lint.template import Attribute, Parsed, TemplateSection, parse
 
 EXPRESSIONS = tomllib.loads(Path(__file__).with_name("expressions.toml").read_text(encoding="utf-8"))
 TEXTS = [CLEAN, *(planted(case) for case in CASES if "find" in case)]

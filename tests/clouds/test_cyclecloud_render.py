@@ -12,12 +12,12 @@ import pytest
 from cyclecloud_rendered import FOLDER, GOLDEN, H100, OFFER, RECORDED, ready, record_of, rendered_by, summary_of, values_of
 
 import hpc_mp
+from cyclecloud_lint.rules import lint
+from cyclecloud_lint.template import ParameterFile, parse, read_project
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.findings import Finding
 from hpc_mp.clouds.azure.render.options import Choices, settle
 from hpc_mp.clouds.azure.render.summary import slurm_memory
-from hpc_mp.clouds.azure.rules import lint
-from hpc_mp.clouds.azure.template import ParameterFile, parse, read_project
 from hpc_mp.environment.profiles import load_profiles
 from hpc_mp.job import load_job
 

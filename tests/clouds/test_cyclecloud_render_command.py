@@ -14,12 +14,12 @@ from click.testing import CliRunner, Result
 from cyclecloud_rendered import FOLDER
 from tables import table
 
+from cyclecloud_lint.rules import lint
+from cyclecloud_lint.template import read_parameters, read_project
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.cloud import command
 from hpc_mp.clouds.azure.render.workspace import RELEASE
 from hpc_mp.clouds.azure.render.write import WHEELS
-from hpc_mp.clouds.azure.rules import lint
-from hpc_mp.clouds.azure.template import read_parameters, read_project
 
 
 def call(*arguments: str | Path) -> Result:

@@ -15,7 +15,7 @@ from placements import FABRIC
 from hpc_mp.cluster.bandwidth import LinkRates, TieredRates, rates, read_measured, write_measured
 from hpc_mp.cluster.topology import SwitchTree, read_topology
 from hpc_mp.layout.placement import Degrees, Placement, place
-from hpc_mp.planner.hosts import cheapest, cheapest_hosts, step_times
+from hpc_mp.planner.assignment import cheapest_hosts, step_times
 from hpc_mp.rundir.plan import Traffic
 
 HEAVY_DATA, HEAVY_PIPELINE = Traffic(tp=50e9, pp=2e9, dp=9e9), Traffic(tp=50e9, pp=9e9, dp=2e9)
@@ -184,11 +184,12 @@ def test_equal_rates_leave_the_order_to_the_switches(case: tuple[int, Degrees, i
 
 
 def test_what_nothing_is_gained_by_stays_as_the_switches_have_it() -> None:
-    """Among the orders that are equally fast there is one that is better for the switches: it is not looked for."""
+    """n1 and n2 under a leaf are replicas of a stage: their link matters, that of n1 and n4 has nothing to carry."""
     placement, switches = place(Degrees(2, 2, 2), "DPT", 2), read_topology("SwitchName=a Nodes=n[1-2]\nSwitchName=b Nodes=n[3-4]")
-    assert cheapest_hosts(placement, HEAVY_DATA, names(4), switches) == names(4)
-    assert cheapest_hosts(placement, HEAVY_DATA, names(4), switches, known(4, {(0, 3): 5.0})) == names(4)
-    assert cheapest_hosts(placement, HEAVY_DATA, names(4), switches, known(4, {(0, 2): 5.0})) != names(4)
+    paired = cheapest_hosts(placement, HEAVY_DATA, names(4), switches)
+    assert paired == ("n1", "n3", "n2", "n4")
+    assert cheapest_hosts(placement, HEAVY_DATA, names(4), switches, known(4, {(0, 3): 5.0})) == paired
+    assert cheapest_hosts(placement, HEAVY_DATA, names(4), switches, known(4, {(0, 1): 5.0})) != paired
 
 
 def test_where_the_link_is_slow_matters() -> None:
@@ -215,7 +216,7 @@ def test_many_hosts_are_exchanged_two_by_two(number: int, order: str) -> None:
     for planted in [(0, 1), (0, 4), (3, 7), (number - 4, number - 1)]:
         found = known(number, {planted: 8.0})
         cost = step_times(placement, HEAVY_DATA, found)
-        ordered = cheapest((hosts,), cost, lambda order: (), found.uneven(hosts), 4000)  # too few for all orders of 8
+        ordered = cheapest_hosts(placement, HEAVY_DATA, hosts, SwitchTree(), found)
         least = min(passing(placement, HEAVY_DATA, hosts, *two) for two in combinations(hosts[:8], 2))
         assert passing(placement, HEAVY_DATA, ordered, hosts[planted[0]], hosts[planted[1]]) == least
         assert cost(ordered) <= cost(hosts)

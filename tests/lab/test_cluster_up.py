@@ -23,10 +23,10 @@ from slurm_lab.why_not import why_not
 from tables import table
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.cli.lab import SBIN, command
-from hpc_mp.lab import keeper
-from hpc_mp.lab.cluster import LabCluster, first_process
-from hpc_mp.lab.lab import shared_out
+from hpc_mp_lab import keeper
+from hpc_mp_lab.cluster import LabCluster, first_process
+from hpc_mp_lab.command import SBIN, command
+from hpc_mp_lab.lab import shared_out
 
 reason = why_not()
 needs_slurm = pytest.mark.skipif(reason is not None, reason=str(reason))

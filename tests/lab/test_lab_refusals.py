@@ -9,11 +9,11 @@ from click.testing import CliRunner
 from tables import table
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.cli.lab import _say, chosen, command, down, forget, up
 from hpc_mp.cluster.bad_nodes import BadNode, bad_nodes, ledger, record
-from hpc_mp.lab import keeper
-from hpc_mp.lab.cluster import LabCluster
-from hpc_mp.lab.lab import Lab
+from hpc_mp_lab import keeper
+from hpc_mp_lab.cluster import LabCluster
+from hpc_mp_lab.command import _say, chosen, command, down, forget, up
+from hpc_mp_lab.lab import Lab
 
 
 def refused(*words: str) -> str:
@@ -71,7 +71,7 @@ def test_the_end_of_a_cluster_that_is_up_is_said_with_its_name(several: Path, mo
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     _say(Lab(several / f"hpc-mp-{name}", (("n1",),)), name, 1.0, False)
     assert f"The cluster runs until `sudo /bin/hpc-mp {words}`." in capsys.readouterr().out
-    monkeypatch.setattr("hpc_mp.cli.lab._refuse", lambda accounting: None)
+    monkeypatch.setattr("hpc_mp_lab.command._refuse", lambda accounting: None)
     monkeypatch.setattr(keeper, "start", lambda lab, say: False)
     assert f"or end it with `sudo /bin/hpc-mp {words}`" in refused("--name", name)
 

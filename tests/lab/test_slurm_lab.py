@@ -216,7 +216,7 @@ def test_newer_slurm_in_a_chroot() -> None:
 
 
 def test_a_lab_ends_although_a_fork_holds_its_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpc_mp.lab.lab.END_S", 0.5)
+    monkeypatch.setattr("hpc_mp_lab.lab.END_S", 0.5)
     lab = Lab(1)
     lab.__enter__()
     child = os.fork()

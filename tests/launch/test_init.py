@@ -1,5 +1,6 @@
 """``hpc-mp init``: what it writes loads, fits what was found, and nothing is overwritten."""
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -185,3 +186,34 @@ def test_init_on_a_cluster(here: Path) -> None:
     spec = load_job(here / "job.toml")
     assert (spec.slurm.partition, spec.slurm.account, spec.slurm.gpu_type) == ("gpu", "lab", "l40s")
     assert spec.slurm.extra == {"cpus-per-task": 7, "mem": "0"}
+
+
+# --- a planned job ----------------------------------------------------------------------------------------------------
+
+MODEL = {"model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8,
+         "intermediate_size": 14336, "vocab_size": 128256, "max_position_embeddings": 8192}
+
+
+def test_a_model_gets_the_job_file_of_its_best_plan(here: Path) -> None:
+    for name in ("scontrol", "sinfo", "sacctmgr"):
+        executable(here.parent / "bin", name, SLURM.replace("l40s", "h100"))
+    (here / "config.json").write_text(json.dumps(MODEL))
+    result = init("job.toml", "--model", "config.json", "--nodes", "2", "--machine", "p5")
+    assert result.exit_code == 0, result.output
+    assert "set data.files and train.steps, start it with" in result.output
+    spec = load_job(here / "job.toml")
+    assert (spec.slurm.partition, spec.slurm.account, spec.slurm.gpu_type) == ("gpu", "lab", "h100")
+    assert (spec.job.nodes, spec.job.ranks_per_node, spec.model.config["num_hidden_layers"]) == (2, 8, 32)  # type: ignore[index]
+    same = ["--model", "config.json", "--nodes", "2", "--machine", "p5", "--write", "same.toml"]
+    planned = CliRunner().invoke(cli, ["plan", *same])
+    assert planned.exit_code == 0 and load_job(here / "same.toml").parallel == spec.parallel
+    refused = init("job.toml", "--model", "config.json", "--nodes", "2", "--machine", "p5").exception
+    assert isinstance(refused, HpcMpError) and refused.rule == "exists"
+    assert init("job.toml", "--model", "config.json", "--nodes", "1", "--force").exit_code == 0, "the machine of the partition"
+    assert (load_job(here / "job.toml").job.nodes, load_job(here / "job.toml").job.ranks_per_node) == (1, 4), "4 GPUs on a node"
+
+
+def test_a_model_without_a_known_machine_is_refused(here: Path) -> None:
+    (here / "config.json").write_text(json.dumps(MODEL))
+    refused = init("job.toml", "--model", "config.json").exception
+    assert isinstance(refused, HpcMpError) and "nothing names their model" in refused.rule and not (here / "job.toml").exists()

@@ -13,10 +13,10 @@ from tables import table
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.main import cli
+from hpc_mp.cli.schedule import draw
 from hpc_mp.job import JobSpec, resolve
 from hpc_mp.job.layout import check_job, layout_of, read_shape, undivided
 from hpc_mp.layout.schedule import Action, Reduce, build, simulate
-from hpc_mp.layout.schedule.draw import draw
 from hpc_mp.layout.schedule.table import from_csv, to_csv, to_dict
 from hpc_mp.layout.schedule_of import schedule_of
 

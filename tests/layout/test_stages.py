@@ -68,7 +68,7 @@ def test_parameters_make_the_largest_stage_as_small_as_it_can_be(model: str, sta
                                                                  tied: bool) -> None:
     assume(FAMILIES[model].fields["tie_word_embeddings"].holds(tied))
     spec = spec_of(stages, model, partition="parameters", config={
-        "num_hidden_layers": layers, "vocab_size": vocabulary, "tie_word_embeddings": tied, "pad_token_id": 1})
+        "num_hidden_layers": layers, "vocab_size": vocabulary, "tie_word_embeddings": tied})
     found = layout_of(spec, read_shape(spec)).layers
     assert max(held(spec, found)) == min(max(held(spec, other)) for other in cuts(sum(found), stages))
 

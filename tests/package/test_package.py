@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from launching import write_job
+from prose import PACKAGES
 from tables import table
 
 import hpc_mp
@@ -24,6 +25,7 @@ from hpc_mp.base.extras import TRAIN
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "hpc_mp"
 DATA = ("slurm", "env", "cyclecloud")
+OTHERS = ("lint", "lab")  # folders of these that are distributions of their own
 HEAVY = ("torch", "transformers")
 
 
@@ -148,10 +150,9 @@ def test_the_wheel_runs_from_another_directory(tmp_path: Path, wheel: Path) -> N
     found = run(python, "-c", code, *DATA, cwd=elsewhere).stdout.splitlines()
     assert [Path(path) for path in found] == [site / "hpc_mp" / "_assets" / name for name in DATA]
     for name in DATA:
-        assert contents(site / "hpc_mp" / "_assets" / name) == contents(ROOT / name) != {}
+        shipped = {path: text for path, text in contents(ROOT / name).items() if path.parts[0] not in OTHERS}
+        assert contents(site / "hpc_mp" / "_assets" / name) == shipped != {}
     assert (site / "hpc_mp" / "py.typed").exists()
-    scripts = {path.name: path.read_bytes() for path in (PACKAGE / "lab").glob("*.sh")}
-    assert {path.name: path.read_bytes() for path in (site / "hpc_mp" / "lab").glob("*.sh")} == scripts != {}
 
 
 # --- without the rank half -------------------------------------------------------------------------------------------
@@ -160,8 +161,9 @@ def test_the_wheel_runs_from_another_directory(tmp_path: Path, wheel: Path) -> N
 def control_half(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
     """``bin`` of an environment with the wheel and its plain dependencies: no file of a library of the rank half is in it."""
     python, site = environment_of(tmp_path_factory.mktemp("control") / "venv", wheel)
+    others = "torchgen|functorch|triton|nvidia|mpi4py|hpc_mp|cyclecloud_lint"
     packages = "|".join(name.partition(".")[0] for name in TRAIN)
-    left_out = re.compile(rf"({packages}|torchgen|functorch|triton|nvidia|mpi4py|hpc_mp|__)", re.IGNORECASE)
+    left_out = re.compile(rf"({packages}|{others}|__)", re.IGNORECASE)
     for folder in map(Path, sys.path):
         for entry in folder.iterdir() if folder.name == "site-packages" else ():
             if not left_out.match(entry.name) and entry.suffix != ".pth" and not (site / entry.name).exists():
@@ -198,6 +200,48 @@ def test_what_needs_torch_says_what_to_install(words: tuple[str, ...], control_h
     assert done.returncode == 2 and 'pip install "hpc-mp[train]"' in done.stderr and "Traceback" not in done.stderr, done.stderr
 
 
+def installed(source: Path, control_half: Path, dist: Path) -> None:
+    """Build a distribution, and install its wheel beside that of hpc-mp."""
+    built = run(sys.executable, "-m", "build", "--no-isolation", "--outdir", dist, source)
+    assert built.returncode == 0, built.stdout + built.stderr
+    (made,) = dist.glob("*.whl")
+    pip = (sys.executable, "-m", "pip", "--python", control_half / "python")
+    assert run(*pip, "install", "--no-deps", "--no-index", made).returncode == 0
+
+
+def test_the_linter_of_templates_is_a_wheel_of_its_own(control_half: Path, tmp_path: Path) -> None:
+    template = ROOT / "cyclecloud" / "templates" / "hpc-mp-slurm.txt"
+    words = (control_half / "hpc-mp", "cloud", "lint", template)
+    for command in (words, (control_half / "hpc-mp", "lint", template)):
+        absent = run(*command, cwd=tmp_path)
+        assert absent.returncode == 2 and "pip install cyclecloud-lint" in absent.stderr and not absent.stdout, absent.stderr
+
+    installed(ROOT / "cyclecloud" / "lint", control_half, tmp_path)
+    assert run(*words, cwd=tmp_path).stdout == "no findings\n"
+    assert run(control_half / "hpc-mp", "lint", ROOT / "cyclecloud" / "project.ini", cwd=tmp_path).stdout == "no findings\n"
+
+
+def test_the_lab_is_a_wheel_of_its_own(control_half: Path, tmp_path: Path) -> None:
+    command = (control_half / "hpc-mp", "lab")
+    for words in ((*command, "up"), (*command, "up", "--help"), (control_half / "hpc-mp", "cluster", "up")):
+        absent = run(*words, cwd=tmp_path)
+        assert (absent.returncode, absent.stdout) == (2, "") and absent.stderr.endswith(
+            "lab: needs hpc-mp-lab, a package of its own that is not installed. Install it with: pip install hpc-mp-lab.\n")
+    assert re.search(r"^  lab +Run a Slurm cluster", run(control_half / "hpc-mp", "--help").stdout, re.MULTILINE)
+    completed = run("env", "_HPC_MP_COMPLETE=bash_complete", "COMP_WORDS=hpc-mp l", "COMP_CWORD=1", control_half / "hpc-mp")
+    assert "plain,lab\n" in completed.stdout and not completed.stderr
+
+    source = ROOT / "slurm" / "lab"
+    installed(source, control_half, tmp_path)
+    shown = run(*command, "up", "--help", cwd=tmp_path)
+    assert shown.returncode == 0 and "--accounting" in shown.stdout, shown.stderr
+    found = run(control_half / "python", "-c", "import hpc_mp_lab; print(*hpc_mp_lab.__path__)", cwd=tmp_path).stdout
+    place = Path(found.strip())
+    shipped = {path: text for path, text in contents(source / "hpc_mp_lab").items() if path.suffix != ".pyc"}
+    assert {path: text for path, text in contents(place).items() if path.suffix != ".pyc"} == shipped
+    assert not place.is_relative_to(ROOT) and len([path for path in shipped if path.suffix == ".sh"]) == 4
+
+
 @pytest.mark.prove
 def test_pip_installs_the_control_half_from_the_index(tmp_path: Path) -> None:
     """What a centre types, with whatever pip resolves today."""
@@ -219,9 +263,10 @@ def lint_imports(root: Path) -> subprocess.CompletedProcess[str]:
 
 
 def copied(directory: Path) -> Path:
-    """A copy of the package that a test may spoil."""
+    """A copy of the packages that a test may spoil."""
     shutil.copy(ROOT / "pyproject.toml", directory)
-    shutil.copytree(PACKAGE, directory / "hpc_mp", ignore=shutil.ignore_patterns("__pycache__"))
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, directory / Path(package).name, ignore=shutil.ignore_patterns("__pycache__"))
     return directory
 
 
@@ -233,7 +278,7 @@ FORBIDDEN = table(__file__, "package.toml", "forbidden")
 def findings(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
     spoilt = copied(tmp_path_factory.mktemp("spoilt"))
     for importer, line, _ in FORBIDDEN:
-        file = spoilt / "hpc_mp" / importer
+        file = spoilt / importer
         file.write_text(file.read_text() + "\n" + line + "\n")
     return lint_imports(spoilt)
 
@@ -252,7 +297,7 @@ def test_a_forbidden_import_is_found(findings: subprocess.CompletedProcess[str],
 
 def arrow(importer: str, imported: str) -> str:
     module = importer.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-    return f"hpc_mp.{module} -> {imported}"
+    return f"{module} -> {imported}"
 
 
 def test_every_room_has_its_arrows() -> None:
@@ -260,7 +305,7 @@ def test_every_room_has_its_arrows() -> None:
     rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     layers = next(contract for contract in contracts if contract["type"] == "layers")
     assert {room for floor in layers["layers"] for room in floor.split(" | ")} == rooms
-    (torch_free,) = (contract for contract in contracts if "torch" in contract.get("forbidden_modules", ()))
+    (torch_free,) = (contract for contract in contracts if contract.get("forbidden_modules") == ["torch", "transformers"])
     assert set(torch_free["source_modules"]) == {f"hpc_mp.{room}" for room in rooms - {"train"} | {"__main__", "train.data"}}
 
 

@@ -16,7 +16,8 @@ from hpc_mp.cluster.topology import SwitchTree, read_topology
 from hpc_mp.job import JobSpec, resolve
 from hpc_mp.job.layout import degrees_of, layout_of, read_shape, undivided
 from hpc_mp.layout.placement import ORDERS, ORDERS_WITH_CONTEXT, Degrees, Placement, normalize_order, place
-from hpc_mp.planner.hosts import choose_host_order, expected_slow_links, host_words, hosts_cost, kept_order_words, uplinks
+from hpc_mp.planner.assignment import hosts_cost
+from hpc_mp.planner.hosts import choose_host_order, expected_slow_links, host_words, kept_order_words, uplinks
 from hpc_mp.planner.links import node_loads
 from hpc_mp.planner.order import cheapest_order, choose_rank_order
 from hpc_mp.planner.traffic import traffic_of
@@ -183,7 +184,8 @@ def test_hosts_follow_the_traffic_of_the_order() -> None:
     assert hosts(job(), "PDT", tree) == (PAIRED, (
         "rank map: n1 n3 n2 n4 → 2.1 MB per step out of the busiest leaf switch, 13.7 MB in the order given"))
     placement = place(degrees_of(job()), "PDT", 2)
-    assert host_words(placement, Traffic(), GIVEN, GIVEN, tree) == "rank map: n1 n2 n3 n4 → no traffic leaves a leaf switch"
+    words = host_words(hosts_cost(placement, Traffic(), tree), GIVEN, GIVEN)
+    assert words == "rank map: n1 n2 n3 n4 → no traffic leaves a leaf switch"
     # DPT: nodes are (replica, stage): as given, the replicas of a stage are under one leaf already.
     assert hosts(job(), "DPT", tree)[0] == GIVEN
 

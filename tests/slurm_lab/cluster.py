@@ -1,4 +1,4 @@
-"""A running lab for tests: the cluster of `hpc_mp.lab`, with commands on the submit host, jobs, and an ordinary user."""
+"""A running lab for tests: the cluster of `hpc_mp_lab`, with commands on the submit host, jobs, and an ordinary user."""
 
 import os
 import pwd
@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpc_mp.lab import cluster
-from hpc_mp.lab.cluster import HERE, NAMESPACES, LabError, wait_until
+from hpc_mp_lab import cluster
+from hpc_mp_lab.cluster import HERE, NAMESPACES, LabError, wait_until
 
 __all__ = ["HERE", "NAMESPACES", "USER", "Cluster", "LabError", "wait_until"]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
-from hpc_mp.lab import conf
+from hpc_mp_lab import conf
 
 from .cluster import Cluster
 

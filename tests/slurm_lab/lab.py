@@ -1,6 +1,6 @@
 """A real Slurm of several hosts on one machine, each host in its own namespaces.
 
-It is the cluster of `hpc_mp.lab` with additions for tests: fake GPUs, a newer Slurm, an unprivileged user.
+It is the cluster of `hpc_mp_lab` with additions for tests: fake GPUs, a newer Slurm, an unprivileged user.
 """
 
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from hpc_mp.lab import lab
+from hpc_mp_lab import lab
 
 from .cluster import HERE, USER, Cluster, LabError, wait_until
 

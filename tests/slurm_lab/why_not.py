@@ -3,7 +3,7 @@
 import os
 import sys
 
-from hpc_mp.lab.view import ACCOUNTING, PACKAGES, missing, refused
+from hpc_mp_lab.view import ACCOUNTING, PACKAGES, missing, refused
 
 FAULTS = {"nft": "nftables"}  # what the faults of `faults.py` need too
 

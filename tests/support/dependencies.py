@@ -16,10 +16,12 @@ import grimp
 
 ROOT = Path(__file__).resolve().parents[2]
 OF_ALL = ROOT / "tests/conftest.py"
+# Packages -> where they lie. Those beside hpc_mp are distributions of their own: rooms like others, not data of the folder.
+PACKAGES = {"hpc_mp": ROOT, "cyclecloud_lint": ROOT / "cyclecloud/lint", "hpc_mp_lab": ROOT / "slurm/lab"}
 STARTING = ("launch", "run", "train")  # verbs whose processes start others
 OF_A_JOB = ("diagnosis", "launch", "program", "rundir", "supervisor", "train")
 # Folders of data beside the package -> the rooms that read them.
-DATA = {"env": ("doctor", "environment", "program"), "slurm": ("launch", "lint", "supervisor", "lab"),
+DATA = {"env": ("doctor", "environment", "program"), "slurm": ("launch", "lint", "supervisor", "hpc_mp_lab"),
         "cyclecloud": ("clouds", "lint"), "examples": ("adopt", "program", "lint")}
 # Modules whose functions run for some inputs only -> words: a test with such an input has one in its texts.
 ON_INPUT = {"hpc_mp.train.data.chat_template": ('"messages"', "'messages'", "chat", "conversations", "alpaca", "examples")}
@@ -27,16 +29,27 @@ ON_INPUT = {"hpc_mp.train.data.chat_template": ('"messages"', "'messages'", "cha
 
 @cache
 def graph() -> grimp.ImportGraph:
-    return grimp.build_graph("hpc_mp", cache_dir=None)
+    return grimp.build_graph(*PACKAGES, cache_dir=None)
+
+
+def place(module: str) -> Path:
+    """Return the path of a module, without a suffix."""
+    return PACKAGES[module.partition(".")[0]] / module.replace(".", "/")
+
+
+def room_of(module: str) -> str:
+    """Return the room of a module; of the packages beside hpc_mp, the package."""
+    package, _, rest = module.partition(".")
+    return rest.partition(".")[0] if package == "hpc_mp" else package
 
 
 @cache
 def verbs() -> dict[str, str]:
-    """Return a dict from verb to its module in the package."""
+    """Return a dict from verb to its module: in the package, or in the lab."""
     sys.path.insert(0, str(ROOT))
     from hpc_mp.cli.main import VERBS
 
-    return {verb: f"hpc_mp.cli.{row[0]}" for verb, row in VERBS.items()}
+    return {verb: f"hpc_mp.cli.{row[0]}" if row[0] else "hpc_mp_lab.command" for verb, row in VERBS.items()}
 
 
 @cache
@@ -88,7 +101,7 @@ def modules_of(helpers: Iterable[Path]) -> set[str]:
     started = {verb for verb in verbs() if starts and any(f'"{verb}"' in text for text in texts)}
     named |= {verbs()[verb] for verb in started} & graph().modules
     if started & set(STARTING):
-        named |= {module for module in graph().modules if module.split(".")[1:2] and module.split(".")[1] in OF_A_JOB}
+        named |= {module for module in graph().modules if room_of(module) in OF_A_JOB}
     reached = named.union(*map(upstream, named))
     return reached | {module[:end] for module in reached for end in range(len(module)) if module[end] == "."}
 
@@ -118,8 +131,9 @@ def digest_of(file: Path) -> str:
 @cache
 def data_of(room: str) -> tuple[Path, ...]:
     """Return the files of a room that are not modules, and the files beside the package that it reads."""
-    own = (file for file in (ROOT / "hpc_mp" / room).rglob("*") if file.suffix != ".py")
-    beside = (file for folder, rooms in DATA.items() if room in rooms for file in (ROOT / folder).rglob("*"))
+    own = (file for file in place(room if room in PACKAGES else f"hpc_mp.{room}").rglob("*") if file.suffix != ".py")
+    beside = (file for folder, rooms in DATA.items() if room in rooms for file in (ROOT / folder).rglob("*")
+              if not any(file.is_relative_to(folder) for folder in PACKAGES.values() if folder != ROOT))
     return tuple(sorted(file for file in (*own, *beside) if file.is_file() and file.suffix != ".pyc"))
 
 
@@ -133,12 +147,12 @@ def data_beside(helpers: Iterable[Path]) -> set[Path]:
 def files_of(test: Path) -> list[Path]:
     helpers = helpers_of(test)
     modules = modules_of(helpers)
-    rooms = {module.split(".")[1] for module in modules if "." in module}
-    paths = {ROOT / f"{module.replace('.', '/')}.py" for module in modules}
-    packages = {ROOT / module.replace(".", "/") / "__init__.py" for module in modules}
+    rooms = {*map(room_of, modules)} - {""}
+    paths = {place(module).with_suffix(".py") for module in modules}
+    packages = {place(module) / "__init__.py" for module in modules}
     texts = [file.read_text(encoding="utf-8", errors="ignore") for file in (helpers - {OF_ALL}) | data_beside(helpers)]
     idle = {module for module, words in ON_INPUT.items() if not any(word in text for word in words for text in texts)}
-    paths -= {ROOT / f"{module.replace('.', '/')}.py" for module in idle}
+    paths -= {place(module).with_suffix(".py") for module in idle}
     golden = (ROOT / "tests/golden").rglob("*") if any("golden" in text for text in texts) else ()
     data = {file for room in rooms for file in data_of(room)}
     return sorted(file for file in helpers | data_beside(helpers) | paths | packages | data | {*golden} if file.is_file())

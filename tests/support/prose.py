@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("hpc_mp", "cyclecloud/lint/cyclecloud_lint", "slurm/lab/hpc_mp_lab")
 OPENERS = frozenset({"What", "Whether", "Of", "That", "Those", "Who", "Whose", "Which", "Where", "How", "Why", "When", "As",
                      "From", "For", "By", "With", "To"})
 VAGUE = frozenset({"found", "each", "said", "known", "given", "seen", "asked", "told", "made", "wanted", "kept", "most", "here",
@@ -46,7 +47,7 @@ def identifiers(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def main() -> int:
-    folders = [Path(word).resolve() for word in sys.argv[1:]] or [ROOT / "hpc_mp"]
+    folders = [Path(word).resolve() for word in sys.argv[1:]] or [ROOT / package for package in PACKAGES]
     files = [file for folder in folders for file in sorted(folder.rglob("*.py"))]
     faults = [f"{file.relative_to(ROOT)}:{line}: {text}" for file in files for line, text in
               (*docstrings(file), *identifiers(file))]

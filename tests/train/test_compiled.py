@@ -11,7 +11,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import beside
 import lists
 import masked
 import modules
@@ -126,9 +125,9 @@ def test_graphs_of_each_layer_are_seen(place: Path, engine: Engine) -> None:
 
 
 def compiled() -> None:
-    """Have an engine of ``beside`` compile."""
+    """Have an engine of ``lists`` compile."""
     aot_eager()
-    wrapped(beside, "EngineSettings", lambda settings: partial(settings, compile=True))()
+    wrapped(lists, "EngineSettings", lambda settings: partial(settings, compile=True))()
 
 
 def settled() -> None:

@@ -1,1 +1,1 @@
-"""Azure CycleCloud: a parser of cluster templates, a catalogue of Azure's sizes, and an offline linter."""
+"""Azure CycleCloud: what Azure offers, and the files of a cluster made of it."""

@@ -32,7 +32,6 @@ class Offer:
     # sizes, images: by name in lower case
     sizes: Mapping[str, MachineType]
     images: Mapping[str, Image]
-    names: Mapping[str, tuple[str, ...]]  # valid names of attributes, by kind of section
 
     def size(self, name: str) -> MachineType | None:
         return self.sizes.get(name.casefold())
@@ -48,7 +47,7 @@ def load_offer() -> Offer:
     data = asset_table("cyclecloud/images.toml")
     images = [Image(**{key: value for key, value in row.items() if key != "from"}) for row in data["image"]]
     sizes = {size.name.casefold(): size for size in catalogue().of("azure")}
-    return Offer(data["heads"], sizes, {image.name.casefold(): image for image in images}, asset_table("cyclecloud/names.toml"))
+    return Offer(data["heads"], sizes, {image.name.casefold(): image for image in images})
 
 
 def _drivers(size: MachineType) -> str:

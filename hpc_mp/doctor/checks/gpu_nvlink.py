@@ -5,20 +5,9 @@ from collections.abc import Iterator
 from hpc_mp.base.findings import Severity
 from hpc_mp.base.text import counted, duration
 from hpc_mp.catalogue import catalogue
+from hpc_mp.cluster.node import gpu_links
 from hpc_mp.cluster.node.counters import Changes, read_changes
 from hpc_mp.cluster.node.gpu_driver import SmiAnswer, ask_smi
-from hpc_mp.cluster.node.gpu_links import (
-    COUNTERS,
-    GpuTopology,
-    Imex,
-    NvLinks,
-    NvswitchFabric,
-    read_fabric,
-    read_imex,
-    read_links,
-    read_peers,
-    read_topology,
-)
 from hpc_mp.cluster.node.nvidia_smi import GpuReport
 from hpc_mp.doctor.checks.check import Judgement, checks_of, or_well
 from hpc_mp.doctor.checks.per_gpu import NotApplicable, checks_of_gpus, seen, usual_of
@@ -35,7 +24,7 @@ HEALTH: dict[str, tuple[Severity, tuple[str, ...]]] = {
 _NO_CLUSTER = "00000000-0000-0000-0000-000000000000"
 
 
-def inactive(links: NvLinks) -> Iterator[Judgement]:
+def inactive(links: gpu_links.NvLinks) -> Iterator[Judgement]:
     for gpu, message in links.errors.items():
         yield Judgement("error", f"the driver does not tell of its NVLinks: {message}", f"GPU {gpu}")
     by_gpu = {gpu: rates for gpu, rates in links.rates.items() if rates and gpu not in links.apart}
@@ -50,7 +39,7 @@ def inactive(links: NvLinks) -> Iterator[Judgement]:
         yield Judgement("ok", f"all NVLinks of {counted(len(by_gpu), 'GPU')} are active")
 
 
-def rates(links: NvLinks) -> Iterator[Judgement]:
+def rates(links: gpu_links.NvLinks) -> Iterator[Judgement]:
     """Check number and speed of active NVLinks against the model, or against most GPUs if the model is unknown."""
     active = {gpu: [rate for rate in by_link.values() if rate is not None] for gpu, by_link in links.rates.items()
               if gpu not in links.apart and gpu not in links.errors}
@@ -73,7 +62,7 @@ def rates(links: NvLinks) -> Iterator[Judgement]:
 
 
 def errors(changes: Changes) -> Iterator[Judgement]:
-    grown, within = changes.of(COUNTERS), f"within {duration(changes.seconds)}"
+    grown, within = changes.of(gpu_links.COUNTERS), f"within {duration(changes.seconds)}"
     bad = (Judgement("error" if count >= MOST_ERRORS else "warning", f"link {name.partition(' link ')[2]}: {count} more {within}",
                      name.partition(" link ")[0]) for name, count in grown.items() if count)
     yield from or_well(bad, f"no error counter of an NVLink grew {within}" if grown else "")
@@ -94,7 +83,7 @@ def fabric_state(gpu: GpuReport) -> Judgement | None:
     return Judgement("error" if grave else "warning", f"fabric health: {', '.join(text for _, text in ill)}") if ill else None
 
 
-def manager(fabric: NvswitchFabric) -> Iterator[Judgement]:
+def manager(fabric: gpu_links.NvswitchFabric) -> Iterator[Judgement]:
     if not fabric.nvswitches:
         return  # no NVSwitches here, or managed by the host
     evidence = counted(fabric.nvswitches, "NVSwitch", "NVSwitches")
@@ -106,7 +95,7 @@ def manager(fabric: NvswitchFabric) -> Iterator[Judgement]:
         yield Judgement("error", f"{evidence} and nvidia-fabricmanager is {fabric.manager}")
 
 
-def imex(facts: Imex) -> Iterator[Judgement]:
+def imex(facts: gpu_links.Imex) -> Iterator[Judgement]:
     if facts.domain != "UP":
         yield Judgement("error", f"IMEX domain is {facts.domain}: no memory of other nodes over NVLink")
     for address, state in facts.nodes:
@@ -139,7 +128,7 @@ def clique(answer: SmiAnswer) -> Iterator[Judgement]:
         yield Judgement("ok", f"all GPUs are in clique {groups[0]}")
 
 
-def peers(topology: GpuTopology) -> Iterator[Judgement]:
+def peers(topology: gpu_links.GpuTopology) -> Iterator[Judgement]:
     pairs = {pair: state for pair, state in topology.paths.items() if pair[0] != pair[1] and pair[1].startswith("GPU")}
     bad = {pair: state for pair, state in pairs.items() if state != "OK"}
     if pairs and len(bad) == len(pairs):
@@ -152,7 +141,7 @@ def peers(topology: GpuTopology) -> Iterator[Judgement]:
         yield Judgement("ok", f"all {len(pairs)} paths between GPUs are open over NVLink")
 
 
-def joined(topology: GpuTopology) -> Iterator[Judgement]:
+def joined(topology: gpu_links.GpuTopology) -> Iterator[Judgement]:
     if len(topology.gpus) < 2:
         return
     between = {(first, second): topology.paths.get((first, second), "")
@@ -173,7 +162,7 @@ def joined(topology: GpuTopology) -> Iterator[Judgement]:
         yield Judgement("ok", f"{counted(len(topology.gpus), 'GPU')} joined by {kinds}")
 
 
-def nearest_nic(topology: GpuTopology) -> Iterator[Judgement]:
+def nearest_nic(topology: gpu_links.GpuTopology) -> Iterator[Judgement]:
     if not topology.nics:
         return
     best = {gpu: min((topology.paths.get((gpu, nic), "SYS") for nic in topology.nics),
@@ -196,7 +185,7 @@ def _in_rack(gpu: GpuReport) -> bool:
     return bool(model and model.rack) and gpu.says("mig_mode/current_mig") != "Enabled"
 
 
-def _expected(links: NvLinks, gpu: int) -> bool:
+def _expected(links: gpu_links.NvLinks, gpu: int) -> bool:
     model = catalogue().gpu(links.names.get(gpu, ""))
     return bool(model and model.board_links)
 
@@ -212,12 +201,12 @@ def _commonest(pairs: dict[tuple[str, str], str]) -> str:
 
 
 CHECKS = (
-    *checks_of(read_links, {"gpu-nvlink-down": inactive, "gpu-nvlink-rate": rates}),
+    *checks_of(gpu_links.read_links, {"gpu-nvlink-down": inactive, "gpu-nvlink-rate": rates}),
     *checks_of(read_changes, {"gpu-nvlink-errors": errors}),
     *checks_of_gpus({"gpu-fabric": fabric_state}),
-    *checks_of(read_fabric, {"gpu-fabric-manager": manager}),
-    *checks_of(read_imex, {"gpu-imex": imex}),
+    *checks_of(gpu_links.read_fabric, {"gpu-fabric-manager": manager}),
+    *checks_of(gpu_links.read_imex, {"gpu-imex": imex}),
     *checks_of(ask_smi, {"gpu-clique": clique}),
-    *checks_of(read_peers, {"gpu-p2p": peers}),
-    *checks_of(read_topology, {"gpu-topology": joined, "gpu-nic": nearest_nic}),
+    *checks_of(gpu_links.read_peers, {"gpu-p2p": peers}),
+    *checks_of(gpu_links.read_topology, {"gpu-topology": joined, "gpu-nic": nearest_nic}),
 )

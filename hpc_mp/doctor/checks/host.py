@@ -4,22 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from hpc_mp.base.text import counted, duration, memory_size, several
-from hpc_mp.cluster.node.host import (
-    SHM,
-    Clock,
-    Cpus,
-    Firewall,
-    HostMemory,
-    HostName,
-    SharedMemory,
-    is_loopback,
-    read_clock,
-    read_cpus,
-    read_firewall,
-    read_memory,
-    read_name,
-    read_shared,
-)
+from hpc_mp.cluster.node import host
 from hpc_mp.cluster.node.netdev import ETHERNET, NetworkInterface, read_interfaces
 from hpc_mp.cluster.node.processes import NodeProcess, Processes, read_processes
 from hpc_mp.cluster.node.source import Unavailable
@@ -29,7 +14,7 @@ _GOOD_CLOCKS = ("tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_cou
 _GOOD_GOVERNORS = ("performance", "schedutil")
 
 
-def count(cpus: Cpus) -> Iterator[Judgement]:
+def count(cpus: host.Cpus) -> Iterator[Judgement]:
     if cpus.offline:
         yield Judgement("warning", f"{len(cpus.offline)} processors are switched off, {cpus.online} are on",
                         fix="echo 1 > /sys/devices/system/cpu/cpuN/online; nosmt at boot switches half of them off on purpose")
@@ -45,19 +30,19 @@ def count(cpus: Cpus) -> Iterator[Judgement]:
         yield Judgement("ok" if good else "error", evidence)
 
 
-def governor(cpus: Cpus) -> Iterator[Judgement]:
+def governor(cpus: host.Cpus) -> Iterator[Judgement]:
     bad = (Judgement("warning", f"{name} on {many} of {cpus.online} processors")
            for name, many in cpus.governors.items() if name not in _GOOD_GOVERNORS)
     yield from or_well(bad, ", ".join(f"{name} on {many}" for name, many in cpus.governors.items()))
 
 
-def clock(cpus: Cpus) -> Iterator[Judgement]:
+def clock(cpus: host.Cpus) -> Iterator[Judgement]:
     if cpus.clock is not None:
         good = cpus.clock in _GOOD_CLOCKS
         yield Judgement("ok" if good else "warning", f"{cpus.clock}; there are {', '.join(cpus.clocks)}")
 
 
-CPU = checks_of(read_cpus, {"cpu-count": count, "cpu-governor": governor, "clocksource": clock})
+CPU = checks_of(host.read_cpus, {"cpu-count": count, "cpu-governor": governor, "clocksource": clock})
 
 
 _ZOMBIES = 20
@@ -96,14 +81,14 @@ _SHM, _SHM_TINY = 1 << 30, 64 << 20  # the second is the default of containers
 _FULL = 0.9
 
 
-def installed(memory: HostMemory) -> Iterator[Judgement]:
+def installed(memory: host.HostMemory) -> Iterator[Judgement]:
     if memory.kind is not None and memory.kind.memory_seen_gib is not None:
         size, expected = memory.of["MemTotal"] / 2**30, memory.kind.memory_seen_gib
         yield Judgement("ok" if size >= _SIZE_TOLERANCE * expected else "error",
                         f"{memory_size(size * 2**30)}; a {memory.kind.name} has {memory_size(expected * 2**30)}")
 
 
-def nodes(memory: HostMemory) -> Iterator[Judgement]:
+def nodes(memory: host.HostMemory) -> Iterator[Judgement]:
     if len(memory.nodes) > 1:
         largest = max(memory.nodes.values())
         small = (Judgement("warning", f"{memory_size(size)}; the largest has {memory_size(largest)}", f"memory node {node}")
@@ -111,20 +96,20 @@ def nodes(memory: HostMemory) -> Iterator[Judgement]:
         yield from or_well(small, f"{len(memory.nodes)} memory nodes of {memory_size(largest)}")
 
 
-def free(memory: HostMemory) -> Iterator[Judgement]:
+def free(memory: host.HostMemory) -> Iterator[Judgement]:
     total, available = memory.of["MemTotal"], memory.of["MemAvailable"]
     yield Judgement("ok" if available >= 0.05 * total else "warning",
                     f"{memory_size(available)} of {memory_size(total)} can be had")
 
 
-def swap(memory: HostMemory) -> Iterator[Judgement]:
+def swap(memory: host.HostMemory) -> Iterator[Judgement]:
     total = memory.of["SwapTotal"]
     used = total - memory.of["SwapFree"]
     bad = used > 0.1 * total and used > 1 << 30
     yield Judgement("warning" if bad else "ok", f"{memory_size(used)} of {memory_size(total)} are used" if total else "none")
 
 
-def huge(memory: HostMemory) -> Iterator[Judgement]:
+def huge(memory: host.HostMemory) -> Iterator[Judgement]:
     total, idle = memory.of.get("HugePages_Total", 0), memory.of.get("HugePages_Free", 0)
     reserved = idle * memory.of.get("Hugepagesize", 0)
     bad = reserved > 0.1 * memory.of["MemTotal"]
@@ -132,41 +117,41 @@ def huge(memory: HostMemory) -> Iterator[Judgement]:
                     f"{total} are set aside, {idle} of them unused ({memory_size(reserved)})" if total else "none are set aside")
 
 
-def reclaim(memory: HostMemory) -> Iterator[Judgement]:
+def reclaim(memory: host.HostMemory) -> Iterator[Judgement]:
     if (mode := memory.settings.get("zone_reclaim_mode")) is not None:
         yield Judgement("warning" if mode else "ok", f"vm.zone_reclaim_mode = {mode}")
 
 
-def balancing(memory: HostMemory) -> Iterator[Judgement]:
+def balancing(memory: host.HostMemory) -> Iterator[Judgement]:
     on = memory.settings.get("numa_balancing")
     if on is not None:
         bad = on != 0 and memory.gpus and len(memory.nodes) > 1
         yield Judgement("warning" if bad else "ok", f"kernel.numa_balancing = {on}, {len(memory.nodes)} memory nodes")
 
 
-def shared(shm: SharedMemory) -> Iterator[Judgement]:
+def shared(shm: host.SharedMemory) -> Iterator[Judgement]:
     size, used = shm.room.size, shm.room.size - shm.room.free
     if size < _SHM:
         yield Judgement("error" if size <= _SHM_TINY else "warning",
-                        f"{memory_size(size)}; NCCL and data workers share memory through it", SHM)
+                        f"{memory_size(size)}; NCCL and data workers share memory through it", host.SHM)
     elif used > _FULL * size:
-        yield Judgement("warning", f"{memory_size(used)} of {memory_size(size)} are used", SHM,
+        yield Judgement("warning", f"{memory_size(used)} of {memory_size(size)} are used", host.SHM,
                         "find out who left it (ls -l /dev/shm) and remove it")
     else:
-        yield Judgement("ok", f"{memory_size(used)} of {memory_size(size)} are used", SHM)
+        yield Judgement("ok", f"{memory_size(used)} of {memory_size(size)} are used", host.SHM)
 
 
-def left(shm: SharedMemory) -> Iterator[Judgement]:
+def left(shm: host.SharedMemory) -> Iterator[Judgement]:
     used = shm.room.size - shm.room.free
     names = [name.rpartition("/")[2] for name in shm.left]
     bad = len(names) > 0 and used > 0.05 * shm.memory
     yield Judgement("warning" if bad else "ok",
                     f"{counted(len(names), 'file')} as NCCL, torch and MPI make them, {memory_size(used)} in all"
-                    + (f": {several(names)}" if names else ""), SHM)
+                    + (f": {several(names)}" if names else ""), host.SHM)
 
 
 MEMORY = (
-    *checks_of(read_memory, {
+    *checks_of(host.read_memory, {
         "memory-size": installed,
         "memory-nodes": nodes,
         "memory-free": free,
@@ -175,35 +160,35 @@ MEMORY = (
         "memory-reclaim": reclaim,
         "numa-balancing": balancing,
     }),
-    *checks_of(read_shared, {"shm-size": shared, "shm-leftovers": left}),
+    *checks_of(host.read_shared, {"shm-size": shared, "shm-leftovers": left}),
 )
 
 
 _SKEW_S = 0.1
 
 
-def own_name(host: HostName) -> Iterator[Judgement]:
-    shown = f"{host.name} is {several(list(host.addresses))}" if host.addresses else f"{host.name} has no address"
-    outer = [address for address in host.addresses if not is_loopback(address)]
-    first_is_loop = bool(host.addresses) and is_loopback(host.addresses[0])
+def own_name(own: host.HostName) -> Iterator[Judgement]:
+    shown = f"{own.name} is {several(list(own.addresses))}" if own.addresses else f"{own.name} has no address"
+    outer = [address for address in own.addresses if not host.is_loopback(address)]
+    first_is_loop = bool(own.addresses) and host.is_loopback(own.addresses[0])
     if outer and not first_is_loop:
         yield Judgement("ok", shown)
     else:
         yield Judgement("warning", f"{shown}: ranks that look up this host's name get "
-                        + ("an address that no other host can reach" if host.addresses else "nothing"))
+                        + ("an address that no other host can reach" if own.addresses else "nothing"))
 
 
-def there_and_back(host: HostName) -> Iterator[Judgement]:
-    if host.back is None:
+def there_and_back(own: host.HostName) -> Iterator[Judgement]:
+    if own.back is None:
         return
-    address, names = host.back
+    address, names = own.back
     short = {name.split(".")[0].lower() for name in names}
-    good = host.name.split(".")[0].lower() in short
+    good = own.name.split(".")[0].lower() in short
     shown = several(list(names)) if names else "no name"
-    yield Judgement("ok" if good or not names else "warning", f"{host.name} is {address}, which is {shown}")
+    yield Judgement("ok" if good or not names else "warning", f"{own.name} is {address}, which is {shown}")
 
 
-def kept(clock: Clock) -> Iterator[Judgement]:
+def kept(clock: host.Clock) -> Iterator[Judgement]:
     off = "" if clock.offset is None else f", {duration(abs(clock.offset))} off"
     if not clock.synchronized:
         yield Judgement("warning", f"{clock.by} follows no other clock{off}")
@@ -212,7 +197,7 @@ def kept(clock: Clock) -> Iterator[Judgement]:
         yield Judgement("warning" if bad else "ok", f"{clock.by} keeps it{off}")
 
 
-def firewall(state: Firewall) -> Iterator[Judgement]:
+def firewall(state: host.Firewall) -> Iterator[Judgement]:
     for name in state.active:
         yield Judgement("warning", "is on: ranks meet on ports from 10000 to 29999, and NCCL takes any port", name)
     if isinstance(state.closed, Unavailable):
@@ -262,8 +247,8 @@ def mtu(interfaces: tuple[NetworkInterface, ...]) -> Iterator[Judgement]:
 
 
 HOST = (
-    *checks_of(read_name, {"dns-own-name": own_name, "dns-back": there_and_back}),
-    *checks_of(read_clock, {"clock-sync": kept}),
-    *checks_of(read_firewall, {"firewall": firewall}),
+    *checks_of(host.read_name, {"dns-own-name": own_name, "dns-back": there_and_back}),
+    *checks_of(host.read_clock, {"clock-sync": kept}),
+    *checks_of(host.read_firewall, {"firewall": firewall}),
     *checks_of(read_interfaces, {"ethernet-link": carrier, "ethernet-speed": speed, "interface-mtu": mtu}),
 )

@@ -89,12 +89,6 @@ def _possible(values: Sequence[float], independent: int) -> float:
         return NATURAL
     return min(NATURAL, (values[-1] - values[len(values) // 10]) * pow(independent / CHANCE, 1 / (independent - 1)))
 
-
-def by_nodes(pairs: Pairs) -> int:
-    """Return the number of independent rates if each pair has the rate of its slower end: the fastest node's never shows."""
-    return len(pairs.ends()) - 1
-
-
 @dataclass(frozen=True, slots=True)
 class Outstanding:
     """Nodes and links slower than anything healthy. ``left``: the pairs without them."""

@@ -129,7 +129,8 @@ def _basis(fit: Sequence[Weighed], pairs: uneven.Pairs, state: NetworkState) -> 
     if not rest.rate or not choices:
         return Basis(None, -inf, -inf)
     rates = uneven.measured(state, rest)
-    return Basis(uneven.spread(rest), uneven.alike(uneven.fastest(rates).values(), uneven.by_nodes(rest)) - log(choices),
+    independent = len(rest.ends()) - 1  # if each pair has the rate of its slower end: the fastest node's never shows
+    return Basis(uneven.spread(rest), uneven.alike(uneven.fastest(rates).values(), independent) - log(choices),
                  uneven.alike(rates.values(), len(rates)) - log(choices))
 
 

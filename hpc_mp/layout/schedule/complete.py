@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Literal
 
 from hpc_mp.layout.schedule.actions import COMPUTE, Action, Schedule, consumed, produced
@@ -11,6 +12,7 @@ from hpc_mp.layout.schedule.names import check_sizes, stages_per_rank
 Reduce = Literal["last", "each"]
 
 
+@lru_cache(maxsize=16)  # a planner needs it for every rank of a layout
 def build(name: str, pipeline: int, microbatches: int, virtual_stages: int = 1, reduce: Reduce = "last") -> Schedule:
     """Return a complete schedule by its name: one list of actions for each of ``pipeline`` ranks. Raises HpcMpError for an
     unknown name, a size below 1, or microbatches or virtual stages that the schedule does not support. ``virtual_stages``: stages

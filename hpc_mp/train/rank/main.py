@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
 from functools import partial
@@ -24,8 +24,9 @@ from hpc_mp.job.spec import time_to_meet
 from hpc_mp.layout.models import Family, ModelShape, family_of, kv_copies
 from hpc_mp.layout.schedule_of import schedule_of
 from hpc_mp.rundir import LineFile, cut_metrics
+from hpc_mp.rundir.expected import ENOUGH, observe
 from hpc_mp.rundir.rank_env import check_place
-from hpc_mp.rundir.records import RankMemory, RankStart, RankTrace, TracedAction
+from hpc_mp.rundir.records import RankMemory, RankStart, RankTrace, StepMetrics, TracedAction
 from hpc_mp.rundir.usage import cut_steps
 from hpc_mp.train.data import held_out_samples, training_samples
 from hpc_mp.train.parallel.communicators import build, check_coordinates
@@ -44,7 +45,7 @@ from hpc_mp.train.rank.saver import Saver
 from hpc_mp.train.rank.signals import EXIT_STOPPED, REASONS, Pace, StopConditions, StopFlag, Stopped, ending_in
 from hpc_mp.train.rank.token_sets import tokens_of
 from hpc_mp.train.rank.trackers import tracked
-from hpc_mp.train.rank.trainer import Trainer, TrainingEnd, agree, write_trace
+from hpc_mp.train.rank.trainer import TRACED_EACH, Trainer, TrainingEnd, agree, write_trace
 from hpc_mp.train.rank.utilization import peak_speed
 from hpc_mp.train.rank.waits import noted
 from hpc_mp.train.rank.watchdog import FIRST, Watchdog, limits
@@ -213,8 +214,17 @@ def _train(spec: JobSpec, shape: ModelShape, context: RankContext, nodes: Mappin
     evaluate, enough = ((lambda step, stop: None), lambda: False) if evaluator is None else (evaluator.after, evaluator.enough)
     saver = Saver(context, engine, spec.checkpoint.keep, spec.checkpoint.failures, spec.checkpoint.background, watchdog, pace,
                   lambda rank: nodes[context.placement.ranks[rank].node])
+
+    def compared(kind: str, metrics: StepMetrics) -> None:
+        track(kind, metrics)
+        with suppress(OSError):  # of a file system: no reason to stop
+            due = (metrics.step - counters.step) % TRACED_EACH == ENOUGH
+            steps = observe(context.run, context.attempt) if due else None
+            for line in () if steps is None else (steps.words, *(f"warning: {text}" for text in steps.warnings)):
+                context.log.say(line)
+
     trainer = Trainer(spec, context.run, context.attempt, saver, engine, groups, samples, device, context.log, stop,
-                      duties, watchdog, pace, context.waits, evaluate, track, peak_speed(spec, shape, device, backend), enough)
+                      duties, watchdog, pace, context.waits, evaluate, compared, peak_speed(spec, shape, device, backend), enough)
 
     def traced(step: int, result: StepResult) -> None:
         memory = RankMemory(**state_bytes(engine.data.units.values(), engine.optimizer), peak=peak_bytes(device),

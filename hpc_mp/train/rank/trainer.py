@@ -37,7 +37,8 @@ from hpc_mp.train.step.agreement import StepNumbers
 from hpc_mp.train.step.engine import Engine, StepResult
 from hpc_mp.train.step.memory import peak_bytes
 
-TRACED_STEP = 2  # of an attempt: the first step is dominated by allocation and lazy initialization
+TRACED_STEP = 2  # of an attempt, and of every 256 steps: the first one is dominated by allocation and lazy initialization
+TRACED_EACH = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,7 @@ class Trainer:
         window = ProfilerWindow(settings.profile, dist.get_rank(), self.device, self.run.profile(dist.get_rank()), self.log.say)
         for step in range(begin.step, settings.steps):
             window.before(step + 1)
-            trace = step - begin.step + 1 == TRACED_STEP or settings.steps - begin.step == 1
+            trace = (step - begin.step + 1) % TRACED_EACH == TRACED_STEP or settings.steps - begin.step == 1
             first = begin.samples + (step - begin.step) * settings.global_batch
             waiting.append(Launched(step, first, begin.tokens + (step + 1 - begin.step) * tokens, self._step(step, first, trace)))
             metrics.add(waiting[-1])
