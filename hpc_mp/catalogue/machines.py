@@ -39,8 +39,10 @@ class GpuModel:
     rack: bool = False  # True if the NVLinks leave the node; memory of other nodes needs IMEX
     pcie: int | None = None  # generation of the slot; 16 lanes
     host_copy_gbs: float | None = None  # minimum GB/s of a copy from pinned host memory
+    processors: int = 132  # that compute at the same time
+    reach: tuple[float, float] = (0.75, 0.34)  # shares of the peak that products of matrices, and flash attention, reach
     # products_share, attention_share: measured shares of the peak; wave: numbers of a product that take as long as none more;
-    # launch_us: µs of a kernel that computes nothing. All by ``hpc-mp bench kernels``; None: as its family
+    # launch_us: µs of a kernel that computes nothing. All by ``hpc-mp bench kernels``; None: by ``reach`` and ``processors``
     products_share: float | None = None
     attention_share: float | None = None
     wave: float | None = None

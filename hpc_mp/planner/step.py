@@ -24,10 +24,6 @@ from hpc_mp.planner.frameworks import OURS, Framework, held, layer_weights, stag
 from hpc_mp.planner.machine import NodeType
 from hpc_mp.planner.memory import BYTES
 
-# beginning of a GPU's name → share of its peak that products reach (near stas00/ml-engineering's "maximum achievable matmul
-# FLOPS"), and version 2 of flash attention, both ways (arXiv:2307.08691: 335 TFLOP/s of an H100); its processors
-REACH = {"V100": (0.88, 0.35, 80), "A": (0.869, 0.60, 108), "H": (0.75, 0.34, 132), "GH": (0.78, 0.34, 132),
-         "B": (0.72, 0.34, 148), "GB": (0.72, 0.34, 148), "MI300X": (0.60, 0.30, 304), "": (0.75, 0.34, 132)}
 TILE, STREAM = 128 * 256, 0.85  # numbers of a product that a processor computes at once; reachable share of the memory's rate
 SCORE, LOGIT, UPDATE = 13, 18, 40  # bytes that move for each score and logit of a forward, for a parameter in the optimizer
 UNALIGNED, COARSE = 13.0, 1.2  # times slower for sizes that are not multiples of 8, and of 64 (bigscience, chronicles-prequel)
@@ -80,9 +76,10 @@ def step_time(layout: Layout, shape: ModelShape, machine: NodeType, framework: F
     gpu, peaks = machine.gpu, machine.gpu.peak_tflops
     peak = 1e12 * next(peaks[name] for name in (layout.precision, "fp16", "fp32") if peaks.get(name))
     memory = 1e9 * (gpu.memory_gbs or 0) * STREAM
-    reach, flash, processors = next(REACH[name] for name in sorted(REACH, reverse=True) if gpu.name.startswith(name))
-    reach, flash = gpu.products_share or reach * framework.products, gpu.attention_share or flash * framework.attention
-    wave, launch = gpu.wave or processors * TILE / 2, LAUNCH if gpu.launch_us is None else gpu.launch_us / 1e6
+    products, attention = gpu.reach
+    reach = gpu.products_share or products * framework.products
+    flash = gpu.attention_share or attention * framework.attention
+    wave, launch = gpu.wave or gpu.processors * TILE / 2, LAUNCH if gpu.launch_us is None else gpu.launch_us / 1e6
     return _Prediction(layout, shape, machine, framework, peak, peak * reach, peak * flash, memory, wave, launch,
                  BYTES[layout.precision][1]).time(pipeline)
 

@@ -195,6 +195,7 @@ class _CrossEntropy(torch.autograd.Function):
             if gradient is None:
                 continue
             slopes = objective.slopes(logits, scores, places, total, counted * gradient.to(total.dtype), target)
+            del scores  # its shares are as large as logits in fp32
             gradients.append(head.input_gradient(slopes))
             if head.trained and number < len(chunks):
                 head.add_weight_gradient(rows, slopes, more=True)

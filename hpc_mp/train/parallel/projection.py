@@ -152,7 +152,7 @@ class Projection(nn.Module):
 
     Attributes:
         adapter: is added to the product of W, before the sum over the axis; None: there is none.
-        values: W without autograd; ``column_bias``: the bias that the product adds.
+        columns: W, and the bias that the product adds, if any.
         trained: True if weight or bias gets a gradient.
         sums: True if the product alone is summed over the axis.
     """
@@ -166,8 +166,7 @@ class Projection(nn.Module):
         self.bias: nn.Parameter | None = None
         self.sinks: tuple[Sink | None, Sink | None]
         self.adapter: nn.Module | None = None
-        self.values: Tensor
-        self.column_bias: Tensor | None
+        self.columns: tuple[Tensor, Tensor | None]
         self.trained: bool
         self.sums: bool
 
@@ -184,15 +183,15 @@ class Projection(nn.Module):
         self.weight = parameters[weight]
         self.bias = parameters[bias] if bias is not None else None
         self.sinks = sinks.get(weight), sinks.get(bias) if bias is not None else None
-        self.values = self.weight.detach()
-        self.column_bias = None if self.row or self.bias is None else self.bias.detach()
+        self.columns = self.weight, None if self.row else self.bias
         self.trained = self.sinks != (None, None)
         self.sums = self.row and self.adapter is None and self.tensor.size > 1
 
     @property
     def matrix(self) -> Tensor:
-        """The values of W as (this rank's outputs, this rank's inputs)."""
-        return self.values.flatten(1).t() if self.transposed else self.values.flatten(0, -2)
+        """W as (this rank's outputs, this rank's inputs)."""
+        weight, _ = self.columns
+        return weight.flatten(1).t() if self.transposed else weight.flatten(0, -2)
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = Projected.apply(x, self, self.weight)
@@ -204,7 +203,8 @@ class Projection(nn.Module):
         return y + self.bias if self.bias is not None and self.row else y
 
     def product(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, self.matrix, None if self.column_bias is None else self.column_bias.flatten())
+        _, bias = self.columns
+        return nn.functional.linear(x, self.matrix, None if bias is None else bias.flatten())
 
     def input_gradient(self, gradient: Tensor) -> Tensor:
         return gradient @ self.matrix
